@@ -1,0 +1,217 @@
+"""The detokenizer: reads what executors sampled, writes text to the ingresses that wait for it.
+
+One atomic read covers ``sequences:<me>`` and the results of all replicas, in this order, so a sequence is known
+before its tokens are seen. Everything a read gave is worked off at once and leaves as one :class:`ReplyBatch` per
+ingress. Positions in the results streams are reported in the lease; the scheduler trims what all detokenizers have
+passed. A stream this detokenizer has not reported a position for must not be trimmed at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from actors.actor import Actor, describe
+from actors.detokenizer.sequences import Sequences
+from actors.detokenizer.text import Decoder, make_decoder
+from actors.model_config import resolve_tokenizer
+from actors.settings import Settings
+from actors.text_tokenizer import load_tokenizer
+from bus.contract import START, BusUnavailable, Entry, EntryId
+from bus.messages import ReplicaFenced, SequenceEnded, SequenceStarted, StepResult
+from bus.outbox import Outbox
+
+READ_COUNT = 1024
+"""Entries per stream and read. A sequences stream that fills it holds the results of that read back."""
+READ_BLOCK_MS = 500
+TICK_S = 0.5
+"""How often replicas are looked for, streams trimmed and positions reported."""
+RETRY_S = 0.2
+MAX_UNSENT = 4096
+"""Messages that may wait to be sent before reading pauses."""
+STAGE = "detokenizer"
+
+
+def load_decoder(settings: Settings) -> Decoder:
+    """The decoder of the configured tokenizer; one without text if the model has none. Blocks for a second or so.
+
+    Raises:
+        ModelError, TokenizerError: the model or its tokenizer cannot be used.
+    """
+    tokenizer = load_tokenizer(resolve_tokenizer(settings))
+    return make_decoder(None if tokenizer is None else tokenizer.backend_tokenizer)
+
+
+class DetokenizerActor(Actor):
+    """See the module's text. Its lease says ``positions``: {"results:<replica>": "<epoch>-<index>"}."""
+
+    kind = "detokenizer"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._mailbox = self.names.sequences(self.name)
+        self._sequences_position = START
+        self._trimmed = START
+        self._positions: dict[str, EntryId] = {}
+        """Last entry worked off, by replica name."""
+        self._reported: dict[str, str] = {}
+        self._fenced: set[str] = set()
+        self._outbox: Outbox | None = None
+        self._sequences: Sequences | None = None
+        self._tokens = self.metrics.counter("pagebus:detokenizer_tokens", "Tokens detokenized")
+        self._live = self.metrics.gauge("pagebus:detokenizer_sequences", "Sequences whose text is under way")
+        self._failed_requests = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with an error here")
+
+    def lease_info(self) -> dict[str, Any]:
+        return super().lease_info() | {"positions": self._position_info()}
+
+    def _position_info(self) -> dict[str, str]:
+        return {f"results:{replica}": str(position) for replica, position in self._positions.items()}
+
+    async def start(self) -> None:
+        decoder = await asyncio.to_thread(load_decoder, self.settings)
+        self._sequences = Sequences(decoder)
+        self._outbox = Outbox(self.bus, self.epoch)
+        self.log.info("decoder chosen", decoder=type(decoder).__name__)
+        self.spawn(self._outbox.run(), "outbox")
+        await self._discover()
+        self.spawn(self._tick(), "tick")
+
+    async def serve(self) -> None:
+        """Read, work off, publish, until draining and no sequence is left."""
+        assert self._sequences is not None
+        assert self._outbox is not None
+        away = False
+        while not self.draining.is_set() or len(self._sequences):
+            try:
+                entries = await self.bus.read(self._read_set(), count=READ_COUNT, block_ms=READ_BLOCK_MS)
+            except BusUnavailable as error:
+                if not away:
+                    self.log.warning("bus unavailable: no results are read", error=describe(error))
+                away = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            away = False
+            await self._handle(entries)
+            if self._outbox.depth > MAX_UNSENT:
+                await self._outbox.flush()
+
+    async def drain(self) -> None:
+        if self._outbox is not None:
+            await self._outbox.flush()
+        await self._trim()
+
+    # -- one read -----------------------------------------------------------------------------------------------------
+
+    def _read_set(self) -> dict[str, EntryId]:
+        """Positions to read after; the sequences stream comes first."""
+        positions = {self._mailbox: self._sequences_position}
+        positions.update({self.names.results(replica): at for replica, at in self._positions.items()})
+        return positions
+
+    async def _handle(self, entries: list[Entry]) -> None:
+        assert self._sequences is not None
+        replicas = {self.names.results(replica): replica for replica in self._positions}
+        started = [entry for entry in entries if entry.stream == self._mailbox]
+        for entry in started:
+            self._sequences_position = entry.id
+            await self._handle_sequence(entry)
+        if len(started) >= READ_COUNT:
+            self._publish()
+            return  # more sequences wait: their tokens may be among these results, which are read again
+        for entry in entries:
+            replica = replicas.get(entry.stream)
+            if replica is not None:
+                self._positions[replica] = entry.id
+                await self._handle_result(entry, replica)
+        if self._sequences.waiting:
+            full = max(Counter(entry.stream for entry in entries).values()) >= READ_COUNT
+            self._sequences.settle(complete=not full and not await self._found_more())
+        self._publish()
+
+    async def _found_more(self) -> bool:
+        """Whether there may be results that were not read because their replica has just joined."""
+        known = len(self._positions)
+        try:
+            await self._discover()
+        except BusUnavailable:
+            return True
+        return len(self._positions) > known
+
+    async def _handle_sequence(self, entry: Entry) -> None:
+        assert self._sequences is not None
+        match entry.message:
+            case SequenceStarted():
+                self._sequences.start(entry.message)
+            case SequenceEnded():
+                self._sequences.end(entry.message)
+            case _:
+                await self._refuse(entry)
+
+    async def _handle_result(self, entry: Entry, replica: str) -> None:
+        assert self._sequences is not None
+        match entry.message:
+            case StepResult():
+                self._fenced.discard(replica)
+                self._sequences.apply(entry.message)
+            case ReplicaFenced():
+                self._fenced.add(replica)
+            case _:
+                await self._refuse(entry)
+
+    async def _refuse(self, entry: Entry) -> None:
+        """Something that does not belong here. Tokens lost that way show as a gap and end in an error."""
+        reason = entry.error or f"unexpected {type(entry.message).__name__}"
+        self.log.error("entry refused", stream=entry.stream, id=str(entry.id), reason=reason)
+        try:
+            await self.bus.dead_letter(STAGE, entry, reason)
+        except BusUnavailable as error:
+            self.log.warning("dead letter not stored", id=str(entry.id), error=describe(error))
+
+    def _publish(self) -> None:
+        """Queue what the read gave: replies first, so that a client has its text before its blocks are gone."""
+        assert self._sequences is not None
+        assert self._outbox is not None
+        output = self._sequences.take()
+        for ingress, batch in output.replies.items():
+            self._outbox.publish(self.names.replies(ingress), batch)
+        for ingress, failure in output.failures:
+            self.log.error("request failed", request_id=failure.request_id, reason=failure.message)
+            self._failed_requests.inc()
+            self._outbox.publish(self.names.replies(ingress), failure)
+        for control in output.controls:
+            self._outbox.publish(self.names.control, control)
+        self._tokens.inc(self._sequences.num_tokens - self._tokens.value)
+        self._live.set(len(self._sequences))
+
+    # -- beside the loop ----------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Find replicas, trim the own stream, report positions."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                await self._discover()
+                await self._trim()
+            except BusUnavailable:
+                continue  # the reading loop says so
+            if self._position_info() != self._reported:
+                self._reported = self._position_info()
+                self.set_state(self.state)
+
+    async def _discover(self) -> None:
+        """Read every live replica from its beginning; forget one whose lease is gone and whose last entry was read."""
+        live = {lease.name for lease in await self.bus.leases("executor")}
+        for replica in live - self._positions.keys():
+            self._positions[replica] = START
+            self._fenced.discard(replica)
+        for replica in (self._positions.keys() - live) & self._fenced:
+            del self._positions[replica]
+            self._fenced.discard(replica)
+
+    async def _trim(self) -> None:
+        through = self._sequences_position
+        if through > self._trimmed:
+            await self.bus.trim(self._mailbox, through)
+            self._trimmed = through

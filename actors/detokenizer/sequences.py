@@ -1,0 +1,246 @@
+"""The sequences a detokenizer has under way: tokens in, text and ends out. No bus, no clock.
+
+Every sequence gets exactly one end: a terminal row in a :class:`ReplyBatch`, or one :class:`RequestFailed` for its
+whole request, or nothing if the scheduler says that its client is gone. What comes for a sequence after its end is
+ignored, as are tokens that came before (a replica that was replaced may repeat them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.detokenizer.stops import StopMatch, StopMatcher
+from actors.detokenizer.text import Decoder, TextState
+from bus.messages import (
+    END_LENGTH,
+    END_NONE,
+    END_STOP,
+    AbortRequest,
+    FinishReason,
+    ReplyBatch,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StepResult,
+    StopSequence,
+)
+
+INTERNAL_ERROR = "InternalServerError"
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """One sequence: what it is, how far its text is, and what has not been sent yet."""
+
+    started: SequenceStarted
+    text: TextState
+    stops: StopMatcher | None
+    num_tokens: int = 0
+    unsent: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class Output:
+    """What is to be published after some input."""
+
+    replies: dict[str, ReplyBatch] = field(default_factory=dict)
+    """One batch per ingress name."""
+    failures: list[tuple[str, RequestFailed]] = field(default_factory=list)
+    """(ingress name, terminal message)."""
+    controls: list[StopSequence | AbortRequest] = field(default_factory=list)
+
+
+class Sequences:
+    """All live sequences of one detokenizer. Feed messages, then :meth:`take` what they gave."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._live: dict[int, SequenceState] = {}
+        self._by_request: dict[str, list[int]] = {}
+        self._touched: dict[int, SequenceState] = {}
+        self._early: list[tuple[int, int, int, int]] = []
+        self._output = Output()
+        self.num_tokens = 0
+        """Tokens taken in, ever."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether tokens have come whose predecessors have not."""
+        return bool(self._early)
+
+    def start(self, message: SequenceStarted) -> None:
+        """A sequence begins; a repeat of a live one changes nothing."""
+        if message.sequence_id in self._live:
+            return
+        text = self._decoder.begin(
+            message.prompt_tail.tolist(),
+            skip_special=message.skip_special_tokens,
+            spaces=message.spaces_between_special_tokens,
+        )
+        stops = StopMatcher(message.stop, include=message.include_stop_str_in_output) if any(message.stop) else None
+        self._live[message.sequence_id] = SequenceState(message, text, stops)
+        self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
+
+    def end(self, message: SequenceEnded) -> None:
+        """The scheduler ends a sequence: silently (abort), with an error for its request, or as finished."""
+        state = self._live.get(message.sequence_id)
+        if state is None:
+            return
+        if message.reason == "error":
+            self._fail(state, message.message or "the request could not be completed")
+        elif message.reason == "abort":
+            self._touched.pop(message.sequence_id, None)
+            self._remove(state)
+        else:
+            self._finish(state, message.reason, None)
+
+    def apply(self, result: StepResult) -> None:
+        """The tokens of one step, all sequences at once."""
+        rows: list[tuple[SequenceState, int, int]] = []
+        ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
+        indexes, ends = result.token_indexes.tolist(), result.ends.tolist()
+        in_rows: set[int] = set()
+        for sequence_id, token, index, end in zip(ids, tokens, indexes, ends, strict=True):
+            if sequence_id in in_rows:  # several tokens of one sequence: one after the other
+                self._advance(rows)
+                rows, in_rows = [], set()
+            state = self._live.get(sequence_id)
+            if state is None or index < state.num_tokens:
+                continue
+            if index > state.num_tokens:
+                self._early.append((index, sequence_id, token, end))
+                continue
+            rows.append((state, token, end))
+            in_rows.add(sequence_id)
+        self._advance(rows)
+
+    def settle(self, *, complete: bool) -> None:
+        """Work off tokens that were read before their predecessors: those lay in the stream of another replica.
+
+        ``complete`` says that everything written before them has been read, so what is still missing is lost.
+        """
+        early, self._early = sorted(self._early), []
+        for row in early:
+            index, sequence_id, token, end = row
+            state = self._live.get(sequence_id)
+            if state is None or index < state.num_tokens:
+                continue
+            if index == state.num_tokens:
+                self._advance([(state, token, end)])
+            elif complete:
+                self._fail(state, f"tokens {state.num_tokens} to {index - 1} of the output were lost")
+            else:
+                self._early.append(row)
+
+    def take(self) -> Output:
+        """Everything to publish since the last call."""
+        output, self._output = self._output, Output()
+        by_ingress: dict[str, list[SequenceState]] = {}
+        for state in self._touched.values():
+            by_ingress.setdefault(state.started.ingress, []).append(state)
+        self._touched = {}
+        output.replies = {ingress: _reply_batch(states) for ingress, states in by_ingress.items()}
+        return output
+
+    def _advance(self, rows: list[tuple[SequenceState, int, int]]) -> None:
+        """One token each for different live sequences: text, stop strings, ends."""
+        live = [row for row in rows if row[0].started.sequence_id in self._live]  # a request may have failed meanwhile
+        texts = iter(
+            self._decoder.push(
+                [state.text for state, _, end in live if not _is_silent(state, end)],
+                [token for state, token, end in live if not _is_silent(state, end)],
+            )
+        )
+        for state, token, end in live:
+            text = "" if _is_silent(state, end) else next(texts)
+            state.num_tokens += 1
+            self._touched[state.started.sequence_id] = state
+            self._add_text(state, text)
+            if end != END_NONE and state.finish_reason is None:
+                stop_token = end == END_STOP and token in state.started.stop_token_ids
+                self._finish(state, "length" if end == END_LENGTH else "stop", token if stop_token else None)
+        self.num_tokens += len(live)
+
+    def _add_text(self, state: SequenceState, text: str) -> None:
+        """Settled text: give out what cannot belong to a stop string; end the sequence at one."""
+        if state.stops is None:
+            state.unsent.append(text)
+            return
+        active = state.num_tokens > state.started.min_tokens
+        given = state.stops.push(text, active=active)
+        if isinstance(given, StopMatch):
+            state.unsent.append(given.text)
+            self._close(state, "stop", given.stop)
+            started = state.started
+            stop = StopSequence(request_id=started.request_id, sequence_id=started.sequence_id)
+            self._output.controls.append(stop)
+        else:
+            state.unsent.append(given)
+
+    def _finish(self, state: SequenceState, reason: FinishReason, stop_reason: int | None) -> None:
+        """The sequence is over: flush what was held back, which may still hold a stop string."""
+        tail = self._decoder.finish(state.text)
+        given: str | StopMatch = tail
+        if state.stops is not None:
+            given = state.stops.push(tail, active=state.num_tokens > state.started.min_tokens)
+        if isinstance(given, StopMatch):
+            state.unsent.append(given.text)
+            self._close(state, "stop", given.stop)
+            return
+        state.unsent.append(given if state.stops is None else given + state.stops.finish())
+        self._close(state, reason, stop_reason)
+
+    def _close(self, state: SequenceState, reason: FinishReason, stop_reason: str | int | None) -> None:
+        state.finish_reason, state.stop_reason = reason, stop_reason
+        self._touched[state.started.sequence_id] = state
+        self._remove(state)
+
+    def _fail(self, state: SequenceState, message: str) -> None:
+        """End the whole request with an error, once, and have the scheduler drop what is left of it."""
+        request_id = state.started.request_id
+        for sequence_id in list(self._by_request.get(request_id, ())):
+            self._touched.pop(sequence_id, None)
+            self._remove(self._live[sequence_id])
+        failure = RequestFailed(request_id=request_id, status=500, error_type=INTERNAL_ERROR, message=message)
+        self._output.failures.append((state.started.ingress, failure))
+        self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
+
+    def _remove(self, state: SequenceState) -> None:
+        started = state.started
+        del self._live[started.sequence_id]
+        siblings = self._by_request[started.request_id]
+        siblings.remove(started.sequence_id)
+        if not siblings:
+            del self._by_request[started.request_id]
+
+
+def _is_silent(state: SequenceState, end: int) -> bool:
+    """The token that ended a sequence is no text, unless the client wants to see what stopped it."""
+    return end == END_STOP and not state.started.include_stop_str_in_output
+
+
+def _reply_batch(states: Iterable[SequenceState]) -> ReplyBatch:
+    """The rows of one ingress; takes the unsent text."""
+    rows = list(states)
+    texts = []
+    for state in rows:
+        texts.append("".join(state.unsent))
+        state.unsent.clear()
+    return ReplyBatch(
+        request_ids=tuple(state.started.request_id for state in rows),
+        texts=tuple(texts),
+        finish_reasons=tuple(state.finish_reason for state in rows),
+        stop_reasons=tuple(state.stop_reason for state in rows),
+        choice_indexes=np.array([state.started.choice_index for state in rows], np.int32),
+        num_output_tokens=np.array([state.num_tokens for state in rows], np.int32),
+        num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
+        num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
+    )

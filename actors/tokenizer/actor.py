@@ -1,0 +1,176 @@
+"""The tokenizer: takes requests off the work stream, turns prompts into token ids, hands them to the scheduler.
+
+An entry is acked only after its outcome is stored: a :class:`TokenizedRequest` for the scheduler, or a
+:class:`RequestFailed` for the ingress. So an outcome may come twice (a crash between the two), never not at all. What
+kills the process is found out by trying suspects one at a time, in order: the first entry of what a crash left behind
+is the one that was being worked on, and after ``MAX_DELIVERIES`` deliveries it goes to the dead letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from actors.actor import Actor, describe
+from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
+from actors.settings import Settings
+from actors.text_tokenizer import load_tokenizer
+from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
+from actors.tokenizer.refusal import Refusal
+from bus.contract import BusUnavailable, Entry
+from bus.messages import GenerateRequest, Message, TokenizedRequest
+from bus.streams import TOKENIZER_GROUP
+
+READ_COUNT = 128
+READ_BLOCK_MS = 500
+MAX_DELIVERIES = 3
+RETRY_S = 0.2
+STAGE = "tokenizer"
+GIVEN_UP = "The request failed repeatedly and was given up."
+
+
+def load_encoder(settings: Settings) -> Encoder:
+    """The encoder of the configured model. Blocks for a second or so.
+
+    Raises:
+        ModelError, TokenizerError: the model or its tokenizer cannot be used.
+    """
+    config = ModelConfig.load(resolve_model(settings, weights=False))
+    limits = Limits(effective_max_model_len(settings, config), config.vocab_size, settings.block_size)
+    return Encoder(load_tokenizer(resolve_tokenizer(settings)), limits, chat_template=settings.chat_template)
+
+
+class TokenizerActor(Actor):
+    """See the module's text."""
+
+    kind = "tokenizer"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._encoder: Encoder | None = None
+        self._next_claim_s = 0.0
+        self.bus_away = False
+        self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized")
+        self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests")
+        self._refused = self.metrics.counter("pagebus:tokenizer_refused", "Requests refused by the tokenizer (4xx)")
+        self._failures = self.metrics.counter("pagebus:tokenizer_failed", "Requests the tokenizer failed on (5xx)")
+
+    async def start(self) -> None:
+        self._encoder = await asyncio.to_thread(load_encoder, self.settings)
+        await self.bus.create_group(self.names.requests, TOKENIZER_GROUP)
+
+    async def serve(self) -> None:
+        """Read, encode, publish, ack, until draining. What is in hand when draining starts is finished."""
+        while not self.draining.is_set():
+            try:
+                await self._take_over()
+                await self._handle(await self._read())
+                self.bus_away = False
+            except BusUnavailable as error:
+                await self._wait_for_bus(error)
+
+    async def _read(self) -> list[Entry]:
+        return await self.bus.read_group(
+            TOKENIZER_GROUP, self.name, [self.names.requests], count=READ_COUNT, block_ms=READ_BLOCK_MS
+        )
+
+    async def _take_over(self) -> None:
+        """Once per lease time: work off what tokenizers left behind whose lease is gone."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_claim_s:
+            return
+        consumers = await self.bus.consumers(self.names.requests, TOKENIZER_GROUP)
+        live = {lease.name for lease in await self.bus.leases(self.kind)} | {self.name}
+        for dead in sorted(consumers.keys() - live):
+            claimed = await self.bus.claim(self.names.requests, TOKENIZER_GROUP, self.name, dead)
+            if claimed:
+                self.log.warning("took over requests of a tokenizer that is gone", tokenizer=dead, count=len(claimed))
+                await self._handle(claimed)
+        self._next_claim_s = now_s + self.settings.lease_ttl_s
+
+    async def _handle(self, entries: Sequence[Entry]) -> None:
+        """Fresh entries in one batch; then what has been delivered before, one at a time."""
+        fresh = [entry for entry in entries if entry.deliveries == 1]
+        if fresh:
+            await self._process(fresh)
+        suspects = [entry for entry in entries if entry.deliveries > 1]
+        for position, entry in enumerate(suspects):
+            if position == 0 and entry.deliveries >= MAX_DELIVERIES:
+                await self._give_up(entry, f"delivered {entry.deliveries} times")
+            else:
+                await self._process([entry])
+
+    async def _process(self, entries: Sequence[Entry]) -> None:
+        """Encode off the loop, store the outcomes, then ack."""
+        good = [entry for entry in entries if isinstance(entry.message, GenerateRequest)]
+        requests = [entry.message for entry in good if isinstance(entry.message, GenerateRequest)]
+        outcomes = await self._encode(requests)
+        if outcomes:
+            await self._retrying(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
+            await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, good))
+        for outcome in outcomes:
+            self._note(outcome)
+        for entry in entries:
+            if not isinstance(entry.message, GenerateRequest):
+                await self._give_up(entry, entry.error or f"unexpected {type(entry.message).__name__}")
+
+    async def _encode(self, requests: list[GenerateRequest]) -> list[Outcome]:
+        """Outcomes in order. If a whole batch fails, one by one, so that the request with the bug fails alone."""
+        assert self._encoder is not None
+        if not requests:
+            return []
+        try:
+            return await asyncio.to_thread(self._encoder.encode, requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [Outcome(requests[0], Refusal(INTERNAL, status=500).reply(requests[0]), error)]
+        return [outcome for request in requests for outcome in await self._encode([request])]
+
+    def _address(self, outcome: Outcome) -> tuple[str, Message]:
+        if isinstance(outcome.reply, TokenizedRequest):
+            return self.names.tokenized, outcome.reply
+        return self.names.replies(outcome.request.ingress), outcome.reply
+
+    def _note(self, outcome: Outcome) -> None:
+        """Metrics and log lines of one request."""
+        log = self.log.bind(request_id=outcome.request.request_id)
+        if isinstance(outcome.reply, TokenizedRequest):
+            self._tokenized.inc()
+            self._tokens.inc(len(outcome.reply.prompt_token_ids))
+            if self.settings.enable_log_requests:
+                log.info("tokenized", prompt_tokens=len(outcome.reply.prompt_token_ids))
+        elif outcome.error is not None:
+            self._failures.inc()
+            log.error("tokenizing failed", error=describe(outcome.error))
+        else:
+            self._refused.inc()
+            log.info("request refused", status=outcome.reply.status, reason=outcome.reply.message)
+
+    async def _give_up(self, entry: Entry, reason: str) -> None:
+        """Dead letter, and an error for the client if the entry says whose it is."""
+        request = entry.message if isinstance(entry.message, GenerateRequest) else None
+        self.log.error("dead letter", id=str(entry.id), request_id=request and request.request_id, reason=reason)
+        self._failures.inc()
+        if request is not None:
+            reply = Refusal(GIVEN_UP, status=500).reply(request)
+            await self._retrying(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
+        await self._retrying(lambda: self.bus.dead_letter(STAGE, entry, reason))
+        await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
+
+    async def _retrying(self, send: Callable[[], Awaitable[object]]) -> None:
+        """Send until the bus takes it: the work is done, only the bus is away. A repeat is harmless."""
+        while True:
+            try:
+                await send()
+                self.bus_away = False
+                return
+            except BusUnavailable as error:
+                await self._wait_for_bus(error)
+
+    async def _wait_for_bus(self, error: BusUnavailable) -> None:
+        """A pause before the next attempt; says once that the bus is away."""
+        if not self.bus_away:
+            self.log.warning("bus unavailable", error=describe(error))
+        self.bus_away = True
+        await asyncio.sleep(RETRY_S)

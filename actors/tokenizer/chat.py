@@ -1,0 +1,180 @@
+"""Chat messages to prompt text, through the model's own template.
+
+The template comes from the model's folder or ``--chat-template``, never from a client, and runs in the immutable
+Jinja sandbox of ``transformers``. A special token that a client *writes* into a message (``<|im_end|>`` and the like)
+stays plain text: only those that the template itself writes become special tokens, so no message can forge the end of
+its turn or another role. For that, the client's special tokens are marked before the template runs, and
+:class:`Rendered` says which parts of the result are marked. (Plain ``apply_chat_template`` makes no such difference.
+Prompts of the completions route are not touched: there a special token in the text is one, as ``transformers``
+encodes it.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from actors.text_tokenizer import TokenizerError
+from actors.tokenizer.refusal import Refusal
+from bus.messages import GenerateRequest, JsonValue
+
+MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
+"""Unicode noncharacters, which no text contains, around a special token that a client wrote."""
+RESERVED_KWARGS = frozenset(
+    (
+        *("conversation", "messages", "tools", "documents", "chat_template", "tokenize", "padding", "truncation"),
+        *("add_generation_prompt", "continue_final_message", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens", "self", "raise_exception"),
+    )
+)
+MAX_ERROR_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered chat in pieces; odd ones (index 1, 3, ...) are special tokens to be encoded as plain text."""
+
+    pieces: tuple[str, ...]
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, override: str | None = None) -> None:
+        """``override`` is ``--chat-template``: the path of a file, or the template itself.
+
+        Raises:
+            TokenizerError: ``override`` is neither.
+        """
+        self._tokenizer = tokenizer
+        self._template = None if override is None else read_template(override)
+        special = {t.content for t in tokenizer.backend_tokenizer.get_added_tokens_decoder().values() if t.special}
+        longest_first = sorted(special, key=lambda token: (-len(token), token))
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self._special = re.compile(pattern)
+        self._marked = re.compile(f"{MARK_OPEN}({pattern}){MARK_CLOSE}|[{MARK_OPEN}{MARK_CLOSE}]")
+
+    def render(self, request: GenerateRequest) -> Rendered:
+        """The prompt of a chat request.
+
+        Raises:
+            Refusal: 400: no template, messages it refuses or cannot use, or arguments a client may not give.
+        """
+        messages: Any = [_plain_message(i, message) for i, message in enumerate(request.messages or ())]
+        if not messages:
+            raise Refusal("messages: give at least one message", param="messages")
+        kwargs: Any = _checked_kwargs(request.chat_template_kwargs)
+        if request.continue_final_message and request.add_generation_prompt:
+            raise Refusal(
+                "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
+            )
+        marked = self._special.search(_all_text((messages, kwargs))) is not None
+        if marked:
+            messages, kwargs = self._mark(messages), self._mark(kwargs)
+        text = self._apply(request, messages, kwargs)
+        return Rendered(self._split(text) if marked else (text,))
+
+    def _apply(self, request: GenerateRequest, messages: list[Any], kwargs: dict[str, Any]) -> str:
+        if self._template is None and not self._tokenizer.chat_template:
+            raise Refusal(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                param="messages",
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                chat_template=self._template,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                tokenize=False,
+                **kwargs,
+            )
+        except TemplateError as error:
+            raise Refusal(f"The chat template refuses these messages: {_short(error)}", param="messages") from error
+        except Exception as error:  # templates call methods of what the client sent: any exception may come out
+            raise Refusal(f"The chat template cannot use these messages: {_short(error)}", param="messages") from error
+        return str(text)
+
+    def _mark(self, value: Any) -> Any:
+        """A copy with every special token in its strings marked. Names of fields are left alone."""
+        if isinstance(value, str):
+            return self._special.sub(f"{MARK_OPEN}\\g<0>{MARK_CLOSE}", value)
+        if isinstance(value, dict):
+            return {key: self._mark(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(item) for item in value]
+        return value
+
+    def _split(self, text: str) -> tuple[str, ...]:
+        """Text, marked token, text, ... A mark that the template tore off its token is dropped but still divides."""
+        return tuple(piece or "" for piece in self._marked.split(text))
+
+
+def read_template(setting: str) -> str:
+    """``--chat-template``: the content of a file, or the text if it looks like a template. Raises TokenizerError."""
+    if "{" in setting or "\n" in setting:
+        return setting
+    try:
+        return Path(setting).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"--chat-template {setting!r}: {error}") from error
+
+
+def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:
+    """A message with its content as one string (text parts joined by newlines) and without null fields."""
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise Refusal(f"{where}: not an object with a role", param=where)
+    plain = {key: value for key, value in message.items() if value is not None}
+    content = plain.get("content")
+    if isinstance(content, list | tuple):
+        plain["content"] = "\n".join(_text_of(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    elif content is not None and not isinstance(content, str):
+        raise Refusal(f"{where}.content: neither text nor a list of parts", param=f"{where}.content")
+    return plain
+
+
+def _text_of(where: str, part: JsonValue) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise Refusal(f"{where}: this model takes only parts of type 'text', not {str(kind)[:50]!r}", param=where)
+    if not isinstance(text, str):
+        raise Refusal(f"{where}.text: not a string", param=where)
+    return text
+
+
+def _checked_kwargs(kwargs: Mapping[str, JsonValue]) -> dict[str, Any]:
+    """A client's template arguments: only names the template can read, none that steer the rendering itself."""
+    for name in kwargs:
+        if not name.isidentifier() or name.startswith("_") or name in RESERVED_KWARGS:
+            raise Refusal(f"chat_template_kwargs: {name[:50]!r} cannot be set", param="chat_template_kwargs")
+    return dict(kwargs)
+
+
+def _all_text(value: Any) -> str:
+    """All strings in ``value``, separated so that none begins in one and ends in the next."""
+    return "\0".join(_strings(value))
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
+
+
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

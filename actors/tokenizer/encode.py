@@ -1,0 +1,229 @@
+"""Requests to token ids the scheduler can admit. Pure work for a thread: no bus, no loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from actors.block_hash import hash_blocks, hashes_to_array
+from actors.tokenizer.chat import ChatTemplate, Rendered
+from actors.tokenizer.refusal import Refusal
+from bus.messages import GenerateRequest, Int32Array, RequestFailed, SamplingParams, TokenizedRequest
+
+NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
+INTERNAL = "The prompt could not be tokenized; the server's log has the request id."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits: ``max_model_len`` tokens of prompt plus output, token ids in [0, ``vocab_size``)."""
+
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request; ``error`` is set if something unforeseen went wrong (the reply is a 500 then)."""
+
+    request: GenerateRequest
+    reply: TokenizedRequest | RequestFailed
+    error: Exception | None = None
+
+
+class Encoder:
+    """Encodes batches of requests. Thread-safe; the Rust tokenizer releases the GIL while it works."""
+
+    def __init__(self, tokenizer: Any | None, limits: Limits, *, chat_template: str | None = None) -> None:
+        """``tokenizer`` is a ``transformers`` one, None where only token ids are served. Raises TokenizerError."""
+        self._limits = limits
+        self._backend: Tokenizer | None = None if tokenizer is None else tokenizer.backend_tokenizer
+        self._chat = None if tokenizer is None else ChatTemplate(tokenizer, chat_template)
+        self._max_chars = _max_chars(self._backend, limits.max_model_len) if self._backend is not None else None
+        self._plain: Tokenizer | None = None
+        self._plain_lock = threading.Lock()
+
+    def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
+        """One outcome per request, in order. Never raises for what a request holds."""
+        prompts: list[str | Int32Array | Exception] = [self._prompt(request) for request in requests]
+        for special in (False, True):
+            rows = [
+                i
+                for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
+                if isinstance(prompt, str) and request.add_special_tokens == special
+            ]
+            encoded = self._encode_texts([str(prompts[i]) for i in rows], special)
+            for i, ids in zip(rows, encoded, strict=True):
+                prompts[i] = ids
+        return [self._finish(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
+
+    def _prompt(self, request: GenerateRequest) -> str | Int32Array | Exception:
+        """Token ids, the text still to be encoded, or why there is neither."""
+        try:
+            if request.messages is None and request.prompt is None:
+                return request.prompt_token_ids
+            if self._chat is None:
+                raise Refusal(NO_TOKENIZER, param="prompt" if request.messages is None else "messages")
+            rendered = Rendered((request.prompt or "",)) if request.messages is None else self._chat.render(request)
+            length = sum(map(len, rendered.pieces))
+            if self._max_chars and length > self._max_chars and request.truncate_prompt_tokens is None:
+                raise self._too_long(request, f"more than {self._limits.max_model_len}")
+            if len(rendered.pieces) == 1:
+                return rendered.pieces[0]
+            return self._encode_pieces(rendered, request.add_special_tokens)
+        except Exception as error:
+            return error
+
+    def _encode_texts(self, texts: list[str], add_special_tokens: bool) -> list[Int32Array | Exception]:
+        """All texts in one call; one by one if any of them cannot be encoded, so that only that one fails."""
+        if not texts:
+            return []
+        assert self._backend is not None
+        try:
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        except Exception as error:
+            if len(texts) == 1:
+                return [_text_error(texts[0], error)]
+        return [ids for text in texts for ids in self._encode_texts([text], add_special_tokens)]
+
+    def _encode_pieces(self, rendered: Rendered, add_special_tokens: bool) -> Int32Array:
+        """A chat in which clients wrote special tokens: those are encoded as the characters they are."""
+        assert self._backend is not None
+        plain = self._plain_tokenizer()
+        ids: list[int] = []
+        for i, piece in enumerate(rendered.pieces):
+            if i == 0:
+                ids += self._backend.encode(piece, add_special_tokens=add_special_tokens).ids
+            elif piece:
+                ids += _continue(plain if i % 2 else self._backend, piece)
+            if i % 2 and piece and self._backend.token_to_id(piece) in ids[-len(piece) :]:
+                raise Refusal(f"messages: {piece!r} cannot be written as plain text here", param="messages")
+        return np.array(ids, np.int32)
+
+    def _plain_tokenizer(self) -> Tokenizer:
+        """A copy of the tokenizer that takes special tokens for plain text; made when first needed."""
+        assert self._backend is not None
+        with self._plain_lock:
+            if self._plain is None:
+                plain = Tokenizer.from_str(self._backend.to_str())
+                plain.encode_special_tokens = True
+                self._plain = plain
+            return self._plain
+
+    def _finish(self, request: GenerateRequest, prompt: str | Int32Array | Exception) -> Outcome:
+        """Check the prompt against the limits and complete the request."""
+        try:
+            if isinstance(prompt, Exception):
+                raise prompt
+            ids = self._checked(request, np.asarray(prompt, np.int32))
+            sampling = self._resolved(request, len(ids))
+            hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt)
+            reply = TokenizedRequest(
+                request_id=request.request_id,
+                ingress=request.ingress,
+                sampling=sampling,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                arrived_s=request.arrived_s,
+                tokenized_s=time.time(),
+                prompt_token_ids=ids,
+                block_hashes=hashes_to_array(hashes),
+            )
+            return Outcome(request, reply)
+        except Refusal as refusal:
+            return Outcome(request, refusal.reply(request))
+        except Exception as error:
+            return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
+
+    def _checked(self, request: GenerateRequest, ids: Int32Array) -> Int32Array:
+        """The prompt's ids, truncated as asked for; never empty, never outside the vocabulary, never too long."""
+        length, what = self._limits.max_model_len, _field(request)
+        keep = request.truncate_prompt_tokens
+        if keep is not None:
+            if keep < -1 or keep == 0 or keep > length:
+                raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
+            keep = max(1, length - (request.sampling.max_tokens or 1)) if keep == -1 else keep
+            ids = ids[-keep:]
+        if len(ids) == 0:
+            raise Refusal("The prompt is empty.", param=what)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self._limits.vocab_size:
+            bad = low if low < 0 else high
+            raise Refusal(f"Token id {bad} is not in the vocabulary (0 to {self._limits.vocab_size - 1}).", param=what)
+        if len(ids) >= length:
+            raise self._too_long(request, str(len(ids)))
+        return ids
+
+    def _too_long(self, request: GenerateRequest, num_tokens: str) -> Refusal:
+        return Refusal(
+            f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your prompt has "
+            f"{num_tokens} tokens, and at least one is needed for the output. Please reduce the length of the prompt.",
+            param=_field(request),
+        )
+
+    def _resolved(self, request: GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
+        """Sampling parameters with ``max_tokens`` set, and everything in them inside context and vocabulary."""
+        sampling, rest = request.sampling, self._limits.max_model_len - num_prompt_tokens
+        if sampling.max_tokens is not None and sampling.max_tokens > rest:
+            raise Refusal(
+                f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your prompt has "
+                f"{num_prompt_tokens} tokens and max_tokens is {sampling.max_tokens}: at most {rest} fit. "
+                "Please reduce the length of the prompt or max_tokens.",
+                param="max_tokens",
+            )
+        resolved = replace(sampling, max_tokens=rest if sampling.max_tokens is None else sampling.max_tokens)
+        if resolved.min_tokens > (resolved.max_tokens or 0):
+            raise Refusal(
+                f"min_tokens is {resolved.min_tokens}, but only {resolved.max_tokens} tokens fit", param="min_tokens"
+            )
+        for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
+            if any(not 0 <= i < self._limits.vocab_size for i in ids):
+                raise Refusal(
+                    f"{name}: token ids must be 0 to {self._limits.vocab_size - 1}, the vocabulary", param=name
+                )
+        return resolved
+
+
+def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
+    """Length from which a text has more than ``max_model_len`` tokens for certain, so that none is encoded in vain.
+
+    None where a token may stand for text of any length: one for what is unknown, or one that swallows spaces around it.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    model: Any = backend.model
+    covers_all = getattr(model, "byte_fallback", False) or "ByteLevel" in repr(backend.decoder)
+    if not covers_all or any(token.lstrip or token.rstrip for token in added):
+        return None
+    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+    normalizer_shrinks = 4  # at most: composed characters
+    return normalizer_shrinks * longest * max_model_len
+
+
+def _field(request: GenerateRequest) -> str:
+    return "prompt" if request.messages is None else "messages"
+
+
+def _text_error(text: str, error: Exception) -> Exception:
+    """A text that is no Unicode is the client's fault; anything else is ours."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Refusal("The prompt is not valid Unicode (it has lone surrogates).", param="prompt")
+    return error
+
+
+def _continue(tokenizer: Tokenizer, piece: str) -> list[int]:
+    """Ids of ``piece`` inside a text: encoded behind a line break, so that no space is put in front of it."""
+    before = tokenizer.encode("\n", add_special_tokens=False).ids
+    ids: list[int] = tokenizer.encode("\n" + piece, add_special_tokens=False).ids
+    if ids[: len(before)] == before:
+        return ids[len(before) :]
+    return list(tokenizer.encode(piece, add_special_tokens=False).ids)

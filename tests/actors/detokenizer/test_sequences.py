@@ -1,0 +1,288 @@
+"""Tokens in, replies out: ends, stop strings, repeats, gaps, failures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from actors.detokenizer.sequences import Output, Sequences
+from actors.detokenizer.text import NoTextDecoder, make_decoder
+from bus.messages import (
+    END_LENGTH,
+    END_NONE,
+    END_STOP,
+    AbortRequest,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StepResult,
+    StopSequence,
+)
+
+EOS = 0
+LETTERS = {"<eos>": EOS} | {chr(i): i for i in range(33, 127)}
+
+
+def letters() -> Tokenizer:
+    """One token per printable ASCII character; 0 is special."""
+    tokenizer = Tokenizer(models.BPE(vocab=LETTERS, merges=[]))
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+DECODER = make_decoder(letters())
+
+
+def started(sequence_id: int = 1, **changes: Any) -> SequenceStarted:
+    fields: dict[str, Any] = {
+        "request_id": f"r{sequence_id}",
+        "sequence_id": sequence_id,
+        "choice_index": 0,
+        "ingress": "in-0",
+        "num_prompt_tokens": 7,
+        "num_cached_tokens": 3,
+        "max_tokens": 100,
+        "min_tokens": 0,
+    }
+    return SequenceStarted(**(fields | changes))
+
+
+Row = tuple[int, int, int, int]
+
+
+def step(*rows: Row) -> StepResult:
+    """A step of (sequence id, token id, token index, end) rows."""
+    columns = np.array(rows, np.int32).reshape(-1, 4).T
+    return StepResult(
+        step=1, scheduler_epoch=1, received_s=0, launched_s=0, done_s=0, num_computed_tokens=len(rows),
+        sequence_ids=columns[0], token_ids=columns[1], token_indexes=columns[2], ends=columns[3],
+    )  # fmt: skip
+
+
+def rows_of(text: str, end: int = END_NONE, sequence_id: int = 1, first: int = 0) -> list[Row]:
+    """One row per character; the last one has ``end``."""
+    last = len(text) - 1
+    return [(sequence_id, ord(c), first + i, end if i == last else END_NONE) for i, c in enumerate(text)]
+
+
+def run(sequences: Sequences, rows: Sequence[Row]) -> Output:
+    """Each row as a step of its own, all in one read."""
+    for row in rows:
+        sequences.apply(step(row))
+    sequences.settle(complete=True)
+    return sequences.take()
+
+
+def reply(output: Output) -> tuple[str, str | None, str | int | None, int]:
+    """(text, finish reason, stop reason, output tokens) of the only row."""
+    batch = output.replies["in-0"]
+    assert len(batch.request_ids) == 1
+    return batch.texts[0], batch.finish_reasons[0], batch.stop_reasons[0], int(batch.num_output_tokens[0])
+
+
+@pytest.fixture
+def sequences() -> Sequences:
+    return Sequences(DECODER)
+
+
+def test_text_of_a_read_is_one_delta_with_its_counts(sequences: Sequences) -> None:
+    """Several steps of one read give one row with everything the ingress needs."""
+    sequences.start(started(choice_index=2))
+    batch = run(sequences, rows_of("abc")).replies["in-0"]
+
+    assert (
+        batch.request_ids, batch.texts, batch.finish_reasons, batch.stop_reasons,
+    ) == (("r1",), ("abc",), (None,), (None,))  # fmt: skip
+    assert [
+        int(column[0])
+        for column in (
+            batch.choice_indexes, batch.num_output_tokens, batch.num_prompt_tokens, batch.num_cached_tokens,
+        )
+    ] == [2, 3, 7, 3]  # fmt: skip
+    assert sequences.take().replies == {}
+
+
+def test_each_ingress_gets_one_batch_with_its_own_rows(sequences: Sequences) -> None:
+    """Rows never go to another ingress."""
+    for sequence_id in range(1, 7):
+        sequences.start(started(sequence_id, ingress=f"in-{sequence_id % 2}"))
+    sequences.apply(step(*[(i, ord("a") + i, 0, END_NONE) for i in range(1, 7)]))
+    replies = sequences.take().replies
+
+    assert {
+        ingress: (batch.request_ids, batch.texts) for ingress, batch in replies.items()
+    } == {"in-0": (("r2", "r4", "r6"), ("c", "e", "g")), "in-1": (("r1", "r3", "r5"), ("b", "d", "f"))}
+
+
+def test_end_token_is_counted_but_is_no_text(sequences: Sequences) -> None:
+    """EOS ends with reason stop and no stop reason."""
+    sequences.start(started())
+    output = run(sequences, [*rows_of("ab"), (1, EOS, 2, END_STOP)])
+
+    assert reply(output) == ("ab", "stop", None, 3)
+    assert len(sequences) == 0
+
+
+def test_stop_token_is_the_stop_reason_and_shown_only_if_wanted() -> None:
+    """A stop_token_ids hit names its id; include_stop_str_in_output keeps its text."""
+    for include, text in ((False, "ab"), (True, "abz")):
+        sequences = Sequences(DECODER)
+        sequences.start(started(stop_token_ids=(ord("z"),), include_stop_str_in_output=include))
+
+        assert (text, "stop", ord("z"), 3) == reply(run(sequences, rows_of("abz", END_STOP)))
+
+
+def test_length_ends_with_the_last_token_as_text(sequences: Sequences) -> None:
+    """The last token of max_tokens counts and shows."""
+    sequences.start(started())
+
+    assert reply(run(sequences, rows_of("abc", END_LENGTH))) == ("abc", "length", None, 3)
+
+
+def test_stop_string_cuts_ends_and_tells_the_scheduler(sequences: Sequences) -> None:
+    """Text before the match, tokens up to it, one StopSequence, nothing afterwards."""
+    sequences.start(started(stop=("<<>>",)))
+    output = run(sequences, rows_of("ab<<>>cd", END_LENGTH))
+
+    assert reply(output) == ("ab", "stop", "<<>>", 6)
+    assert [StopSequence(request_id="r1", sequence_id=1)] == output.controls
+    assert Output() == run(sequences, rows_of("ef", first=8))
+
+
+def test_stop_string_in_the_very_last_token_wins_over_length(sequences: Sequences) -> None:
+    """A match at the length limit is a stop."""
+    sequences.start(started(stop=("b",)))
+
+    assert reply(run(sequences, rows_of("ab", END_LENGTH))) == ("a", "stop", "b", 2)
+
+
+def test_held_back_text_comes_with_the_end(sequences: Sequences) -> None:
+    """The beginning of a stop string that never completed is given out."""
+    sequences.start(started(stop=("bcd",)))
+
+    assert reply(run(sequences, rows_of("abc"))) == ("a", None, None, 3)
+    assert reply(run(sequences, [(1, EOS, 3, END_STOP)])) == ("bc", "stop", None, 4)
+
+
+def test_stop_strings_count_only_after_min_tokens(sequences: Sequences) -> None:
+    """A match within the first min_tokens tokens is text."""
+    sequences.start(started(stop=("b",), min_tokens=2))
+
+    assert reply(run(sequences, rows_of("abab"))) == ("aba", "stop", "b", 4)
+
+
+@given(text=st.text("ab<", max_size=14), data=st.data())
+def test_reads_may_be_cut_anywhere(text: str, data: st.DataObject) -> None:
+    """Deltas, ends and counts do not depend on which steps came in which read."""
+    stops = data.draw(st.lists(st.text("ab<", min_size=1, max_size=3), max_size=3).map(tuple))
+    start = started(stop=stops, min_tokens=data.draw(st.integers(0, 4)))
+    rows = rows_of(text, END_LENGTH)
+    cut = data.draw(st.integers(0, len(rows)))
+    results = []
+    for parts in ([rows], [rows[:cut], rows[cut:]], [[row] for row in rows]):
+        sequences = Sequences(DECODER)
+        sequences.start(start)
+        outputs = [run(sequences, part) for part in parts]
+        replies = [reply(output) for output in outputs if output.replies]
+        controls = [control for output in outputs for control in output.controls]
+        results.append(("".join(r[0] for r in replies), replies[-1][1:] if replies else None, controls))
+
+    assert results[0] == results[1] == results[2]
+
+
+def test_repeated_tokens_are_dropped(sequences: Sequences) -> None:
+    """A replica that takes over may repeat tokens that are known."""
+    sequences.start(started())
+    run(sequences, rows_of("abc"))
+
+    assert reply(run(sequences, rows_of("bcde", first=1))) == ("de", None, None, 5)
+
+
+def test_tokens_read_before_their_predecessors_wait_for_them(sequences: Sequences) -> None:
+    """Two replicas' streams may come in any order within one read, and over reads that were cut short."""
+    sequences.start(started())
+    for row in rows_of("cd", first=2):
+        sequences.apply(step(row))
+    sequences.settle(complete=False)
+    for row in rows_of("ab"):
+        sequences.apply(step(row))
+    sequences.settle(complete=True)
+
+    assert reply(sequences.take()) == ("abcd", None, None, 4)
+
+
+def test_lost_tokens_end_the_request_with_one_error(sequences: Sequences) -> None:
+    """A gap fails the whole request once and frees what the scheduler holds."""
+    sequences.start(started(1, request_id="r"))
+    sequences.start(started(2, request_id="r", choice_index=1))
+    output = run(sequences, [(1, 65, 0, END_NONE), (1, 65, 2, END_NONE), (2, 65, 1, END_NONE)])
+
+    assert [(ingress, f.request_id, f.status) for ingress, f in output.failures] == [("in-0", "r", 500)]
+    assert [AbortRequest(request_id="r", reason=output.failures[0][1].message)] == output.controls
+    assert (output.replies, len(sequences)) == ({}, 0)
+
+
+def test_abort_is_silent_and_error_is_told(sequences: Sequences) -> None:
+    """SequenceEnded drops what was not sent yet; only an error has a reply."""
+    sequences.start(started(1))
+    sequences.start(started(2))
+    sequences.apply(step((1, 65, 0, END_NONE), (2, 65, 0, END_NONE)))
+    sequences.end(SequenceEnded(sequence_id=1, reason="abort"))
+    sequences.end(SequenceEnded(sequence_id=2, reason="error", message="no memory"))
+    sequences.end(SequenceEnded(sequence_id=3, reason="error"))
+    output = sequences.take()
+
+    assert output.replies == {}
+    expected = RequestFailed(request_id="r2", status=500, error_type="InternalServerError", message="no memory")
+    assert [("in-0", expected)] == output.failures
+    assert len(sequences) == 0
+
+
+def test_unknown_sequences_and_repeated_starts_change_nothing(sequences: Sequences) -> None:
+    """Late tokens of what is over, and a start that was already seen, are ignored."""
+    sequences.start(started())
+    run(sequences, rows_of("a"))
+    sequences.start(started())
+
+    assert reply(run(sequences, [(9, 65, 0, END_NONE), *rows_of("b", first=1)])) == ("b", None, None, 2)
+
+
+def test_several_tokens_of_one_sequence_in_one_step(sequences: Sequences) -> None:
+    """They are taken in order."""
+    sequences.start(started())
+    sequences.apply(step(*rows_of("abc")))
+
+    assert reply(sequences.take()) == ("abc", None, None, 3)
+
+
+def test_without_tokenizer_tokens_are_still_counted() -> None:
+    """No text, but counts and ends as always."""
+    sequences = Sequences(NoTextDecoder())
+    sequences.start(started(stop=("a",)))
+
+    assert reply(run(sequences, rows_of("abc", END_LENGTH))) == ("", "length", None, 3)
+
+
+def test_nothing_is_left_after_many_mixed_sequences(sequences: Sequences) -> None:
+    """Every sequence has exactly one end, in whatever way it ends."""
+    rng = random.Random(3)
+    ends = 0
+    for sequence_id in range(1, 300):
+        sequences.start(started(sequence_id, stop=("xy",), ingress=f"in-{sequence_id % 3}"))
+        text = "".join(rng.choices("abxy", k=20))
+        for row in rows_of(text, rng.choice([END_STOP, END_LENGTH]), sequence_id):
+            sequences.apply(step(row))
+        if rng.random() < 0.3:
+            ends += sum(len([r for r in b.finish_reasons if r]) for b in sequences.take().replies.values())
+    ends += sum(len([r for r in b.finish_reasons if r]) for b in sequences.take().replies.values())
+
+    assert (ends, len(sequences)) == (299, 0)
+    assert not sequences._by_request

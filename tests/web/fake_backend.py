@@ -1,0 +1,227 @@
+"""Everything behind the ingress, in one small object: it holds the leases, reads requests and control, and answers.
+
+Its model speaks one sentence, a word per token. It honours n, max_tokens, stop, ignore_eos and the context length, so
+that a client cannot tell it from a very dull model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.settings import Settings
+from bus.contract import Bus
+from bus.messages import AbortRequest, FinishReason, GenerateRequest, Message, ReplyBatch, RequestFailed
+from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
+from web.app import IngressActor
+from web.model import ServedModel
+
+KINDS = (("tokenizer", "tokenizer-0"), ("scheduler", "leader"), ("executor", "executor-0"), ("detokenizer", "detok-0"))
+SENTENCE = ("Hello", " there", ",", " dear", " friend", ".")
+MODEL = ServedModel(names=("fake-model", "alias"), vocab_size=1000, max_model_len=512, created_s=1_700_000_000)
+CACHED_TOKENS = 1
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One column of a :class:`ReplyBatch`."""
+
+    request_id: str
+    text: str
+    num_output_tokens: int
+    choice_index: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_prompt_tokens: int = 3
+    num_cached_tokens: int = CACHED_TOKENS
+
+
+def batch(deltas: Iterable[Delta]) -> ReplyBatch:
+    """The columns of these deltas."""
+    rows = list(deltas)
+
+    def ints(values: Iterable[int]) -> np.ndarray:
+        return np.array(list(values), np.int32)
+
+    return ReplyBatch(
+        request_ids=tuple(row.request_id for row in rows),
+        texts=tuple(row.text for row in rows),
+        finish_reasons=tuple(row.finish_reason for row in rows),
+        stop_reasons=tuple(row.stop_reason for row in rows),
+        choice_indexes=ints(row.choice_index for row in rows),
+        num_output_tokens=ints(row.num_output_tokens for row in rows),
+        num_prompt_tokens=ints(row.num_prompt_tokens for row in rows),
+        num_cached_tokens=ints(row.num_cached_tokens for row in rows),
+    )
+
+
+def num_prompt_tokens(request: GenerateRequest) -> int:
+    """A word is a token."""
+    if request.messages is not None:
+        return sum(len(message["content"].split()) + 1 for message in request.messages)
+    return len(request.prompt.split()) if request.prompt is not None else len(request.prompt_token_ids)
+
+
+def speak(request: GenerateRequest, choice: int) -> list[Delta]:
+    """The deltas of one choice: the sentence, cut by stop strings or by max_tokens."""
+    sampling = request.sampling
+    limit = 200 if sampling.max_tokens is None else sampling.max_tokens
+    words = [*SENTENCE[:-1], f" {choice}", SENTENCE[-1]] if choice else list(SENTENCE)
+    finish: FinishReason = "stop"
+    if sampling.ignore_eos:
+        words = (words * limit)[:limit]
+    if len(words) >= limit:
+        words, finish = words[:limit], "length"
+    text, stop_reason = "".join(words), None
+    for stop in sampling.stop:
+        if stop in text:
+            text, finish, stop_reason = text[: text.index(stop)], "stop", stop
+    deltas, said = [], ""
+    for count, word in enumerate(words, 1):
+        piece = text[len(said) : len(said) + len(word)]
+        said += piece
+        last = count == len(words) or (stop_reason is not None and said == text)
+        deltas.append(
+            Delta(request.request_id, piece, count, choice, finish if last else None, stop_reason if last else None,
+                  num_prompt_tokens(request))
+        )  # fmt: skip
+        if last:
+            break
+    return deltas
+
+
+@dataclass
+class FakeBackend:
+    """``answers``: whether it answers by itself; else the test does, with :meth:`send`."""
+
+    bus: Bus
+    names: Names = field(default_factory=Names)
+    answers: bool = True
+    max_model_len: int = 512
+
+    def __post_init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.aborts: list[str] = []
+        self.epochs: dict[str, int] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        for stream, group in ((self.names.requests, TOKENIZER_GROUP), (self.names.control, SCHEDULER_GROUP)):
+            await self.bus.create_group(stream, group)
+        for kind, _ in KINDS:
+            await self.join(kind)
+        self._tasks = [asyncio.create_task(self._read_requests()), asyncio.create_task(self._read_control())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.bus.close()
+
+    async def join(self, kind: str, state: str = "ready", **info: object) -> None:
+        """Take the lease of the actor of this kind."""
+        name = dict(KINDS)[kind]
+        self.epochs[kind] = await self.bus.acquire_lease(kind, name, {"state": state, **info}, ttl_s=1000)
+
+    async def leave(self, kind: str) -> None:
+        await self.bus.release_lease(kind, dict(KINDS)[kind], self.epochs.pop(kind))
+
+    async def send(self, ingress: str, *messages: Message) -> None:
+        await self.bus.publish([(self.names.replies(ingress), message) for message in messages])
+
+    async def requested(self, count: int = 1) -> list[GenerateRequest]:
+        """Wait until so many requests have come."""
+        await until(lambda: len(self.requests) >= count)
+        return self.requests
+
+    async def aborted(self, count: int = 1) -> list[str]:
+        """Wait until so many aborts have come."""
+        await until(lambda: len(self.aborts) >= count)
+        return self.aborts
+
+    async def _read_requests(self) -> None:
+        while True:
+            entries = await self.bus.read_group(TOKENIZER_GROUP, "fake", [self.names.requests])
+            for entry in entries:
+                assert isinstance(entry.message, GenerateRequest)
+                self.requests.append(entry.message)
+                if self.answers:
+                    await self._answer(entry.message)
+            await self.bus.ack(TOKENIZER_GROUP, entries)
+
+    async def _read_control(self) -> None:
+        while True:
+            entries = await self.bus.read_group(SCHEDULER_GROUP, "fake", [self.names.control])
+            for entry in entries:
+                assert isinstance(entry.message, AbortRequest)
+                self.aborts.append(entry.message.request_id)
+            await self.bus.ack(SCHEDULER_GROUP, entries)
+
+    async def _answer(self, request: GenerateRequest) -> None:
+        count = num_prompt_tokens(request)
+        if count >= self.max_model_len:
+            text = f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {count}."
+            failure = RequestFailed(
+                request_id=request.request_id, status=400, error_type="BadRequestError", message=text, param="prompt"
+            )
+            await self.send(request.ingress, failure)
+            return
+        rows = [speak(request, choice) for choice in range(request.sampling.n)]
+        steps = max(map(len, rows))
+        for step in range(steps):
+            await self.send(request.ingress, batch(row[step] for row in rows if step < len(row)))
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Let the loop turn until ``condition`` holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def until_empty(bus: Bus, stream: str) -> None:
+    """Wait until nothing is left in a stream."""
+    async with asyncio.timeout(20):
+        while await bus.length(stream):  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+@dataclass
+class Served:
+    """An ingress that listens, and what is behind it."""
+
+    actor: IngressActor
+    backend: FakeBackend
+    running: asyncio.Task[None]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.actor.port}"
+
+    async def refresh(self) -> None:
+        """Make the ingress see the leases as they are now."""
+        await self.actor.context.membership.refresh()
+
+    async def stop(self) -> None:
+        self.actor.request_drain()
+        await self.running
+        await self.backend.stop()
+        await self.actor.bus.close()
+
+
+async def start_served(
+    open_bus: Callable[[], Bus], model: ServedModel = MODEL, *, answers: bool = True, **settings: object
+) -> Served:
+    """An ingress on a free port with a fake backend, ready to answer."""
+    backend = FakeBackend(open_bus(), answers=answers, max_model_len=model.max_model_len or 512)
+    await backend.start()
+    options = {"port": 0, "drain_timeout_s": 0.05, "lease_ttl_s": 60.0} | settings
+    actor = IngressActor(Settings(**options), open_bus(), "ingress-0", model=model)
+    running = asyncio.create_task(actor.run())
+    await until(lambda: running.done() or (actor.state == "ready" and not actor.context.missing()))
+    if running.done():
+        await running
+    return Served(actor, backend, running)

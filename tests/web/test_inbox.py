@@ -1,0 +1,190 @@
+"""Calls, the mailbox, and requests whose actors are lost: without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from fake_backend import Delta, batch, until_empty
+
+from actors.logs import get_logger
+from actors.metrics import Metrics
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.messages import AbortRequest, GenerateRequest, ReplyBatch, SamplingParams, StopSequence
+from bus.outbox import OUTBOX_LIMIT
+from bus.streams import Names
+from web.calls import Call
+from web.errors import ApiError, internal
+from web.inbox import Inbox
+from web.metrics import IngressMetrics
+from web.stranded import stranded
+
+
+class ListOutbox:
+    """An outbox that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, object]] = []
+        self.depth = 0
+
+    def publish(self, stream: str, message: object) -> None:
+        self.sent.append((stream.rpartition(":")[2], message))
+
+
+@pytest.fixture
+def outbox() -> ListOutbox:
+    return ListOutbox()
+
+
+@pytest.fixture
+def inbox(outbox: ListOutbox) -> Inbox:
+    bus, metrics = MemoryBus(MemoryServer()), IngressMetrics(Metrics(), 100)
+    return Inbox(bus, Names(), "me", outbox, metrics, get_logger(), lambda: 0)
+
+
+def ask(inbox: Inbox, *ids: str, n: int = 1, streaming: bool = True) -> Call:
+    sampling = SamplingParams(n=n)
+    requests = [GenerateRequest(request_id=i, ingress="me", sampling=sampling, prompt="x") for i in ids]
+    return inbox.submit(requests, streaming=streaming)
+
+
+async def test_deltas_are_joined(inbox: Inbox):
+    """A handler that is behind finds one change per choice with all the text."""
+    call = ask(inbox, "a", "b")
+    inbox.deliver(batch([Delta("a", "1", 1), Delta("b", "x", 1)]))
+    inbox.deliver(batch([Delta("a", "2", 2)]))
+
+    changed = await call.changes()
+
+    assert [(choice.index, choice.take_text()) for choice in changed] == [(0, "12"), (1, "x")]
+    assert changed[0].texts == []
+
+
+async def test_a_whole_answer_wakes_once(inbox: Inbox):
+    """Who does not stream is woken by the end only."""
+    call = ask(inbox, "a", streaming=False)
+    finished = asyncio.create_task(call.finished())
+    inbox.deliver(batch([Delta("a", "1", 1)]))
+    await asyncio.sleep(0)
+    assert not finished.done()
+
+    inbox.deliver(batch([Delta("a", "2", 2, finish_reason="stop")]))
+    await finished
+
+    assert call.choices[0].take_text() == "12"
+    assert inbox.num_open == 0
+
+
+async def test_close_aborts_once(inbox: Inbox, outbox: ListOutbox):
+    """Closing twice is closing once; what has ended is not aborted."""
+    call = ask(inbox, "a", "b")
+    inbox.deliver(batch([Delta("a", "1", 1, finish_reason="stop")]))
+    outbox.sent.clear()
+
+    inbox.close(call)
+    inbox.close(call)
+
+    assert outbox.sent == [("control", AbortRequest(request_id="b"))]
+    await inbox.idle()
+
+
+async def test_failure_after_text(inbox: Inbox):
+    """What came before the failure is handed out before it."""
+    call = ask(inbox, "a")
+    inbox.deliver(batch([Delta("a", "1", 1)]))
+    inbox.fail_all(internal())
+
+    assert [choice.take_text() for choice in await call.changes()] == ["1"]
+    with pytest.raises(ApiError):
+        await call.changes()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StopSequence(request_id="a", sequence_id=1),
+        ReplyBatch(request_ids=("a",), texts=("x",), finish_reasons=(None,), stop_reasons=(None,)),
+    ],
+)
+async def test_what_is_no_reply(inbox: Inbox, message):
+    """A message that makes no sense here is described, for the dead letters."""
+    ask(inbox, "a")
+
+    assert inbox.deliver(message)
+
+
+async def test_replies_nobody_waits_for(inbox: Inbox):
+    """Unknown requests and choices are ignored."""
+    call = ask(inbox, "a")
+
+    assert inbox.deliver(batch([Delta("zz", "x", 1), Delta("a", "x", 1, choice_index=1)])) == ""
+    assert call.choices[0].num_tokens == 0
+
+
+async def test_a_full_outbox(inbox: Inbox, outbox: ListOutbox):
+    """New requests are refused while there is still room for the aborts of the old."""
+    outbox.depth = OUTBOX_LIMIT // 2
+
+    with pytest.raises(ApiError) as caught:
+        ask(inbox, "a")
+
+    assert caught.value.status == 503
+    assert (outbox.sent, inbox.num_open) == ([], 0)
+
+
+async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
+    """One bad entry is put aside; those after it arrive, and nothing stays in the mailbox."""
+    server, names = MemoryServer(), Names()
+    bus = MemoryBus(server)
+    inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger())
+    running = asyncio.create_task(inbox.run())
+    await asyncio.sleep(0)
+    call = ask(inbox, "a")
+    server.publish(names.replies("me"), {b"h": b"garbage"})
+    await bus.publish([(names.replies("me"), StopSequence(request_id="a", sequence_id=1))])
+    await bus.publish([(names.replies("me"), batch([Delta("a", "x", 1, finish_reason="stop")]))])
+
+    await call.finished()
+    await until_empty(bus, names.replies("me"))
+
+    assert await bus.length(names.dead_letters("ingress")) == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_stranded():
+    """After a loss a request without progress fails after the grace time, one with progress does not."""
+    call = Call(["a", "b", "c"], 1, streaming=True, now_s=0.0, losses_seen=0)
+    quiet, busy, new = call.requests
+    new.losses_seen = 1
+
+    assert stranded([quiet, busy], 0, 100.0, 10.0) == []
+    assert stranded(call.requests, 1, 100.0, 10.0) == []
+    busy.last_progress_s = 109.0
+    assert stranded(call.requests, 1, 110.5, 10.0) == [quiet]
+    busy.last_progress_s = 110.5
+    assert stranded([busy, new], 1, 200.0, 10.0) == []
+    assert busy.suspect_since_s is None
+
+
+async def test_a_stranded_request_fails_and_is_aborted(serve, http, monkeypatch):
+    """The whole way: the scheduler is replaced, the client gets a 500, the new scheduler an abort."""
+    monkeypatch.setattr("web.app.TICK_S", 0.001)
+    served = await serve(answers=False, lease_ttl_s=0.2)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x"}))
+    (request,) = await served.backend.requested()
+
+    await served.backend.leave("scheduler")
+    await served.backend.join("scheduler")
+    await served.refresh()
+
+    async with await asking as response:
+        assert response.status == 500
+    assert await served.backend.aborted() == [request.request_id]
+
+
+def test_batches_are_int32():
+    """The helper of these tests makes what the bus carries."""
+    assert batch([Delta("a", "x", 1)]).num_output_tokens.dtype == np.int32

@@ -1,0 +1,107 @@
+"""The text of /metrics, the models, the small routes."""
+
+from __future__ import annotations
+
+from actors.actor import metrics_state
+from actors.metrics import Metrics
+from bus.contract import BusUnavailable
+
+
+async def text_of(http, served) -> list[str]:
+    async with http.get(served.url + "/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return (await response.text()).splitlines()
+
+
+async def test_own_metrics(serve, http):
+    """Requests, tokens, latencies and HTTP counts, under the names of vLLM's dashboards."""
+    served = await serve()
+    async with http.post(served.url + "/v1/completions", json={"prompt": "one two", "n": 2, "max_tokens": 3}):
+        pass
+    async with http.post(served.url + "/v1/completions", json={"prompt": 5}):
+        pass
+    async with http.get(served.url + "/secret/path"):
+        pass
+
+    lines = await text_of(http, served)
+
+    for line in (
+        'vllm:request_success_total{finished_reason="length",model_name="fake-model"} 2.0',
+        'vllm:request_success_total{finished_reason="abort",model_name="fake-model"} 0.0',
+        'vllm:prompt_tokens_total{model_name="fake-model"} 2.0',
+        'vllm:generation_tokens_total{model_name="fake-model"} 6.0',
+        'vllm:time_to_first_token_seconds_count{model_name="fake-model"} 1.0',
+        'vllm:inter_token_latency_seconds_count{model_name="fake-model"} 4.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="fake-model"} 1.0',
+        'vllm:request_prompt_tokens_bucket{model_name="fake-model",le="2.0"} 1.0',
+        'vllm:request_generation_tokens_sum{model_name="fake-model"} 6.0',
+        'http_requests_total{handler="/v1/completions",method="POST",model_name="fake-model",status="2xx"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",model_name="fake-model",status="4xx"} 1.0',
+        'http_requests_total{handler="none",method="GET",model_name="fake-model",status="4xx"} 1.0',
+    ):
+        assert line in lines
+    assert not any("secret" in line for line in lines)
+
+
+async def test_all_actors_are_gathered(serve, http):
+    """What the other live actors put on the bus is there too, also of one whose lease has another name."""
+    served = await serve()
+    for kind, name in (("scheduler", "scheduler-0"), ("executor", "executor-0")):
+        metrics = Metrics()
+        metrics.gauge("vllm:num_requests_running", "Running.", engine=kind).set(3)
+        await served.backend.bus.put_state(metrics_state(kind, name), metrics.snapshot())
+    await served.backend.leave("scheduler")
+    await served.backend.join("scheduler", actor="scheduler-0")
+    await served.refresh()
+
+    lines = await text_of(http, served)
+
+    for kind in ("scheduler", "executor"):
+        assert f'vllm:num_requests_running{{engine="{kind}",model_name="fake-model"}} 3.0' in lines
+
+
+async def test_metrics_without_the_bus(serve, http, monkeypatch):
+    """While the bus is away the ingress still shows its own."""
+    served = await serve()
+
+    async def away(*_: str) -> None:
+        raise BusUnavailable("away")
+
+    monkeypatch.setattr(served.actor.bus, "get_state", away)
+
+    assert any(line.startswith("pagebus:open_requests") for line in await text_of(http, served))
+
+
+async def test_models(serve, http):
+    """Every name of the model is listed and can be shown; another is a 404."""
+    served = await serve()
+
+    async with http.get(served.url + "/v1/models") as response:
+        listed = await response.json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["fake-model", "alias"]
+    assert listed["data"][1] == {
+        "id": "alias", "object": "model", "created": 1_700_000_000, "owned_by": "pagebus", "root": "fake-model",
+        "parent": None, "max_model_len": 512,
+    }  # fmt: skip
+    async with http.get(served.url + "/v1/models/alias") as response:
+        assert await response.json() == listed["data"][1]
+    async with http.get(served.url + "/v1/models/org/none") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+async def test_small_routes(serve, http):
+    """The version and the way in; HEAD works where GET does."""
+    served = await serve()
+
+    async with http.get(served.url + "/version") as response:
+        version = (await response.json())["version"]
+    async with http.get(served.url + "/") as response:
+        body = await response.json()
+    async with http.head(served.url + "/health") as response:
+        assert response.status == 200
+    async with http.post(served.url + "/ping") as response:
+        assert response.status == 200
+    assert (body["name"], body["version"], body["model"]) == ("pagebus", version, "fake-model")

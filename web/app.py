@@ -1,0 +1,159 @@
+"""The HTTP ingress actor: OpenAI's API on one side, the bus on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from aiohttp import web
+
+from actors.actor import Actor
+from actors.cli import version
+from actors.settings import Settings
+from bus.contract import Bus, BusError, BusUnavailable
+from bus.outbox import Outbox
+from web import listener
+from web.auth import KeyRing
+from web.context import CONTEXT, Context
+from web.errors import internal, unavailable
+from web.inbox import Inbox
+from web.limits import WRITE_TIMEOUT_S
+from web.membership import REFRESH_S, Membership
+from web.metrics import IngressMetrics, deployment_metrics
+from web.middleware import add_request_id, boundary
+from web.model import ServedModel, load_served_model
+from web.routes import generation, models, service
+from web.sse import Streams
+from web.stranded import stranded
+
+ROUTES = (*service.ROUTES, *models.ROUTES, *generation.ROUTES)
+KEEPALIVE_S = 75.0
+SHUTDOWN_S = 3.0
+"""How long handlers get to tell their clients that the server stops."""
+TICK_S = 0.5
+
+
+def make_application(context: Context) -> web.Application:
+    """The aiohttp application over a context."""
+    app = web.Application(middlewares=[boundary], client_max_size=context.max_body_bytes)
+    app[CONTEXT] = context
+    app.on_response_prepare.append(add_request_id)
+    for route in ROUTES:
+        if route.method == "GET":
+            app.router.add_get(route.path, route.handler, name=route.name)
+        else:
+            app.router.add_route(route.method, route.path, route.handler, name=route.name)
+    return app
+
+
+class IngressActor(Actor):
+    """Serves HTTP. ``model`` is what it says of the model; None: read from the model's config at the start."""
+
+    kind = "ingress"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str, *, model: ServedModel | None = None) -> None:
+        super().__init__(settings, bus, name)
+        self.port: int | None = None
+        """The port it listens on, once it does."""
+        self._model = model
+        self._runner: web.AppRunner | None = None
+        self.context: Context | None = None
+        self._outbox: Outbox | None = None
+
+    def lease_info(self) -> dict[str, object]:
+        return super().lease_info() | ({} if self.port is None else {"port": self.port})
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Learn about the model, start the tasks of the bus side, then listen."""
+        model = self._model or await load_served_model(self.settings, int(time.time()))
+        self._outbox = Outbox(self.bus, self.epoch)
+        self.context = self._make_context(model, self._outbox)
+        self.spawn(self._outbox.run(), "outbox")
+        self.spawn(self.context.inbox.run(), "inbox")
+        self.spawn(self._keep_membership(self.context.membership), "membership")
+        self.spawn(self._tick(self.context), "tick")
+        await self._listen(self.context)
+
+    async def serve(self) -> None:
+        """Answer until told to drain; then let what runs end."""
+        await self.draining.wait()
+        assert self.context is not None
+        self.log.info("waiting for open requests", requests=self.context.inbox.num_open)
+        await self.context.inbox.idle()
+
+    async def stop(self) -> None:
+        """End what still runs with an error, say so on the bus, close."""
+        if self.context is not None:
+            self.context.inbox.fail_all(unavailable("The server is shutting down."))
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._outbox is not None and self.context is not None:
+            with contextlib.suppress(BusError, TimeoutError):
+                async with asyncio.timeout(self.settings.lease_ttl_s):
+                    await self._outbox.flush()
+            await self.context.inbox.forget()
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _make_context(self, model: ServedModel, outbox: Outbox) -> Context:
+        membership = Membership(self.bus, self.name, fresh_s=self.settings.lease_ttl_s)
+        metrics = IngressMetrics(self.metrics, model.max_model_len)
+        inbox = Inbox(self.bus, self.names, self.name, outbox, metrics, self.log, lambda: membership.losses)
+
+        async def render_metrics() -> str:
+            return await deployment_metrics(
+                self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name
+            )
+
+        return Context(
+            settings=self.settings,
+            name=self.name,
+            version=version(),
+            model=model,
+            inbox=inbox,
+            membership=membership,
+            metrics=metrics,
+            streams=Streams(),
+            keys=KeyRing(self.settings.api_key),
+            log=self.log,
+            draining=self.draining.is_set,
+            render_metrics=render_metrics,
+        )
+
+    async def _listen(self, context: Context) -> None:
+        self._runner = web.AppRunner(
+            make_application(context),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=SHUTDOWN_S,
+            auto_decompress=False,
+        )
+        await self._runner.setup()
+        for sock in await listener.listen(self.settings.host, self.settings.port, share=self.settings.ingresses > 1):
+            await web.SockSite(self._runner, sock, backlog=listener.BACKLOG).start()
+            self.port = self.port or sock.getsockname()[1]
+        self.log.info("listening", host=self.settings.host, port=self.port)
+
+    async def _keep_membership(self, membership: Membership) -> None:
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                await membership.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    async def _tick(self, context: Context) -> None:
+        """Twice a second: cut clients that take nothing, fail requests that were stranded."""
+        grace_s = 2 * self.settings.lease_ttl_s
+        while True:
+            await asyncio.sleep(TICK_S)
+            context.metrics.open_requests.set(context.inbox.num_open)
+            if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):
+                self.log.warning("slow clients cut off", clients=cut)
+            for request in stranded(
+                context.inbox.open_requests(), context.membership.losses, time.monotonic(), grace_s
+            ):
+                self.log.error("request stranded", request_id=request.request_id, waited_s=grace_s)
+                request.call.fail(internal("An actor that worked on the request was lost."))

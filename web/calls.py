@@ -1,0 +1,150 @@
+"""What is under way: a call (one HTTP request), its open requests (one per prompt), their choices (n per prompt).
+
+The reader of the mailbox pushes text into choices; the handler of the call takes what has come since it last looked. A
+handler that is behind finds the deltas of a choice joined into one, so there is no queue that could grow per client: a
+choice holds at most the text that its ``max_tokens`` allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bus.messages import FinishReason
+from web.errors import ApiError
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One output. ``texts`` is what has come and was not taken yet. ``index`` is the one the client sees."""
+
+    index: int
+    request: OpenRequest
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    last_token_s: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    changed: bool = False
+
+    def take_text(self) -> str:
+        """The text since the last call, once."""
+        texts = self.texts
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        texts.clear()
+        return text
+
+
+class OpenRequest:
+    """One prompt that the system works on; times are of the monotonic clock."""
+
+    __slots__ = (
+        "call",
+        "choices",
+        "first_token_seen",
+        "last_progress_s",
+        "losses_seen",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "num_unfinished",
+        "request_id",
+        "started_s",
+        "suspect_since_s",
+    )
+
+    def __init__(self, request_id: str, call: Call, first_index: int, n: int, now_s: float, losses_seen: int) -> None:
+        self.request_id = request_id
+        self.call = call
+        self.choices = [Choice(first_index + i, self) for i in range(n)]
+        self.num_unfinished = n
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.first_token_seen = False
+        self.started_s = now_s
+        self.last_progress_s = now_s
+        self.losses_seen = losses_seen
+        self.suspect_since_s: float | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+
+class Call:
+    """The choices of all prompts, in the client's order: prompt by prompt, n choices each."""
+
+    def __init__(self, request_ids: Sequence[str], n: int, *, streaming: bool, now_s: float, losses_seen: int) -> None:
+        self.requests = [
+            OpenRequest(request_id, self, i * n, n, now_s, losses_seen) for i, request_id in enumerate(request_ids)
+        ]
+        self.choices = [choice for request in self.requests for choice in request.choices]
+        self.failure: ApiError | None = None
+        self._num_unfinished = len(self.choices)
+        self._streaming = streaming
+        self._changed: list[Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Every choice has finished."""
+        return self._num_unfinished == 0
+
+    # -- the mailbox's side -------------------------------------------------------------------------------------------
+
+    def touched(self, choice: Choice) -> None:
+        """Something of ``choice`` is new."""
+        if choice.finish_reason is not None:
+            self._num_unfinished -= 1
+        if self._streaming and not choice.changed:
+            choice.changed = True
+            self._changed.append(choice)
+        if self._streaming or self._num_unfinished == 0:
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """The call ends with ``error``; the first one counts."""
+        if self.failure is None and not self.done:
+            self.failure = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the handler's side -------------------------------------------------------------------------------------------
+
+    async def changes(self) -> list[Choice]:
+        """Wait until something is new; the choices it is new for, oldest change first.
+
+        Raises:
+            ApiError: the call has failed (what came before it is handed out first).
+        """
+        while not self._changed:
+            if self.failure is not None:
+                raise self.failure
+            if self.done:
+                return []
+            await self._wait()
+        changed, self._changed = self._changed, []
+        for choice in changed:
+            choice.changed = False
+        return changed
+
+    async def finished(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            ApiError: the call has failed.
+        """
+        while not self.done:
+            if self.failure is not None:
+                raise self.failure
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

@@ -1,0 +1,81 @@
+"""What every route needs, in one object that hangs on the aiohttp application."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from actors.logs import Log
+from actors.settings import Settings
+from web.auth import KeyRing
+from web.errors import overloaded, unavailable
+from web.inbox import Inbox
+from web.limits import max_body_bytes
+from web.membership import Membership
+from web.metrics import IngressMetrics
+from web.model import ServedModel
+from web.sse import Streams
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """The parts of one ingress. ``draining()`` is true once it takes nothing new."""
+
+    settings: Settings
+    name: str
+    version: str
+    model: ServedModel
+    inbox: Inbox
+    membership: Membership
+    metrics: IngressMetrics
+    streams: Streams
+    keys: KeyRing
+    log: Log
+    draining: Callable[[], bool]
+    render_metrics: Callable[[], Awaitable[str]]
+    max_body_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.max_body_bytes = max_body_bytes(self.model.max_model_len)
+
+    def missing(self) -> tuple[str, ...]:
+        """Why a new request would not be answered now; empty if it would."""
+        return ("draining",) if self.draining() else self.membership.missing()
+
+    def check_ready(self) -> None:
+        """503 unless a request would be answered."""
+        missing = self.missing()
+        if missing == ("draining",):
+            raise unavailable("The server is shutting down.")
+        if missing:
+            raise unavailable(f"The server is not ready: no {', no '.join(missing)}.")
+
+    def check_room(self, num_requests: int) -> None:
+        """429 if so many more requests would be too many."""
+        limit = self.settings.max_num_queued_requests
+        if self.inbox.num_open + num_requests > limit:
+            raise overloaded(limit)
+
+
+CONTEXT = web.AppKey("context", Context)
+REQUEST_ID = web.RequestKey("request_id", str)
+REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
+ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+MAX_ID_CHARS = 128
+
+
+def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:
+    """The client's ``X-Request-Id`` if it is sane, else a new one; and whether it is the client's."""
+    given = headers.get("X-Request-Id", "")
+    if 0 < len(given) <= MAX_ID_CHARS and ID_CHARS.issuperset(given):
+        return given, True
+    return uuid.uuid4().hex, False
+
+
+def bus_request_ids(public_id: str, *, given: bool, count: int) -> Sequence[str]:
+    """Ids of the ``count`` requests of a call on the bus: unique even if clients send the same id twice."""
+    base = f"{public_id}-{uuid.uuid4().hex[:12]}" if given else public_id
+    return [base] if count == 1 else [f"{base}-{index}" for index in range(count)]

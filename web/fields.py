@@ -1,0 +1,112 @@
+"""Reading a JSON object with exact types: a bool is no integer, a float is no integer, null is "not given".
+
+A :class:`Fields` is emptied as it is read, so that what is left at the end is what nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from web.errors import bad_field, not_supported, unknown_field
+from web.limits import MAX_NAME_CHARS
+
+D = TypeVar("D")
+
+TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
+              dict: "an object", type(None): "null"}  # fmt: skip
+
+
+def type_name(value: object) -> str:
+    """``an integer``."""
+    return TYPE_NAMES.get(type(value), type(value).__name__)
+
+
+class Fields:
+    """The fields of one object; ``path`` is put before their names in errors."""
+
+    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+        self._data = dict(data)
+        self._path = path
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def take(self, name: str) -> Any:
+        """The value as it is, None if it was not given."""
+        return self._data.pop(name, None)
+
+    def _typed(self, name: str, default: D, expected: type | tuple[type, ...], what: str) -> Any:
+        value = self.take(name)
+        if value is None:
+            return default
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if type(value) not in allowed:
+            raise bad_field(self.path(name), f"must be {what}, got {type_name(value)}", code="invalid_type")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        return bool(self._typed(name, default, bool, "a boolean"))
+
+    def integer(self, name: str, default: D, low: int, high: int) -> int | D:
+        """``low`` and ``high`` are inclusive."""
+        value = self._typed(name, default, int, "an integer")
+        if type(value) is int and not low <= value <= high:
+            raise bad_field(self.path(name), f"must be {bounds(low, high)}, got {shown(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def number(self, name: str, default: float, low: float, high: float, *, above_low: bool = False) -> float:
+        """``low`` and ``high`` are inclusive, ``low`` only unless ``above_low``."""
+        value = self._typed(name, default, (int, float), "a number")
+        if not (low < value <= high if above_low else low <= value <= high):
+            limit = f"more than {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+            raise bad_field(self.path(name), f"must be {limit}, got {shown(value)}")
+        return float(value)
+
+    def string(self, name: str, default: D, *, max_chars: int = MAX_NAME_CHARS, empty: bool = True) -> str | D:
+        value = self._typed(name, default, str, "a string")
+        if isinstance(value, str):
+            if not empty and not value:
+                raise bad_field(self.path(name), "must not be empty")
+            if len(value) > max_chars:
+                raise bad_field(self.path(name), f"must have at most {max_chars} characters, got {len(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def array(self, name: str, *, max_items: int) -> list[Any] | None:
+        value = self._typed(name, None, list, "an array")
+        if value is not None and len(value) > max_items:
+            raise bad_field(self.path(name), f"must have at most {max_items} items, got {len(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        value: dict[str, Any] | None = self._typed(name, None, dict, "an object")
+        return value
+
+    def finish(
+        self, unsupported: Mapping[str, tuple[Any, ...]], harmless: Mapping[str, Callable[[Any], bool]] | None = None
+    ) -> None:
+        """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
+        for name, value in self._data.items():
+            if harmless is not None and name in harmless:
+                if value is not None and not harmless[name](value):
+                    raise bad_field(self.path(name), "has an invalid value")
+            elif name in unsupported:
+                if value is not None and not any(same(value, neutral) for neutral in unsupported[name]):
+                    raise not_supported(self.path(name))
+            else:
+                raise unknown_field(self.path(name if len(name) <= 100 else name[:100] + "..."))
+
+
+def same(value: object, neutral: object) -> bool:
+    """Equal and of the same type: 1 is not True."""
+    return type(value) is type(neutral) and value == neutral
+
+
+def bounds(low: int, high: int) -> str:
+    return f"at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
+
+
+def shown(value: float) -> str:
+    """A number for an error message; huge ones are cut."""
+    text = repr(value)
+    return text if len(text) <= 30 else text[:30] + "..."

@@ -1,0 +1,229 @@
+"""The ingress's side of the bus: requests go out, replies come in and are handed to the calls they belong to.
+
+One task reads the mailbox ``replies:<ingress>``; everything it does for a reply is a few dictionary look-ups and list
+appends, because it does so for every token of every stream. Duplicates (a replaced detokenizer may repeat itself) are
+recognised by the count of output tokens and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from actors.logs import Log
+from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
+from bus.messages import AbortRequest, GenerateRequest, Message, ReplyBatch, RequestFailed
+from bus.outbox import OUTBOX_LIMIT, Outbox
+from bus.streams import Names
+from web.calls import Call, OpenRequest
+from web.errors import ApiError, from_failure, internal, unavailable
+from web.metrics import IngressMetrics
+
+READ_COUNT = 256
+READ_BLOCK_MS = 1000
+RETRY_S = 0.2
+TRIM_EVERY = 256
+"""Entries after which the mailbox is trimmed although requests are open."""
+
+
+class Inbox:
+    """Open requests by id, and the reader of their replies.
+
+    ``losses()`` counts the actors lost so far (:class:`web.membership.Membership`).
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        ingress: str,
+        outbox: Outbox,
+        metrics: IngressMetrics,
+        log: Log,
+        losses: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._bus = bus
+        self._names = names
+        self._stream = names.replies(ingress)
+        self._outbox = outbox
+        self._metrics = metrics
+        self._log = log
+        self._losses = losses
+        self._open: dict[str, OpenRequest] = {}
+        self._position: EntryId = START
+        self._untrimmed = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Requests (prompts) under way."""
+        return len(self._open)
+
+    def open_requests(self) -> list[OpenRequest]:
+        return list(self._open.values())
+
+    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Call:
+        """Send the requests of one call. Every call is given back with :meth:`close`.
+
+        Raises:
+            ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts.
+        """
+        if self._outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
+            raise unavailable("The bus is too slow or away.")
+        n = requests[0].sampling.n
+        ids = [request.request_id for request in requests]
+        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), losses_seen=self._losses())
+        for request, opened in zip(requests, call.requests, strict=True):
+            self._open[request.request_id] = opened
+            self._outbox.publish(self._names.requests, request)
+        self._idle.clear()
+        return call
+
+    def close(self, call: Call) -> None:
+        """The handler is done with the call: whatever of it still runs is aborted, once."""
+        aborted = 0
+        for request in call.requests:
+            if self._open.pop(request.request_id, None) is not None:
+                self._outbox.publish(self._names.control, AbortRequest(request_id=request.request_id))
+                self._metrics.aborted(request)
+                aborted += 1
+        if aborted:
+            self._log.info("aborted", request_id=call.requests[0].request_id, requests=aborted)
+        if not self._open:
+            self._idle.set()
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every open call with ``error``; their handlers abort what still runs."""
+        for request in self.open_requests():
+            request.call.fail(error)
+
+    async def idle(self) -> None:
+        """Wait until nothing is open."""
+        await self._idle.wait()
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read the mailbox for ever. What is in it at the start belongs to a dead namesake and is deleted."""
+        await self._forget()
+        while True:
+            try:
+                entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
+                await self._take(entries)
+                await self._trim()
+            except BusUnavailable as error:
+                self._log.warning("bus unavailable: replies wait", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _forget(self) -> None:
+        while True:
+            try:
+                await self._bus.delete(self._stream)
+                return
+            except BusUnavailable:
+                await asyncio.sleep(RETRY_S)
+
+    async def forget(self) -> None:
+        """Delete the mailbox, if the bus is there: nobody reads it any more."""
+        with suppress(BusUnavailable):
+            await self._bus.delete(self._stream)
+
+    async def _take(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._position = entry.id
+            self._untrimmed += 1
+            problem = entry.error if entry.message is None else self.deliver(entry.message)
+            if problem:
+                self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
+                await self._bus.dead_letter("ingress", entry, problem)
+
+    async def _trim(self) -> None:
+        """Delete what has been handled: now and then under load, at once when idle."""
+        if self._untrimmed and (self._untrimmed >= TRIM_EVERY or not self._open):
+            await self._bus.trim(self._stream, self._position)
+            self._untrimmed = 0
+
+    def deliver(self, message: Message) -> str:
+        """Hand one message to its calls; says what is wrong with it, if anything."""
+        if isinstance(message, ReplyBatch):
+            return self._deliver_batch(message)
+        if isinstance(message, RequestFailed):
+            self._deliver_failure(message)
+            return ""
+        return f"{type(message).__name__} is not a reply"
+
+    def _deliver_batch(self, batch: ReplyBatch) -> str:
+        columns = (
+            batch.request_ids,
+            batch.choice_indexes.tolist(),
+            batch.texts,
+            batch.num_output_tokens.tolist(),
+            batch.finish_reasons,
+            batch.stop_reasons,
+            batch.num_prompt_tokens.tolist(),
+            batch.num_cached_tokens.tolist(),
+        )
+        if len({len(column) for column in columns}) != 1:
+            return "columns of different lengths"
+        now_s = time.monotonic()
+        for request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached in zip(*columns, strict=True):
+            request = self._open.get(request_id)
+            if request is None or not 0 <= index < len(request.choices):
+                continue
+            choice = request.choices[index]
+            new_tokens = num_tokens - choice.num_tokens
+            if choice.finish_reason is not None or (new_tokens <= 0 and finish is None):
+                continue
+            if finish in ("error", "abort"):
+                self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
+                continue
+            request.num_prompt_tokens = num_prompt
+            request.num_cached_tokens = num_cached
+            if new_tokens > 0:
+                self._metrics.tokens(choice, request, new_tokens, now_s)
+                choice.num_tokens = num_tokens
+                request.last_progress_s = now_s
+            if text:
+                choice.texts.append(text)
+            if finish is not None:
+                choice.finish_reason = finish
+                choice.stop_reason = stop
+                self._choice_finished(request, finish, num_tokens, now_s)
+            request.call.touched(choice)
+        return ""
+
+    def _choice_finished(self, request: OpenRequest, finish: str, num_tokens: int, now_s: float) -> None:
+        self._metrics.choice_finished(finish, num_tokens)
+        request.num_unfinished -= 1
+        if request.num_unfinished == 0:
+            self._metrics.request_finished(request, now_s)
+            del self._open[request.request_id]
+            if not self._open:
+                self._idle.set()
+
+    def _deliver_failure(self, failure: RequestFailed) -> None:
+        request = self._open.get(failure.request_id)
+        if request is not None:
+            self._fail(request, from_failure(failure))
+
+    def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
+        """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
+        del self._open[request.request_id]
+        if others_run:
+            abort = AbortRequest(request_id=request.request_id, reason="a choice failed")
+            self._outbox.publish(self._names.control, abort)
+        if not self._open:
+            self._idle.set()
+        self._metrics.failed(request)
+        request.call.fail(error)
+
+
+def _ended_by(finish: str) -> ApiError:
+    if finish == "abort":
+        return unavailable("The request was ended by the server.")
+    return internal("The request failed while it was computed.")

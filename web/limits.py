@@ -1,0 +1,42 @@
+"""Every bound on what a client may send, in one table. Ranges of sampling parameters stand where they are read."""
+
+from __future__ import annotations
+
+INT32_MAX = 2**31 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+MAX_PROMPTS = 1024
+"""Prompts in one call to ``/v1/completions``."""
+MAX_N = 64
+"""Choices per prompt."""
+MAX_CHOICES = 4096
+"""Choices of one call, over all its prompts."""
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 300
+MAX_NAME_CHARS = 256
+"""Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
+MAX_METADATA = 16
+MAX_TEMPLATE_KWARGS = 16
+MAX_TEMPLATE_KWARGS_DEPTH = 4
+MAX_TEMPLATE_KWARGS_NODES = 256
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
+"""vLLM only asks for more than 0; beyond these, float32 logits overflow."""
+
+MIN_BODY_BYTES = 4 * 2**20
+MAX_BODY_BYTES = 64 * 2**20
+BODY_BYTES_PER_TOKEN = 16
+BODY_TIMEOUT_S = 30.0
+WRITE_TIMEOUT_S = 30.0
+"""How long a client may take nothing of what is written to it."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""Kernel buffer per connection: what a stuck client "receives" before it is noticed."""
+
+
+def max_body_bytes(max_model_len: int | None) -> int:
+    """Largest request body: room for a full context as token ids (up to 8 characters each), and some more."""
+    wanted = BODY_BYTES_PER_TOKEN * (max_model_len or 0)
+    return min(max(wanted, MIN_BODY_BYTES), MAX_BODY_BYTES)

@@ -1,0 +1,95 @@
+"""The ingress's own metrics, under vLLM's names, and the text of ``/metrics`` for the whole deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from actors.actor import metrics_state
+from actors.metrics import LATENCY_BUCKETS_S, TOKEN_LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Metrics, render, token_buckets
+from bus.contract import Bus, BusUnavailable, LeaseInfo
+from web.calls import Choice, OpenRequest
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DEFAULT_MAX_TOKENS = 131072
+
+
+class IngressMetrics:
+    """What the ingress sees of requests. Times are of the monotonic clock."""
+
+    def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
+        self._metrics = metrics
+        buckets = token_buckets(max_model_len or DEFAULT_MAX_TOKENS)
+        self._prompt_tokens = metrics.counter("vllm:prompt_tokens", "Number of prefill tokens processed.")
+        self._generation_tokens = metrics.counter("vllm:generation_tokens", "Number of generation tokens processed.")
+        self._ttft = metrics.histogram(
+            "vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BUCKETS_S
+        )
+        self._itl = metrics.histogram(
+            "vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", TOKEN_LATENCY_BUCKETS_S
+        )
+        self._e2e = metrics.histogram(
+            "vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", LATENCY_BUCKETS_S
+        )
+        self._request_prompt = metrics.histogram(
+            "vllm:request_prompt_tokens", "Number of prefill tokens processed.", buckets
+        )
+        self._request_generation = metrics.histogram(
+            "vllm:request_generation_tokens", "Number of generation tokens processed.", buckets
+        )
+        self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
+        for reason in ("stop", "length", "abort", "error"):
+            self._success(reason, 0)
+
+    def _success(self, reason: str, count: int = 1) -> None:
+        self._metrics.counter(
+            "vllm:request_success", "Count of successfully processed requests.", finished_reason=reason
+        ).inc(count)
+
+    def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
+        """``new_tokens`` more of ``choice`` have come; called before they are counted in it."""
+        if choice.num_tokens:
+            self._itl.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
+        elif not request.first_token_seen:
+            request.first_token_seen = True
+            self._ttft.observe(now_s - request.started_s)
+            self._prompt_tokens.inc(request.num_prompt_tokens)
+        choice.last_token_s = now_s
+        self._generation_tokens.inc(new_tokens)
+
+    def choice_finished(self, reason: str, num_tokens: int) -> None:
+        self._success(reason)
+        self._request_generation.observe(num_tokens)
+
+    def request_finished(self, request: OpenRequest, now_s: float) -> None:
+        self._request_prompt.observe(request.num_prompt_tokens)
+        self._e2e.observe(now_s - request.started_s)
+
+    def aborted(self, request: OpenRequest) -> None:
+        self._success("abort", request.num_unfinished)
+
+    def failed(self, request: OpenRequest) -> None:
+        self._success("error", request.num_unfinished)
+
+    def http(self, method: str, handler: str, status: int) -> None:
+        """One HTTP request was answered by the route ``handler``."""
+        self._metrics.counter(
+            "http_requests",
+            "Total number of requests by method, status and handler.",
+            method=method if method in METHODS else "other",
+            handler=handler,
+            status=f"{status // 100}xx",
+        ).inc()
+
+
+async def deployment_metrics(bus: Bus, leases: Iterable[LeaseInfo], own: str, own_snapshot: Mapping[str, Any],
+                             model_name: str) -> str:  # fmt: skip
+    """Prometheus text over all live actors; only the ingress's own while the bus is away."""
+    states = [metrics_state(lease.kind, str(lease.info.get("actor", lease.name))) for lease in leases]
+    others = [state for state in dict.fromkeys(states) if state != metrics_state("ingress", own)]
+    try:
+        snapshots = await bus.get_state(*others) if others else []
+    except BusUnavailable:
+        snapshots = []
+    return render([own_snapshot, *snapshots], {"model_name": model_name})

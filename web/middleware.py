@@ -1,0 +1,63 @@
+"""The outermost layer round every route: request id, keys, errors in OpenAI's shape, the count of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from actors.actor import describe
+from web.auth import unauthorized
+from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from web.errors import ApiError, from_http, internal
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CLIENT_CLOSED_REQUEST = 499
+
+
+@web.middleware
+async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Nothing gets past this: every error becomes a response, and every request is counted."""
+    context = request.app[CONTEXT]
+    request[REQUEST_ID], request[REQUEST_ID_GIVEN] = request_id_of(request.headers)
+    status = CLIENT_CLOSED_REQUEST
+    try:
+        response = await _answer(context, request, handler)
+        status = response.status
+        return response
+    finally:
+        context.metrics.http(request.method, route_of(request), status)
+        if context.settings.enable_log_requests:
+            context.log.info("request", request_id=request[REQUEST_ID], method=request.method,
+                             handler=route_of(request), status=status)  # fmt: skip
+
+
+async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        if not context.keys.admits(request):
+            raise unauthorized()
+        return await handler(request)
+    except ApiError as error:
+        if error.status >= 500:
+            context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        return error.response()
+    except web.HTTPException as error:
+        return from_http(error).response() if error.status >= 400 else error
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise  # the client is gone
+    except Exception as error:
+        context.log.exception("handler failed", request_id=request[REQUEST_ID], error=describe(error))
+        return internal().response()
+
+
+def route_of(request: web.Request) -> str:
+    """The path of the matched route, ``none`` if none matched: never what the client wrote."""
+    resource = request.match_info.route.resource
+    return "none" if resource is None else resource.canonical
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Every response says which request it answers."""
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]

@@ -1,0 +1,62 @@
+"""What the ingress knows of the model it speaks for: its names, its limits and its sampling defaults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.settings import Settings
+
+DEFAULT_NAME = "pagebus"
+"""Name of the shipped model, where no other is given."""
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """``names[0]`` is the one that answers carry. ``vocab_size`` and ``max_model_len`` None: not known here.
+
+    ``default_sampling`` holds the model's own defaults for fields a client leaves out.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int | None = None
+    max_model_len: int | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    created_s: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def served_names(settings: Settings) -> tuple[str, ...]:
+    """The names clients use: those given, else the model as it was given."""
+    return settings.served_model_name or (settings.model or DEFAULT_NAME,)
+
+
+async def load_served_model(settings: Settings, created_s: int) -> ServedModel:
+    """Read the model's config, beside the loop (a hub may have to be asked).
+
+    Raises:
+        ModelError: there is no such model, or its config cannot be read.
+    """
+    return await asyncio.to_thread(_load, settings, created_s)
+
+
+def _load(settings: Settings, created_s: int) -> ServedModel:
+    from actors.model_config import ModelConfig, effective_max_model_len, resolve_model
+
+    path: Path = resolve_model(settings, weights=False)
+    config = ModelConfig.load(path)
+    wanted = config.default_sampling if settings.generation_config == "auto" else {}
+    return ServedModel(
+        names=served_names(settings),
+        vocab_size=config.vocab_size,
+        max_model_len=effective_max_model_len(settings, config),
+        default_sampling={name: wanted[name] for name in SAMPLING_DEFAULTS if wanted.get(name) is not None},
+        created_s=created_s,
+    )

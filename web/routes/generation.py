@@ -1,0 +1,142 @@
+"""``POST /v1/completions`` and ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from web.calls import Call, Choice
+from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from web.errors import ApiError
+from web.limits import BODY_TIMEOUT_S
+from web.model import ServedModel
+from web.routes import Route, json_response
+from web.schemas import Asked, parse_chat, parse_completion, parse_json
+from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
+
+
+class Endpoint(ABC):
+    """What the two endpoints differ in."""
+
+    id_prefix: str
+    object: str
+    chunks: type[Chunks]
+    parse: Callable[[dict[str, Any], ServedModel], Asked]
+
+    @abstractmethod
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A choice of a whole answer, without its finish fields."""
+
+    def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [
+            {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
+             "stop_reason": choice.stop_reason}
+            for choice in call.choices
+        ]  # fmt: skip
+        head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+        return {**head, "choices": choices, "usage": usage_of(call.requests)}
+
+
+class Completion(Endpoint):
+    id_prefix = "cmpl"
+    object = "text_completion"
+    chunks = CompletionChunks
+    parse = staticmethod(parse_completion)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        return {"index": choice.index, "text": choice.take_text()}
+
+
+class Chat(Endpoint):
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunks = ChatChunks
+    parse = staticmethod(parse_chat)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.take_text(), "refusal": None}
+        return {"index": choice.index, "message": message}
+
+
+async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+    """Parse, send, and answer whole or as a stream. However this ends, what still runs then is aborted."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    asked = endpoint.parse(parse_json(await read_body(request, context.max_body_bytes)), context.model)
+    context.check_room(len(asked.prompts))
+    public_id = f"{endpoint.id_prefix}-{request[REQUEST_ID]}"
+    ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
+    arrived_s = time.time()
+    messages = asked.messages_for_bus(ids, context.name, arrived_s)
+    call = context.inbox.submit(messages, streaming=asked.stream)
+    try:
+        if asked.stream:
+            chunks = endpoint.chunks(public_id, int(arrived_s), asked.model, asked.stream_options)
+            return await stream(request, context, call, chunks)
+        await call.finished()
+        return json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model))
+    finally:
+        context.inbox.close(call)
+
+
+async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
+    """Write chunks as text comes. An error before the first one is a status, after it an event."""
+    events = EventStream(request, context.streams)
+    try:
+        while changed := await call.changes():
+            data = chunks.of(changed)
+            if call.done:
+                return await events.end(data + chunks.last(call))
+            if data:
+                await events.write(data)
+        return await events.end(chunks.last(call))
+    except ApiError as error:
+        if not events.opened:
+            raise
+        context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        return await events.end(error_events(error))
+    finally:
+        events.close()
+
+
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """The body, within its limits of size and time.
+
+    Raises:
+        ApiError: 408, 413 or 415.
+    """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Content-Encoding is not supported: send the body as it is.", code="unsupported_encoding")
+    too_large = ApiError(413, f"The body may have at most {max_bytes} bytes.", code="body_too_large")
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="body_timeout") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large from None
+
+
+COMPLETION, CHAT = Completion(), Chat()
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await generate(request, COMPLETION)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await generate(request, CHAT)
+
+
+ROUTES = (
+    Route("POST", "/v1/completions", "completions", completions),
+    Route("POST", "/v1/chat/completions", "chat_completions", chat_completions),
+)

@@ -1,0 +1,44 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from web.context import CONTEXT
+from web.errors import model_not_found
+from web.model import ServedModel
+from web.routes import Route, json_response
+
+
+def card(model: ServedModel, name: str) -> dict[str, Any]:
+    """One name of the model, as OpenAI and vLLM show it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "pagebus",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def list_models(request: web.Request) -> web.Response:
+    model = request.app[CONTEXT].model
+    return json_response({"object": "list", "data": [card(model, name) for name in model.names]})
+
+
+async def show_model(request: web.Request) -> web.Response:
+    """Names may hold slashes, as hub ids do."""
+    model, name = request.app[CONTEXT].model, request.match_info["id"]
+    if name not in model.names:
+        raise model_not_found(name)
+    return json_response(card(model, name))
+
+
+ROUTES = (
+    Route("GET", "/v1/models", "models", list_models),
+    Route("GET", "/v1/models/{id:.+}", "model", show_model),
+)

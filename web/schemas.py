@@ -1,0 +1,302 @@
+"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``: what is understood, refused, harmless.
+
+A field is understood, or it is a 400 that names it: nothing is silently ignored. ``null`` means "not given".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from bus.messages import GenerateRequest, Int32Array, SamplingParams
+from web.chat_messages import read_messages, read_template_kwargs
+from web.errors import ApiError, bad_field, model_not_found
+from web.fields import Fields, type_name
+from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS
+from web.model import ServedModel
+from web.sampling import check_token_ids, read_max_tokens, read_sampling
+
+COMPLETION_MAX_TOKENS = 16
+
+_NEVER: tuple[Any, ...] = ()
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "echo": (False,),
+    "ec_transfer_params": _NEVER,
+    "guided_choice": _NEVER,
+    "guided_decoding_backend": _NEVER,
+    "guided_grammar": _NEVER,
+    "guided_json": _NEVER,
+    "guided_regex": _NEVER,
+    "kv_transfer_params": _NEVER,
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "prompt_logprobs": _NEVER,
+    "repetition_detection": _NEVER,
+    "request_id": _NEVER,
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "session_id": _NEVER,
+    "stream_interval": (1,),
+    "structured_outputs": _NEVER,
+    "thinking_token_budget": (-1,),
+    "truncation_side": _NEVER,
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+"""Fields of OpenAI's and vLLM's API that come later, with the values that ask for nothing."""
+UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
+    "best_of": (1,),
+    "logprobs": _NEVER,
+    "prompt_embeds": _NEVER,
+    "suffix": ("",),
+}
+UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
+    "audio": _NEVER,
+    "chat_template": _NEVER,
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "logprobs": (False,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": _NEVER,
+    "parallel_tool_calls": (True,),
+    "prediction": _NEVER,
+    "reasoning_effort": _NEVER,
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": _NEVER,
+}
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NAME_CHARS
+
+
+def _is_metadata(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= MAX_METADATA
+        and all(isinstance(item, str) and len(item) <= 512 for item in value.values())
+    )
+
+
+HARMLESS: dict[str, Callable[[Any], bool]] = {
+    "metadata": _is_metadata,
+    "prompt_cache_key": _is_name,
+    "prompt_cache_retention": _is_name,
+    "safety_identifier": _is_name,
+    "service_tier": lambda value: value in ("auto", "default"),
+    "store": lambda value: value is False,
+    "user": _is_name,
+}
+"""Fields of OpenAI's API that need no behaviour, with what they may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call: exactly one of the three is given."""
+
+    text: str | None = None
+    token_ids: Int32Array | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """``usage``: a last chunk with the usage. ``continuous``: usage in every chunk."""
+
+    usage: bool = False
+    continuous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    stream: bool
+    stream_options: StreamOptions
+    add_special_tokens: bool
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+    def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
+        """One message per prompt, in order."""
+        return [
+            GenerateRequest(
+                request_id=request_id,
+                ingress=ingress,
+                sampling=self.sampling,
+                prompt=prompt.text,
+                messages=prompt.messages,
+                add_special_tokens=self.add_special_tokens,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+                chat_template_kwargs=self.chat_template_kwargs,
+                truncate_prompt_tokens=self.truncate_prompt_tokens,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                arrived_s=arrived_s,
+                **({} if prompt.token_ids is None else {"prompt_token_ids": prompt.token_ids}),
+            )
+            for request_id, prompt in zip(request_ids, self.prompts, strict=True)
+        ]
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The body as an object. The content type is not looked at: JSON is JSON."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
+    if type(data) is not dict:
+        raise ApiError(400, f"The body must be a JSON object, got {type_name(data)}.", code="invalid_json")
+    return data
+
+
+def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
+    """The body of ``POST /v1/completions``."""
+    fields = Fields(data)
+    name = _read_model(fields, model)
+    stream, options = _read_stream(fields)
+    sampling = read_sampling(
+        fields, model, max_tokens=read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model)
+    )
+    prompts = _read_prompts(fields, model.vocab_size)
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
+    asked = Asked(
+        model=name,
+        prompts=prompts,
+        sampling=sampling,
+        stream=stream,
+        stream_options=options,
+        add_special_tokens=fields.boolean("add_special_tokens", True),
+        truncate_prompt_tokens=_read_truncation(fields, model),
+        priority=fields.integer("priority", 0, -INT32_MAX, INT32_MAX),
+        cache_salt=fields.string("cache_salt", None, empty=False),
+    )
+    fields.finish(UNSUPPORTED_COMPLETION, HARMLESS)
+    return asked
+
+
+def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
+    """The body of ``POST /v1/chat/completions``."""
+    fields = Fields(data)
+    name = _read_model(fields, model)
+    stream, options = _read_stream(fields)
+    old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
+    max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
+    sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
+    messages = read_messages(fields)
+    continues = fields.boolean("continue_final_message", False)
+    generates = fields.boolean("add_generation_prompt", True)
+    if continues and generates:
+        raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
+    asked = Asked(
+        model=name,
+        prompts=(Prompt(messages=messages),),
+        sampling=sampling,
+        stream=stream,
+        stream_options=options,
+        add_special_tokens=fields.boolean("add_special_tokens", False),
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        chat_template_kwargs=read_template_kwargs(fields),
+        truncate_prompt_tokens=_read_truncation(fields, model),
+        priority=fields.integer("priority", 0, -INT32_MAX, INT32_MAX),
+        cache_salt=fields.string("cache_salt", None, empty=False),
+    )
+    fields.finish(UNSUPPORTED_CHAT, HARMLESS)
+    return asked
+
+
+def _read_model(fields: Fields, model: ServedModel) -> str:
+    name = fields.string("model", None, max_chars=INT32_MAX)
+    if name is None:
+        return model.name
+    if name not in model.names:
+        raise model_not_found(name)
+    return name
+
+
+def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
+    stream = fields.boolean("stream", False)
+    given = fields.object("stream_options")
+    if given is None:
+        return stream, StreamOptions()
+    if not stream:
+        raise bad_field("stream_options", "is only allowed when stream is true")
+    options = Fields(given, "stream_options")
+    usage = options.boolean("include_usage", False)
+    continuous = options.boolean("continuous_usage_stats", False)
+    options.finish({"include_obfuscation": (False,)})
+    return stream, StreamOptions(usage, usage and continuous)
+
+
+def _read_truncation(fields: Fields, model: ServedModel) -> int | None:
+    """Keep only the last so many tokens of the prompt; -1 means as many as fit, which the tokenizer works out."""
+    value = fields.integer("truncate_prompt_tokens", None, -1, INT32_MAX)
+    if value == 0:
+        raise bad_field("truncate_prompt_tokens", "must be at least 1, or -1 for as many as fit, got 0")
+    if value is not None and model.max_model_len is not None and value > model.max_model_len:
+        raise bad_field("truncate_prompt_tokens", f"must be at most {model.max_model_len}, the maximum context length")
+    return value
+
+
+def _read_prompts(fields: Fields, vocab_size: int | None) -> tuple[Prompt, ...]:
+    """A string, strings, token ids, or lists of token ids."""
+    value = fields.take("prompt")
+    if value is None:
+        raise bad_field("prompt", "is required")
+    if isinstance(value, str):
+        return (Prompt(text=value),)
+    if type(value) is not list:
+        raise bad_field("prompt", f"must be a string or an array, got {type_name(value)}", code="invalid_type")
+    if not value:
+        raise bad_field("prompt", "must not be empty")
+    first = value[0]
+    if not isinstance(first, str | list):
+        return (Prompt(token_ids=_token_array(value, "prompt", vocab_size)),)
+    if len(value) > MAX_PROMPTS:
+        raise bad_field("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
+    if isinstance(first, list):
+        return tuple(
+            Prompt(token_ids=_token_array(ids, f"prompt[{index}]", vocab_size)) for index, ids in enumerate(value)
+        )
+    for index, text in enumerate(value):
+        if not isinstance(text, str):
+            raise bad_field(f"prompt[{index}]", f"must be a string like the first, got {type_name(text)}",
+                            code="invalid_type")  # fmt: skip
+    return tuple(Prompt(text=text) for text in value)
+
+
+def _token_array(ids: Any, name: str, vocab_size: int | None) -> Int32Array:
+    if type(ids) is not list:
+        raise bad_field(name, f"must be an array of token ids, got {type_name(ids)}", code="invalid_type")
+    if not ids:
+        raise bad_field(name, "must not be empty")
+    check_token_ids(ids, name, vocab_size)
+    return np.array(ids, np.int32)

@@ -1,0 +1,46 @@
+"""From a URL to a bus."""
+
+from __future__ import annotations
+
+from weakref import WeakValueDictionary
+
+from bus.contract import Bus, BusError
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.redis_bus import RedisBus
+from bus.redis_url import SCHEMES
+from bus.streams import Names
+
+_memory_servers: WeakValueDictionary[str, MemoryServer] = WeakValueDictionary()
+
+
+def open_bus(
+    url: str,
+    deployment: str = "pagebus",
+    *,
+    client_name: str = "pagebus",
+    connect_timeout_s: float = 30.0,
+    memory_server: MemoryServer | None = None,
+) -> Bus:
+    """The bus at ``url``, not yet connected (``await bus.connect()``).
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``rediss+sentinel://`` (see
+            :mod:`bus.redis_url`) or ``memory://[name]``, which lives inside this process only.
+        deployment: the deployment's name, part of every key.
+        client_name: how the actor appears in Redis's CLIENT LIST.
+        connect_timeout_s: how long ``connect`` keeps trying.
+        memory_server: what ``memory://`` connects to; None: the one that all users of that URL in this process share.
+
+    Raises:
+        BusError: the URL cannot be understood.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
+        server = memory_server if memory_server is not None else _memory_servers.setdefault(url, MemoryServer())
+        return MemoryBus(server, Names(deployment))
+    if scheme in SCHEMES:
+        return RedisBus(url, Names(deployment), client_name=client_name, connect_timeout_s=connect_timeout_s)
+    raise BusError(
+        f"unknown bus URL {scheme!r:.40}: use one of {', '.join((*SCHEMES, 'memory'))}, as in redis://host:6379"
+    )

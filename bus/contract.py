@@ -1,0 +1,217 @@
+"""What a bus promises. ``RedisBus`` and ``MemoryBus`` keep the same promises and pass the same tests.
+
+Three kinds of stream (see :mod:`bus.streams`):
+
+* **Work** streams have consumer groups. An entry is delivered to one consumer of the group, stays pending until it is
+  acked, and is deleted by the ack. A consumer first gets back what it left pending (after a restart), then new entries;
+  what a dead consumer left is taken over by :meth:`Bus.claim`. Delivery is at least once: handlers are idempotent by
+  request id.
+* **Log** streams have one writer, which names each entry ``<epoch>-<index>``. A repeat is recognised as the writer's
+  own and succeeds; an entry of a replaced writer (lower epoch) raises :class:`Fenced`. Readers remember their position.
+* **Mailboxes** have many writers and one reader, which remembers its position and trims what it has passed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bus.messages import JsonValue, Message
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EntryId:
+    """Position in a stream. In log streams ``epoch`` and ``index`` are the writer's, elsewhere Redis's time and count."""
+
+    epoch: int = 0
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.index}"
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> EntryId:
+        epoch, _, index = (text.decode() if isinstance(text, bytes) else text).partition("-")
+        return cls(int(epoch), int(index or 0))
+
+
+START = EntryId(0, 0)
+FENCE_INDEX = 2**62
+"""Index of a fence entry: beyond everything a writer of that epoch could write, so its late writes are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message read from ``stream``. ``deliveries`` counts how often a work entry has been handed out (from 1).
+
+    An entry whose frame cannot be decoded has ``message`` None and the reason in ``error``; the reader dead-letters it.
+    """
+
+    stream: str
+    id: EntryId
+    message: Message | None
+    deliveries: int = 1
+    error: str = ""
+    raw: Mapping[bytes, bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A live actor: ``kind`` and ``name``, the epoch its lease was granted under, and what it says of itself."""
+
+    kind: str
+    name: str
+    epoch: int
+    info: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One entry to append to a log stream."""
+
+    stream: str
+    id: EntryId
+    message: Message
+
+
+class BusError(Exception):
+    """Base of everything the bus raises on purpose; the text says cause and remedy."""
+
+
+class BusUnavailable(BusError):
+    """The server cannot be reached or refuses writes for now. The operation may or may not have been applied."""
+
+
+class Fenced(BusError):
+    """A newer writer owns this log stream, or a newer holder this lease: stop at once and write nothing more."""
+
+
+class LeaseTaken(BusError):
+    """Another live actor holds this lease."""
+
+
+class CodecError(BusError):
+    """A frame that is not one of ours, of an unknown version, or with wrong fields."""
+
+
+class Bus(ABC):
+    """The contract. All methods may raise :class:`BusUnavailable`; reads may be repeated freely, writes are idempotent
+    where the docstring says so. Only one read of each kind may be under way per bus object and stream set."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def connect(self) -> None:
+        """Open the connection, retrying with backoff until it answers or the connect timeout (s) passes."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close connections; pending reads end. Idempotent."""
+
+    @abstractmethod
+    async def ping(self) -> float:
+        """Round trip in seconds."""
+
+    # -- work streams and mailboxes -----------------------------------------------------------------------------------
+    @abstractmethod
+    async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
+        """Add messages, in order, to work streams or mailboxes, in one round trip. A repeat adds a duplicate."""
+
+    @abstractmethod
+    async def create_group(self, stream: str, group: str) -> None:
+        """Create the stream and its group, reading from the start. Idempotent."""
+
+    @abstractmethod
+    async def read_group(
+        self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
+    ) -> list[Entry]:
+        """Entries for this consumer: on the consumer's first call what it left pending, afterwards new ones.
+
+        Waits at most ``block_ms`` for the first entry (0 returns at once). Re-creates a group that was lost.
+        """
+
+    @abstractmethod
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent."""
+
+    @abstractmethod
+    async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
+        """Take over everything ``dead_consumer`` (whose lease has expired) left pending, and remove that consumer."""
+
+    @abstractmethod
+    async def consumers(self, stream: str, group: str) -> dict[str, int]:
+        """Consumers of a group and how many entries each has pending."""
+
+    # -- log streams --------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def append(self, entries: Sequence[LogEntry]) -> None:
+        """Append to log streams, in order, in one round trip. Repeating one's own entry is a success.
+
+        Raises:
+            Fenced: the stream already holds an entry of a higher epoch, or a fence (FENCE_INDEX) of the writer's epoch.
+        """
+
+    @abstractmethod
+    async def read(self, positions: Mapping[str, EntryId], *, count: int = 256, block_ms: int = 1000) -> list[Entry]:
+        """Entries after the given positions of log streams or mailboxes, atomically over all streams, streams in the
+        order of ``positions``, at most ``count`` per stream. Waits at most ``block_ms`` for the first."""
+
+    @abstractmethod
+    async def last_id(self, stream: str) -> EntryId:
+        """Id of the newest entry ever added (START if the stream does not exist)."""
+
+    @abstractmethod
+    async def trim(self, stream: str, through: EntryId) -> int:
+        """Delete entries up to and including ``through``; returns how many."""
+
+    @abstractmethod
+    async def length(self, stream: str) -> int:
+        """Entries now in the stream."""
+
+    @abstractmethod
+    async def delete(self, *streams: str) -> None:
+        """Delete whole streams."""
+
+    @abstractmethod
+    async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:
+        """Keep a message that cannot be processed, with its reason, in the stage's dead-letter stream (bounded)."""
+
+    # -- small durable state ------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def put_state(self, name: str, value: Mapping[str, JsonValue], *, ttl_s: float | None = None) -> None:
+        """Store a small JSON object under a name, for ``ttl_s`` seconds (None: for ever)."""
+
+    @abstractmethod
+    async def get_state(self, *names: str) -> list[Mapping[str, JsonValue] | None]:
+        """The objects under these names, None where there is none, in one round trip."""
+
+    @abstractmethod
+    async def delete_state(self, *names: str) -> None:
+        """Remove state. Idempotent."""
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
+        """Become the holder of (kind, name) for ``ttl_s`` seconds; returns a fresh epoch, larger than any before it.
+
+        Raises:
+            LeaseTaken: somebody else holds it and it has not expired.
+        """
+
+    @abstractmethod
+    async def renew_lease(
+        self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
+    ) -> None:
+        """Extend one's lease and replace its info. An expired lease nobody took is taken back under the same epoch.
+
+        Raises:
+            Fenced: the lease belongs to another epoch now.
+        """
+
+    @abstractmethod
+    async def release_lease(self, kind: str, name: str, epoch: int) -> None:
+        """Give a lease up; nothing happens if it is no longer ours."""
+
+    @abstractmethod
+    async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
+        """Live leases (of one kind), ordered by kind and name."""

@@ -1,0 +1,300 @@
+"""Every message that crosses a process boundary: one frozen, slotted dataclass per event.
+
+Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another dataclass of this file,
+or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see :mod:`bus.codec`);
+everything else travels in the header. New fields go last, with defaults, so that two versions can read each other.
+
+The life of a request, with the stream that carries each message (:mod:`bus.streams`):
+
+==========================  =====================  ==========================================
+message                     stream                 from -> to
+==========================  =====================  ==========================================
+GenerateRequest             requests (work)        ingress -> any tokenizer
+TokenizedRequest            tokenized (work)       tokenizer -> scheduler
+AbortRequest, StopSequence  control (work)         ingress, detokenizer -> scheduler
+SequenceStarted/Ended       sequences:<detok>      scheduler -> that detokenizer
+StepPlan                    steps:<replica>        scheduler -> every rank of the replica
+StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers
+ReplyBatch, RequestFailed   replies:<ingress>      detokenizer, tokenizer, scheduler -> ingress
+==========================  =====================  ==========================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+JsonValue = object
+"""Free JSON (chat messages): checked where it enters, never interpreted by the bus."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def _no_ints() -> Int32Array:
+    return np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
+
+    ``max_tokens`` None means "the rest of the context". ``seed`` None lets the scheduler derive one from the request
+    id.
+    ``temperature`` below 1e-5 is greedy. ``top_k`` 0 or -1 is off.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt to continue. Exactly one of ``prompt``, ``prompt_token_ids`` (non-empty) and ``messages`` is given."""
+
+    request_id: str
+    ingress: str
+    sampling: SamplingParams
+    prompt: str | None = None
+    messages: tuple[JsonValue, ...] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    arrived_s: float = 0.0
+    prompt_token_ids: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedRequest:
+    """A request the scheduler can admit: token ids inside the vocabulary, prompt shorter than ``max_model_len``.
+
+    ``block_hashes`` [num_full_blocks * 4] holds one 128-bit chained hash per full block of the prompt.
+    ``sampling.max_tokens`` is resolved (never None) and fits the context.
+    """
+
+    request_id: str
+    ingress: str
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    arrived_s: float = 0.0
+    tokenized_s: float = 0.0
+    prompt_token_ids: Int32Array = field(default_factory=_no_ints)
+    block_hashes: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequest:
+    """The client of ``request_id`` is gone: free everything it holds, send nothing more."""
+
+    request_id: str
+    reason: str = "client disconnected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSequence:
+    """The detokenizer found a stop string and has already sent the terminal reply: stop computing this sequence."""
+
+    request_id: str
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStarted:
+    """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
+
+    Sent once, before the first step that computes the sequence. ``prompt_tail`` holds the last prompt tokens (at most
+    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
+    """
+
+    request_id: str
+    sequence_id: int
+    choice_index: int
+    ingress: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    max_tokens: int
+    min_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    arrived_s: float = 0.0
+    prompt_tail: Int32Array = field(default_factory=_no_ints)
+
+
+PROMPT_TAIL_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceEnded:
+    """The scheduler ends a sequence itself. ``abort``: drop its state silently. ``error``: send a terminal reply."""
+
+    sequence_id: int
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """A sequence that enters the persistent batch at ``slot``; its arrays lie in the step plan, in the same order.
+
+    ``num_prompt_tokens`` counts the client's prompt; after a preemption the token array also holds tokens generated
+    before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit).
+    ``max_total_tokens`` is the length (prompt + output) at which the sequence ends. ``end_token_ids`` end it earlier,
+    from the ``min_tokens``-th output token on (before that they are never sampled).
+    """
+
+    sequence_id: int
+    slot: int
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+    max_total_tokens: int
+    min_tokens: int
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    end_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
+
+    1. ``freed_slots`` [k]: these slots are empty now.
+    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, ``new_block_ids`` their block tables.
+    3. ``appended_slots`` / ``appended_blocks`` [m]: append one block to the slot's block table, in order.
+    4. ``copy_sources`` / ``copy_targets`` [c]: device block copies (copy-on-write), before the forward pass.
+    5. The pass: ``slots`` [r] with ``num_scheduled`` [r] tokens each, from the slot's computed count on. A row whose
+       computed count reaches its token count samples one token, which is stored on the device as the slot's next token
+       and returned. ``decode rows come first``: the first ``num_decodes`` rows have one scheduled token that is the
+       slot's last token.
+
+    A plan with no rows is legal (it only frees). ``step`` counts plans of this replica in this scheduler epoch, from 1,
+    and equals the index of the entry's explicit stream id.
+    """
+
+    step: int
+    planned_s: float
+    num_decodes: int
+    new_sequences: tuple[NewSequence, ...] = ()
+    freed_slots: Int32Array = field(default_factory=_no_ints)
+    new_token_ids: Int32Array = field(default_factory=_no_ints)
+    new_block_ids: Int32Array = field(default_factory=_no_ints)
+    appended_slots: Int32Array = field(default_factory=_no_ints)
+    appended_blocks: Int32Array = field(default_factory=_no_ints)
+    copy_sources: Int32Array = field(default_factory=_no_ints)
+    copy_targets: Int32Array = field(default_factory=_no_ints)
+    slots: Int32Array = field(default_factory=_no_ints)
+    num_scheduled: Int32Array = field(default_factory=_no_ints)
+
+
+END_NONE, END_STOP, END_LENGTH = 0, 1, 2
+"""Values of ``StepResult.ends``: goes on; an end token was sampled; ``max_total_tokens`` was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The tokens one step sampled. Arrays share the length [n]; a sequence that ended in an earlier step has no row.
+
+    ``token_indexes`` is the output index of the token in its sequence (0 for the first generated one).
+    ``scheduler_epoch`` and ``step`` name the plan this answers.
+    """
+
+    step: int
+    scheduler_epoch: int
+    received_s: float
+    launched_s: float
+    done_s: float
+    num_computed_tokens: int
+    sequence_ids: Int32Array = field(default_factory=_no_ints)
+    token_ids: Int32Array = field(default_factory=_no_ints)
+    token_indexes: Int32Array = field(default_factory=_no_ints)
+    ends: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFenced:
+    """The last entry of a replica whose executor is gone: nothing after it can be written by the old executor.
+
+    Written by the scheduler with a higher epoch. Readers know that the results before it are all there will be.
+    """
+
+    replica: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyBatch:
+    """New text for requests of one ingress: column i of every field belongs to (request_ids[i], choice_indexes[i]).
+
+    ``num_output_tokens`` is the count after this delta, so a duplicate can be recognised and dropped.
+    ``finish_reasons[i]`` is None until the one terminal delta. ``stop_reasons[i]`` is the stop string or end token id.
+    """
+
+    request_ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    finish_reasons: tuple[FinishReason | None, ...]
+    stop_reasons: tuple[str | int | None, ...]
+    choice_indexes: Int32Array = field(default_factory=_no_ints)
+    num_output_tokens: Int32Array = field(default_factory=_no_ints)
+    num_prompt_tokens: Int32Array = field(default_factory=_no_ints)
+    num_cached_tokens: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer."""
+
+    request_id: str
+    status: int
+    error_type: str
+    message: str
+    param: str | None = None
+
+
+Message = (
+    GenerateRequest
+    | TokenizedRequest
+    | AbortRequest
+    | StopSequence
+    | SequenceStarted
+    | SequenceEnded
+    | StepPlan
+    | StepResult
+    | ReplicaFenced
+    | ReplyBatch
+    | RequestFailed
+)

@@ -1,0 +1,154 @@
+"""Sending without waiting: an actor drops messages here and goes on, one task sends them in order.
+
+Everything queued while a round trip is under way goes out in the next one. A send that fails with
+:class:`BusUnavailable` is repeated with growing pauses until it succeeds: entries of log streams have explicit ids, so
+their repeats are recognised; a published message may arrive twice, which its readers allow for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import islice
+
+from bus.backoff import Backoff
+from bus.contract import Bus, BusUnavailable, EntryId, LogEntry
+from bus.messages import Message
+
+OUTBOX_LIMIT = 65_536
+"""Messages an outbox holds unless told otherwise; far beyond what a healthy actor ever queues."""
+_BATCH = 1024
+
+
+class OutboxFull(BusUnavailable):
+    """The bus has been unreachable, or too slow, for so long that the outbox is full; the message was not taken."""
+
+
+class Outbox:
+    """Outgoing messages of one actor. All methods belong to the event loop's thread.
+
+    Args:
+        bus: where they go.
+        epoch: the lease epoch under which this actor writes log streams.
+        limit: how many messages may wait.
+
+    Attributes:
+        retries: how many sends had to be repeated so far.
+        trouble: why the last send failed; "" while all is well.
+    """
+
+    def __init__(self, bus: Bus, epoch: int, *, limit: int = OUTBOX_LIMIT, backoff: Backoff | None = None) -> None:
+        self.epoch = epoch
+        self.retries = 0
+        self.trouble = ""
+        self._bus = bus
+        self._limit = limit
+        self._backoff = backoff or Backoff()
+        self._queue: deque[LogEntry | tuple[str, Message]] = deque()
+        self._indexes: dict[str, int] = {}
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._failure: BaseException | None = None
+
+    @property
+    def depth(self) -> int:
+        """Messages not yet known to be stored."""
+        return len(self._queue)
+
+    def append(self, stream: str, message: Message) -> EntryId:
+        """Queue a message for a log stream under the next id of this epoch (index 1, 2, ...), and return that id.
+
+        Raises:
+            OutboxFull: nothing was queued and no index was used up.
+        """
+        self._check()
+        index = self._indexes.get(stream, 0) + 1
+        self._indexes[stream] = index
+        entry_id = EntryId(self.epoch, index)
+        self._put(LogEntry(stream, entry_id, message))
+        return entry_id
+
+    def append_at(self, stream: str, entry_id: EntryId, message: Message) -> None:
+        """Queue a message for a log stream under an id of the caller's, such as a fence.
+
+        Raises:
+            OutboxFull: nothing was queued.
+        """
+        self._check()
+        self._put(LogEntry(stream, entry_id, message))
+
+    def publish(self, stream: str, message: Message) -> None:
+        """Queue a message for a work stream or mailbox.
+
+        Raises:
+            OutboxFull: nothing was queued.
+        """
+        self._check()
+        self._put((stream, message))
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise BusUnavailable(f"the outbox has stopped: {self._failure}") from self._failure
+        if len(self._queue) >= self._limit:
+            raise OutboxFull(f"{len(self._queue)} messages wait to be sent ({self.trouble or 'the bus is too slow'})")
+
+    def _put(self, item: LogEntry | tuple[str, Message]) -> None:
+        self._queue.append(item)
+        self._empty.clear()
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """Wait until everything queued is stored.
+
+        Raises:
+            BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
+        """
+        await self._empty.wait()
+        if self._queue:
+            self._check()
+
+    async def run(self) -> None:
+        """Send until cancelled.
+
+        Raises:
+            Fenced: another writer has replaced this one.
+            CodecError: a message that cannot be encoded.
+        """
+        try:
+            while True:
+                await self._wake.wait()
+                await self._send_next()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._empty.set()
+
+    async def _send_next(self) -> None:
+        """Send the longest run of one kind at the head of the queue, in one round trip."""
+        entries: list[LogEntry] = []
+        items: list[tuple[str, Message]] = []
+        for item in islice(self._queue, _BATCH):
+            if isinstance(item, LogEntry):
+                if items:
+                    break
+                entries.append(item)
+            else:
+                if entries:
+                    break
+                items.append(item)
+        try:
+            await (self._bus.append(entries) if entries else self._bus.publish(items))
+        except BusUnavailable as error:
+            self.retries += 1
+            self.trouble = str(error)
+            await asyncio.sleep(self._backoff.next_s())
+            return
+        self.trouble = ""
+        self._backoff.reset()
+        for _ in range(len(entries) + len(items)):
+            self._queue.popleft()
+        if not self._queue:
+            self._wake.clear()
+            self._empty.set()

@@ -1,0 +1,281 @@
+"""The bus on a Redis server (7.0 or newer; only commands that 7.0 has).
+
+Writes share one connection, leases have another, and each blocking read that is under way has its own. Nothing is
+retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only the caller knows whether
+a repeat is harmless (:mod:`bus.outbox`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import perf_counter
+
+from bus.backoff import Backoff
+from bus.codec import encode
+from bus.contract import Bus, BusError, BusUnavailable, Entry, EntryId, Fenced, LeaseInfo, LogEntry
+from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
+from bus.messages import JsonValue, Message
+from bus.redis_groups import RedisGroups
+from bus.redis_leases import RedisLeases, RedisState
+from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply
+from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
+from bus.redis_url import parse_redis_url
+from bus.streams import Names
+from bus.why_fenced import why_fenced
+
+MAX_BLOCK_MS = 2000
+"""Longest BLOCK sent to the server; longer waits are made of several."""
+_OLDEST_SERVER = (7, 0)
+_LOG = logging.getLogger("bus")
+
+
+class RedisBus(Bus):
+    """One actor's connections to Redis.
+
+    Args:
+        url: see :mod:`bus.redis_url`.
+        names: the deployment's names.
+        client_name: shown by CLIENT LIST.
+        connect_timeout_s: how long :meth:`connect` keeps trying.
+        command_timeout_s: a server that does not answer a command for so long counts as unavailable.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        names: Names | None = None,
+        *,
+        client_name: str = "pagebus",
+        connect_timeout_s: float = 30.0,
+        command_timeout_s: float = COMMAND_TIMEOUT_S,
+    ) -> None:
+        self.names = names or Names()
+        self._target = parse_redis_url(url)
+        self._client_name = "".join(char if "!" <= char <= "~" else "_" for char in client_name)
+        self._connect_timeout_s = connect_timeout_s
+        self._command_timeout_s = command_timeout_s
+        self._writer = self._link("write")
+        self._lease_link = self._link("lease")
+        self._readers: list[RedisLink] = []
+        self._abandoned: dict[Command, asyncio.Future[list[Reply]]] = {}
+        self._groups = RedisGroups(self._writer)
+        self._leases = RedisLeases(self._lease_link, self.names)
+        self._state = RedisState(self._writer, self.names)
+        self._closed = False
+
+    def _link(self, purpose: str) -> RedisLink:
+        return RedisLink(self._target, f"{self._client_name}:{purpose}", timeout_s=self._command_timeout_s)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+    async def connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._connect_timeout_s
+        backoff = Backoff()
+        while True:
+            try:
+                (info,) = await self._writer.call(("INFO",))
+                break
+            except CredentialsRefused:
+                raise
+            except BusUnavailable as error:
+                pause_s = backoff.next_s()
+                if self._closed or loop.time() + pause_s > deadline:
+                    raise
+                _LOG.warning("waiting for the bus: %s", error)
+                await asyncio.sleep(pause_s)
+        if isinstance(info, bytes):
+            self._check_server(info.decode(errors="replace"))
+        else:
+            await self.ping()  # a user without the right to INFO: be content that the server answers
+
+    def _check_server(self, info: str) -> None:
+        facts = dict(line.partition(":")[::2] for line in info.splitlines() if ":" in line)
+        version = facts.get("redis_version", "")
+        numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+        if len(numbers) == 2 and tuple(numbers) < _OLDEST_SERVER:
+            raise BusError(f"Redis at {self._target.text} is version {version}: Pagebus needs 7.0 or newer")
+        policy = facts.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+            _LOG.warning("Redis may evict our keys (maxmemory-policy %s): set maxmemory-policy noeviction", policy)
+
+    async def close(self) -> None:
+        self._closed = True
+        for link in (self._writer, self._lease_link, *self._readers):
+            await link.close()
+
+    async def ping(self) -> float:
+        started = perf_counter()
+        checked((await self._writer.call(("PING",)))[0], "ping")
+        return perf_counter() - started
+
+    @asynccontextmanager
+    async def _reader(self) -> AsyncIterator[RedisLink]:
+        """An idle reading connection; one whose caller was cancelled stays busy until its BLOCK ends."""
+        if self._closed:
+            raise BusUnavailable("this bus is closed")
+        link = next((link for link in self._readers if not link.busy and not link.reserved), None)
+        if link is None:
+            link = self._link("read")
+            self._readers.append(link)
+        link.reserved = True
+        try:
+            yield link
+        finally:
+            link.reserved = False
+
+    # -- work streams and mailboxes -----------------------------------------------------------------------------------
+    async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
+        commands: list[Command] = [_xadd(stream, "*", encode(message)) for stream, message in items]
+        if commands:
+            for reply, command in zip(await self._writer.call(*commands), commands, strict=True):
+                checked(reply, f"publish to {command[1]!s}")
+
+    async def create_group(self, stream: str, group: str) -> None:
+        await self._groups.create([stream], group)
+
+    async def read_group(
+        self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
+    ) -> list[Entry]:
+        names = tuple(streams)
+        async with self._reader() as link:
+            for part_ms in _block_parts(block_ms):
+                try:
+                    entries = await self._groups.read(link, group, consumer, names, count, part_ms)
+                except BusUnavailable:
+                    if self._closed:
+                        return []
+                    raise
+                if entries:
+                    return entries
+        return []
+
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        await self._groups.ack(group, entries)
+
+    async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
+        if consumer == dead_consumer:
+            raise ValueError("a consumer cannot claim from itself: its own pending entries come with its first read")
+        return await self._groups.claim(stream, group, consumer, dead_consumer)
+
+    async def consumers(self, stream: str, group: str) -> dict[str, int]:
+        return await self._groups.consumers(stream, group)
+
+    # -- log streams --------------------------------------------------------------------------------------------------
+    async def append(self, entries: Sequence[LogEntry]) -> None:
+        if not entries:
+            return
+        commands = [_xadd(entry.stream, str(entry.id), encode(entry.message)) for entry in entries]
+        refused: list[LogEntry] = []
+        for reply, entry in zip(await self._writer.call(*commands), entries, strict=True):
+            if is_refused_id(reply):
+                refused.append(entry)
+            else:
+                checked(reply, f"append to {entry.stream}")
+        if refused:
+            await self._check_fenced(refused)
+
+    async def _check_fenced(self, refused: Sequence[LogEntry]) -> None:
+        """Tell one's own repeats, which are fine, from entries that a newer writer has overtaken."""
+        streams = list(dict.fromkeys(entry.stream for entry in refused))
+        replies = await self._writer.call(*(("XINFO", "STREAM", stream) for stream in streams))
+        last = {stream: _last_id(reply, stream) for stream, reply in zip(streams, replies, strict=True)}
+        for entry in refused:
+            if reason := why_fenced(entry, last[entry.stream]):
+                raise Fenced(reason)
+
+    async def read(self, positions: Mapping[str, EntryId], *, count: int = 256, block_ms: int = 1000) -> list[Entry]:
+        if not positions:
+            await asyncio.sleep(min(block_ms, MAX_BLOCK_MS) / 1000)
+            return []
+        tail = ("STREAMS", *positions, *map(str, positions.values()))
+        async with self._reader() as link:
+            for part_ms in _block_parts(block_ms):
+                block: Command = ("BLOCK", part_ms) if part_ms > 0 else ()
+                (reply,) = await self._read_once(link, ("XREAD", "COUNT", count, *block, *tail), part_ms)
+                if self._closed:
+                    return []
+                if parts := stream_parts(checked(reply, "read")):
+                    return [to_entry(name, raw, flat) for name, items in parts for raw, flat in items if flat]
+        return []
+
+    async def _read_once(self, link: RedisLink, command: Command, block_ms: int) -> list[Reply]:
+        """One XREAD. One whose caller was cancelled goes on, and the next caller with the same command joins it, so
+        that cancelling often does not pile up connections."""
+        under_way = self._abandoned.pop(command, None) or link.submit([command], block_s=block_ms / 1000)
+        try:
+            return await asyncio.shield(under_way)
+        except asyncio.CancelledError:
+            if not under_way.done():
+                self._abandoned[command] = under_way
+                under_way.add_done_callback(lambda _: self._abandoned.pop(command, None))
+            raise
+        except BusUnavailable:
+            if self._closed:
+                return [None]
+            raise
+
+    async def last_id(self, stream: str) -> EntryId:
+        return _last_id((await self._writer.call(("XINFO", "STREAM", stream)))[0], stream)
+
+    async def trim(self, stream: str, through: EntryId) -> int:
+        first_kept = EntryId(through.epoch, through.index + 1)
+        if first_kept.index >= 2**64:
+            first_kept = EntryId(through.epoch + 1, 0)
+        (reply,) = await self._writer.call(("XTRIM", stream, "MINID", "=", str(first_kept)))
+        return int(checked(reply, f"trim of {stream}"))
+
+    async def length(self, stream: str) -> int:
+        return int(checked((await self._writer.call(("XLEN", stream)))[0], f"length of {stream}"))
+
+    async def delete(self, *streams: str) -> None:
+        if streams:
+            checked((await self._writer.call(("UNLINK", *streams)))[0], "delete")
+
+    async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:
+        name = self.names.dead_letters(stage)
+        command = _xadd(name, "*", dead_letter_frame(entry, reason), "MAXLEN", DEAD_LETTERS_KEPT)
+        checked((await self._writer.call(command))[0], f"dead letter of {stage}")
+
+    # -- small durable state ------------------------------------------------------------------------------------------
+    async def put_state(self, name: str, value: Mapping[str, JsonValue], *, ttl_s: float | None = None) -> None:
+        await self._state.put(name, value, ttl_s)
+
+    async def get_state(self, *names: str) -> list[Mapping[str, JsonValue] | None]:
+        return await self._state.get(names)
+
+    async def delete_state(self, *names: str) -> None:
+        await self._state.delete(names)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+    async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
+        return await self._leases.acquire(kind, name, info, ttl_s=ttl_s)
+
+    async def renew_lease(
+        self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
+    ) -> None:
+        await self._leases.renew(kind, name, epoch, info, ttl_s=ttl_s)
+
+    async def release_lease(self, kind: str, name: str, epoch: int) -> None:
+        await self._leases.release(kind, name, epoch)
+
+    async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
+        return await self._leases.live(kind)
+
+
+def _xadd(stream: str, entry_id: str, frame: Mapping[bytes, bytes], *options: str | int) -> Command:
+    return ("XADD", stream, *options, entry_id, *(part for item in frame.items() for part in item))
+
+
+def _block_parts(block_ms: int) -> list[int]:
+    """A wait as BLOCK times of at most MAX_BLOCK_MS; [0] means: do not wait."""
+    whole, rest = divmod(max(0, block_ms), MAX_BLOCK_MS)
+    return [MAX_BLOCK_MS] * whole + ([rest] if rest or not whole else [])
+
+
+def _last_id(reply: Reply, stream: str) -> EntryId:
+    if is_no_key(reply):
+        return EntryId()
+    return EntryId.parse(pairs(checked(reply, f"last id of {stream}"))[b"last-generated-id"])

@@ -1,0 +1,187 @@
+"""One Redis connection that many coroutines share: what they send while a round trip is under way goes out together.
+
+A link's own task is the only one that touches the connection, so a cancelled caller can never leave half a reply
+behind: its command completes and the reply is dropped. Nothing is sent twice; after a failure the outcome of what was
+under way is unknown, and callers hear :class:`BusUnavailable`. The next call opens a new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import AuthenticationError, ConnectionError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from bus.contract import BusUnavailable
+from bus.redis_url import CONNECT_TIMEOUT_S, RedisTarget
+
+COMMAND_TIMEOUT_S = 5.0
+"""A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
+
+Command = tuple[str | bytes | int, ...]
+_pack = cast(Callable[[Command], bytes], hiredis.pack_command)
+Reply = Any
+"""What hiredis makes of a RESP2 reply: bytes, int, None, lists of these, or a ResponseError in its place."""
+
+
+class CredentialsRefused(BusUnavailable):
+    """The server does not know our user or password; trying again will not help."""
+
+
+class _Call:
+    __slots__ = ("block_s", "count", "done", "generation", "packed")
+
+    def __init__(self, commands: Sequence[Command], block_s: float, generation: int | None) -> None:
+        self.packed = b"".join([_pack(command) for command in commands])
+        self.count = len(commands)
+        self.block_s = block_s
+        self.generation = generation
+        self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+
+
+class RedisLink:
+    """A connection to ``target``, opened when first used and again after each failure.
+
+    Attributes:
+        generation: grows with each connection opened; lets a WATCH transaction insist on one connection.
+        reserved: set by an owner who lends links out.
+    """
+
+    def __init__(self, target: RedisTarget, client_name: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+        self.target = target
+        self.generation = 0
+        self._client_name = client_name
+        self._timeout_s = timeout_s
+        self._connection: AbstractConnection | None = None
+        self._calls: list[_Call] = []
+        self._under_way: list[_Call] = []
+        self._wake: asyncio.Event = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.reserved = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command is queued or under way."""
+        return bool(self._calls or self._under_way)
+
+    def submit(
+        self, commands: Sequence[Command], *, block_s: float = 0.0, generation: int | None = None
+    ) -> asyncio.Future[list[Reply]]:
+        """Queue commands that go out together; the future gets one reply per command (errors in place).
+
+        Args:
+            block_s: how long the server may hold the reply back (its BLOCK).
+            generation: fail rather than run on any connection but that one.
+        """
+        call = _Call(commands, block_s, generation)
+        if self._closed:
+            call.done.set_exception(BusUnavailable("this bus is closed"))
+            return call.done
+        self._calls.append(call)
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"redis link {self._client_name}")
+        return call.done
+
+    async def call(self, *commands: Command, generation: int | None = None) -> list[Reply]:
+        """Send commands together and wait for their replies.
+
+        Raises:
+            BusUnavailable: the connection failed; the commands may or may not have been applied.
+        """
+        return await self.submit(commands, generation=generation)
+
+    async def close(self) -> None:
+        """Drop the connection; whatever waits on it hears BusUnavailable. Idempotent."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._fail(self._under_way + self._calls, BusUnavailable("this bus is closed"))
+        self._under_way, self._calls = [], []
+        await self._drop()
+
+    async def _run(self) -> None:
+        while True:
+            if not self._calls:
+                self._wake.clear()
+                await self._wake.wait()
+            self._under_way, self._calls = [call for call in self._calls if not call.done.cancelled()], []
+            if not self._under_way:
+                continue
+            try:
+                await self._exchange(self._under_way)
+            except Exception as error:
+                await self._drop()
+                self._fail(self._under_way, self._explain(error))
+            self._under_way = []
+
+    async def _exchange(self, calls: list[_Call]) -> None:
+        connection = await self._ready_connection()
+        calls = [call for call in calls if self._may_run(call)]
+        if not calls:
+            return
+        stale = False
+        async with asyncio.timeout(self._timeout_s + max(call.block_s for call in calls)):
+            await connection.send_packed_command(b"".join([call.packed for call in calls]), check_health=False)
+            for call in calls:
+                replies = [await self._read_reply(connection) for _ in range(call.count)]
+                stale = stale or any(isinstance(reply, ReadOnlyError) for reply in replies)
+                if not call.done.done():
+                    call.done.set_result(replies)
+        if stale:
+            await self._drop()  # this server was demoted; the next connection asks again who is master
+
+    def _may_run(self, call: _Call) -> bool:
+        if call.generation is None or call.generation == self.generation:
+            return True
+        self._fail([call], BusUnavailable(f"the connection to {self.target.text} was lost inside a transaction"))
+        return False
+
+    @staticmethod
+    async def _read_reply(connection: AbstractConnection) -> Reply:
+        try:
+            return await connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+    async def _ready_connection(self) -> AbstractConnection:
+        """The open connection; one that the server closed while it was idle is replaced before anything is sent."""
+        if self._connection is not None:
+            if self._connection.is_connected and not await self._connection.can_read():
+                return self._connection
+            await self._drop()
+        async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
+            self._connection = await self.target.open(self._client_name)
+        self.generation += 1
+        return self._connection
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    @staticmethod
+    def _fail(calls: list[_Call], error: BusUnavailable) -> None:
+        for call in calls:
+            if not call.done.done():
+                call.done.set_exception(error)
+                call.done.exception()  # a caller that is gone must not make asyncio complain
+
+    def _explain(self, error: Exception) -> BusUnavailable:
+        if isinstance(error, BusUnavailable):
+            return error
+        where = self.target.text
+        if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+            return CredentialsRefused(f"Redis at {where} refuses our credentials ({error}): check the bus URL")
+        if isinstance(error, TimeoutError | RedisTimeoutError):
+            return BusUnavailable(f"Redis at {where} does not answer: is it overloaded, stopped or cut off?")
+        if isinstance(error, ConnectionError | RedisError | OSError):
+            return BusUnavailable(f"no connection to Redis at {where} ({error}): is it running, is the bus URL right?")
+        return BusUnavailable(f"the connection to Redis at {where} failed: {type(error).__name__}: {error}")

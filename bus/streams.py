@@ -1,0 +1,70 @@
+"""All names on the bus: streams, groups, keys. Nothing else in Pagebus spells a name.
+
+Every key carries the deployment's hash tag, ``pb:{name}:...``, so that Redis Cluster keeps a deployment in one slot and
+multi-key commands work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOKENIZER_GROUP = "tokenizers"
+SCHEDULER_GROUP = "schedulers"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of one deployment (``--name``, default ``pagebus``)."""
+
+    deployment: str = "pagebus"
+
+    def key(self, *parts: str) -> str:
+        """``pb:{deployment}:part:part``."""
+        return ":".join((f"pb:{{{self.deployment}}}", *parts))
+
+    # Work streams: consumer groups, many writers, acked after the effect, deleted once acked.
+    @property
+    def requests(self) -> str:
+        return self.key("requests")
+
+    @property
+    def tokenized(self) -> str:
+        return self.key("tokenized")
+
+    @property
+    def control(self) -> str:
+        return self.key("control")
+
+    # Log streams: one writer, explicit ids <epoch>-<index>, no groups.
+    def steps(self, replica: str) -> str:
+        return self.key("steps", replica)
+
+    def results(self, replica: str) -> str:
+        return self.key("results", replica)
+
+    def sequences(self, detokenizer: str) -> str:
+        return self.key("sequences", detokenizer)
+
+    # Mailboxes: many writers, one reader, who remembers its position and trims what it has passed.
+    def replies(self, ingress: str) -> str:
+        return self.key("replies", ingress)
+
+    def dead_letters(self, stage: str) -> str:
+        return self.key("dead", stage)
+
+    # State.
+    def lease(self, kind: str, actor: str) -> str:
+        return self.key("lease", kind, actor)
+
+    @property
+    def leases(self) -> str:
+        """Hash-free index (a set) of lease keys, so that nobody scans the key space."""
+        return self.key("leases")
+
+    @property
+    def epochs(self) -> str:
+        """Counter from which every lease takes its epoch."""
+        return self.key("epochs")
+
+    def state(self, name: str) -> str:
+        return self.key("state", name)

@@ -1,0 +1,47 @@
+"""What the bus tests share. ``redis_url``, ``redis_names`` and ``private_redis`` come from tests/redis_fixture.py."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from bus.contract import Bus
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.redis_bus import RedisBus
+from bus.redis_link import RedisLink
+from bus.redis_url import parse_redis_url
+from bus.streams import Names
+
+OpenBus = Callable[[], Bus]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def open_bus(request: pytest.FixtureRequest) -> AsyncIterator[OpenBus]:
+    """Opens further buses (one per actor) on one server, in-memory and on Redis in turn; closes them all."""
+    opened: list[Bus] = []
+    if request.param == "memory":
+        server, names = MemoryServer(), Names()
+    else:
+        url, names = f"{request.getfixturevalue('redis_url')}?db=1", request.getfixturevalue("redis_names")
+        link = RedisLink(parse_redis_url(url), "test")
+        await link.call(("FLUSHDB",))
+        await link.close()
+
+    def open_one() -> Bus:
+        bus: Bus = MemoryBus(server, names) if request.param == "memory" else RedisBus(url, names)
+        opened.append(bus)
+        return bus
+
+    yield open_one
+    for bus in opened:
+        await bus.close()
+
+
+@pytest.fixture
+async def bus(open_bus: OpenBus) -> Bus:
+    """One connected bus."""
+    one = open_bus()
+    await one.connect()
+    return one

@@ -1,0 +1,280 @@
+"""Frames: round trips of every message, and refusal of everything that is not one."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import codec
+from bus.contract import CodecError
+from bus.messages import (
+    AbortRequest,
+    GenerateRequest,
+    Int32Array,
+    Message,
+    NewSequence,
+    ReplyBatch,
+    SamplingParams,
+    SequenceEnded,
+    StepPlan,
+    TokenizedRequest,
+)
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | INT64 | FLOAT | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+ARRAYS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20).map(lambda items: np.array(items, np.int32))
+
+
+def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field of this type."""
+    if hint == Int32Array:
+        return ARRAYS
+    simple = {int: INT64, float: FLOAT, str: TEXT, bool: st.booleans(), type(None): st.none(), object: JSON}
+    if hint in simple:
+        return simple[hint]
+    origin, args = typing.get_origin(hint), get_args(hint)
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(strategy_of(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(strategy_of(args[0]), strategy_of(args[1]), max_size=3)
+    if dataclasses.is_dataclass(hint):
+        return instances(typing.cast(type, hint))
+    return st.one_of([strategy_of(option) for option in args])
+
+
+def instances(cls: type) -> st.SearchStrategy[Any]:
+    """Instances of a dataclass with every field drawn from its type."""
+    return st.builds(cls, **{name: strategy_of(hint) for name, hint in get_type_hints(cls).items()})
+
+
+def plain(value: Any) -> Any:
+    """Something comparable by ==, arrays as lists."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    return value
+
+
+def frame_of(message_type: str, **header: Any) -> dict[bytes, bytes]:
+    return {b"h": orjson.dumps({"v": 1, "t": message_type, **header})}
+
+
+PLAN: dict[str, Any] = {"step": 1, "planned_s": 0.5, "num_decodes": 0}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of([instances(cls) for cls in get_args(Message)]))
+def test_round_trip(message: Message) -> None:
+    """Every message comes back equal, of the same type, with int32 arrays."""
+    again = codec.decode(codec.encode(message))
+    assert type(again) is type(message)
+    assert plain(again) == plain(message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([b"h", b"slots", b"x"]) | st.binary(max_size=4), st.binary(max_size=40)))
+def test_random_fields_raise_codec_error_only(frame: dict[bytes, bytes]) -> None:
+    """Random bytes are refused with CodecError and nothing else."""
+    with pytest.raises(CodecError):
+        codec.decode(frame)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(get_args(Message)),
+    st.data(),
+)
+def test_random_headers_raise_codec_error_only(cls: type, data: st.DataObject) -> None:
+    """A header with the right names and random values decodes or is refused with CodecError, never anything else."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    header = data.draw(st.dictionaries(st.sampled_from(names), JSON))
+    arrays = data.draw(st.dictionaries(st.sampled_from(names).map(str.encode), st.binary(max_size=9)))
+    try:
+        message = codec.decode(frame_of(cls.__name__, **header) | arrays)
+    except CodecError:
+        return
+    assert type(message) is cls
+
+
+@settings(max_examples=200, deadline=None)
+@given(instances(StepPlan), st.data())
+def test_damaged_frames_raise_codec_error_only(plan: StepPlan, data: st.DataObject) -> None:
+    """A frame with one byte changed decodes or is refused with CodecError, never anything else."""
+    frame = codec.encode(plan)
+    key = data.draw(st.sampled_from(sorted(frame)))
+    raw = bytearray(frame[key])
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        codec.decode(frame | {key: bytes(raw)})
+    except CodecError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        ({}, "field 'h' is missing"),
+        ({b"h": b"{"}, "not JSON"),
+        ({b"h": b"[]"}, "not a JSON object"),
+        ({b"h": b"[" * 5000}, "not JSON"),
+        ({b"h": b'{"v": 2, "t": "StepPlan"}'}, "version 2 is unknown"),
+        ({b"h": b'{"v": true, "t": "StepPlan"}'}, "version True is unknown"),
+        ({b"h": b'{"t": "StepPlan"}'}, "version None is unknown"),
+        ({b"h": b'{"v": 1, "t": "Nonsense"}'}, "type 'Nonsense' is unknown"),
+        ({b"h": b'{"v": 1, "t": ["x"]}'}, "is unknown"),
+        (frame_of("NewSequence"), "type 'NewSequence' is unknown"),
+        (frame_of("StepPlan"), "StepPlan.step: is missing"),
+        (frame_of("StepPlan", **PLAN | {"step": "1"}), "StepPlan.step: expected int, got str"),
+        (frame_of("StepPlan", **PLAN | {"step": True}), "StepPlan.step: expected int, got bool"),
+        (frame_of("StepPlan", **PLAN | {"step": None}), "StepPlan.step: expected int, got null"),
+        (frame_of("StepPlan", **PLAN | {"planned_s": "x"}), "StepPlan.planned_s: expected number"),
+        (frame_of("StepPlan", **PLAN) | {b"slots": b"12345"}, r"StepPlan.slots: .*5 bytes, .*not a multiple of 4"),
+        (frame_of("StepPlan", **PLAN, new_sequences={}), "StepPlan.new_sequences: expected list"),
+        (frame_of("StepPlan", **PLAN, new_sequences=[{}]), r"StepPlan.new_sequences\[0\].sequence_id: is missing"),
+        (frame_of("SequenceEnded", sequence_id=1, reason="bored"), "SequenceEnded.reason: expected one of 'stop'"),
+        (frame_of("AbortRequest", request_id=7), "AbortRequest.request_id: expected string, got int"),
+        (
+            frame_of("TokenizedRequest", request_id="r", ingress="i", sampling={"logit_bias": {"1.5": 1.0}}),
+            r"TokenizedRequest.sampling.logit_bias\['1.5'\]: expected an integer key",
+        ),
+        (
+            frame_of("TokenizedRequest", request_id="r", ingress="i", sampling={"stop": ["a", 5]}),
+            r"TokenizedRequest.sampling.stop\[1\]: expected string, got int",
+        ),
+        (
+            frame_of("ReplyBatch", request_ids=[], texts=[], finish_reasons=[], stop_reasons=[1.5]),
+            r"ReplyBatch.stop_reasons\[0\]: expected string, got float or expected int, got float",
+        ),
+        ({b"h": b'{"v":1,"t":"StepPlan","step":1,"planned_s":1e999,"num_decodes":0}'}, "JSON"),
+        ({b"h": b'{"v":1,"t":"StepPlan","step":1,"planned_s":NaN,"num_decodes":0}'}, "JSON"),
+        ({b"h": b'{"v":1,"t":"StepPlan","step":123456789012345678901234567890,"planned_s":1,"num_decodes":0}'}, "int"),
+    ],
+)
+def test_refusals_name_the_field(frame: dict[bytes, bytes], text: str) -> None:
+    """What is wrong with a frame is said with the path of the field."""
+    with pytest.raises(CodecError, match=text):
+        codec.decode(frame)
+
+
+def test_missing_fields_take_defaults_and_unknown_ones_are_ignored() -> None:
+    """A frame of an older or newer version is readable."""
+    message = codec.decode(frame_of("AbortRequest", request_id="r", colour="red") | {b"future": b"123"})
+    assert message == AbortRequest(request_id="r")
+
+
+def test_empty_arrays_are_not_sent() -> None:
+    """Only the header and the arrays that hold something travel."""
+    plan = StepPlan(step=1, planned_s=0.0, num_decodes=0, freed_slots=np.array([1, -2], np.int32))
+    frame = codec.encode(plan)
+    assert set(frame) == {b"h", b"freed_slots"}
+    assert frame[b"freed_slots"] == b"\x01\x00\x00\x00\xfe\xff\xff\xff"
+
+
+def test_decoded_arrays_are_read_only() -> None:
+    """Arrays are views of the frame that nobody can change."""
+    frame = codec.encode(StepPlan(step=1, planned_s=0.0, num_decodes=0, slots=np.arange(3, dtype=np.int32)))
+    message = codec.decode(frame)
+    assert isinstance(message, StepPlan)
+    assert not message.slots.flags.writeable
+
+
+def test_strided_arrays_travel_by_value() -> None:
+    """An array that is a strided view is written element by element."""
+    plan = StepPlan(step=1, planned_s=0.0, num_decodes=0, slots=np.arange(10, dtype=np.int32)[::3])
+    again = codec.decode(codec.encode(plan))
+    assert isinstance(again, StepPlan)
+    assert again.slots.tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("bad", [np.arange(3), np.zeros((2, 2), np.int32), [1, 2], np.zeros(3, np.float32)])
+def test_wrong_arrays_are_not_encoded(bad: Any) -> None:
+    """An array field that is not one-dimensional int32 is a mistake of the sender, named."""
+    with pytest.raises(CodecError, match=r"StepPlan\.slots: expected a one-dimensional int32 array"):
+        codec.encode(StepPlan(step=1, planned_s=0.0, num_decodes=0, slots=bad))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SamplingParams(),
+        AbortRequest(request_id="\ud800"),
+        AbortRequest(request_id=typing.cast(str, 2**70)),
+        SequenceEnded(sequence_id=typing.cast(int, object()), reason="stop"),
+        "text",
+    ],
+)
+def test_what_cannot_be_encoded(message: Any) -> None:
+    """A class that is no message, or a value JSON cannot hold, is refused."""
+    with pytest.raises(CodecError):
+        codec.encode(message)
+
+
+def test_integer_keys_and_nested_dataclasses() -> None:
+    """Token ids as dict keys and nested sequences come back as what they were."""
+    new = NewSequence(
+        sequence_id=1, slot=0, num_tokens=3, num_prompt_tokens=3, num_computed_tokens=0, num_blocks=1,
+        max_total_tokens=9, min_tokens=0, seed=2**64 - 1, temperature=0, top_p=1, top_k=-1, min_p=0.0,
+        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, end_token_ids=(2, 3),
+        logit_bias={5: -100.0, 31999: 1.5},
+    )  # fmt: skip
+    again = codec.decode(codec.encode(StepPlan(step=1, planned_s=0.0, num_decodes=0, new_sequences=(new, new))))
+    assert isinstance(again, StepPlan)
+    assert again.new_sequences == (new, new)
+    assert type(again.new_sequences[0].temperature) is float
+
+
+def test_messages_and_reasons_keep_their_shape() -> None:
+    """Chat messages stay JSON lists inside a tuple; optional and mixed fields keep their types."""
+    chat = ({"role": "user", "content": [{"type": "text", "text": "hi"}]},)
+    request = GenerateRequest(request_id="r", ingress="i", sampling=SamplingParams(stop=("a",)), messages=chat)
+    again = codec.decode(codec.encode(request))
+    assert isinstance(again, GenerateRequest)
+    assert again.messages == chat
+    assert again.prompt is None
+    batch = ReplyBatch(
+        request_ids=("a", "b", "c"),
+        texts=("x", "y", "z"),
+        finish_reasons=(None, "stop", "length"),
+        stop_reasons=(None, "\n", 7),
+    )
+    assert plain(codec.decode(codec.encode(batch))) == plain(batch)
+
+
+def test_token_arrays_of_a_request_are_optional() -> None:
+    """A request without token ids has empty arrays."""
+    again = codec.decode(codec.encode(TokenizedRequest(request_id="r", ingress="i", sampling=SamplingParams())))
+    assert isinstance(again, TokenizedRequest)
+    assert again.prompt_token_ids.size == 0
+    assert again.block_hashes.dtype == np.int32
+
+
+@pytest.mark.parametrize("raw", [b"", b"[1]", b"7", b"{", b'{"a": NaN}'])
+def test_bad_state_is_refused(raw: bytes) -> None:
+    """State that is not a JSON object raises CodecError."""
+    with pytest.raises(CodecError):
+        codec.decode_state(raw)
+
+
+def test_state_round_trip() -> None:
+    """State is a JSON object; what is no JSON is refused."""
+    assert codec.decode_state(codec.encode_state({"a": {"b": [1, None]}})) == {"a": {"b": [1, None]}}
+    with pytest.raises(CodecError):
+        codec.encode_state({"a": object()})

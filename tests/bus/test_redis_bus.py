@@ -1,0 +1,341 @@
+"""What only RedisBus can meet: a server that goes away, hangs, refuses; foreign entries; commands cut off half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from bus.contract import START, BusError, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
+from bus.messages import AbortRequest, StepPlan
+from bus.private_redis import PrivateRedis
+from bus.redis_bus import RedisBus, _block_parts
+from bus.redis_link import Command, RedisLink, Reply
+from bus.redis_url import parse_redis_url
+from bus.streams import Names
+
+
+def abort(number: int) -> AbortRequest:
+    return AbortRequest(request_id=f"r{number}")
+
+
+def ids_of(entries: list[Any]) -> list[str]:
+    return [entry.message.request_id for entry in entries]
+
+
+@pytest.fixture
+async def server_bus(private_redis: PrivateRedis) -> AsyncIterator[RedisBus]:
+    """A bus on a server that the test may mistreat; patience is short."""
+    bus = RedisBus(private_redis.url, connect_timeout_s=20, command_timeout_s=0.5)
+    await bus.connect()
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def raw(private_redis: PrivateRedis) -> AsyncIterator[RedisLink]:
+    """Plain commands to that server."""
+    link = RedisLink(parse_redis_url(private_redis.url), "test")
+    yield link
+    await link.close()
+
+
+async def until_blocked(raw: RedisLink) -> None:
+    """Wait until some client's read waits on the server."""
+    for _ in range(5000):
+        if b"blocked_clients:0" not in (await raw.call(("INFO", "clients")))[0]:
+            return
+    raise AssertionError("no read has begun to wait")
+
+
+async def test_calls_fail_while_the_server_is_down_and_work_after(
+    private_redis: PrivateRedis, server_bus: RedisBus
+) -> None:
+    """Every call says BusUnavailable, with the server's address, until the server is back; then all goes on."""
+    await server_bus.publish([("s", abort(1))])
+    reading = asyncio.create_task(server_bus.read({"l": START}, block_ms=60_000))
+    group_reading = asyncio.create_task(server_bus.read_group("g", "a", ["t"], block_ms=60_000))
+    await server_bus.ping()
+    private_redis.kill()
+    await private_redis.wait()
+    for task in (reading, group_reading):
+        with pytest.raises(BusUnavailable, match=private_redis.url):
+            await task
+    for call in (
+        server_bus.ping(),
+        server_bus.publish([("s", abort(2))]),
+        server_bus.read({"s": START}, block_ms=0),
+        server_bus.leases(),
+    ):
+        with pytest.raises(BusUnavailable, match="is it running"):
+            await call
+    await private_redis.start()
+    assert ids_of(await server_bus.read({"s": START}, block_ms=0)) == ["r1"]
+    assert ids_of(await server_bus.read_group("g", "a", ["s"], block_ms=0)) == ["r1"]
+    assert await server_bus.leases() == []
+
+
+async def test_connect_waits_for_the_server(private_redis: PrivateRedis) -> None:
+    """connect() keeps trying while the server is not there yet."""
+    await private_redis.stop()
+    bus = RedisBus(private_redis.url, connect_timeout_s=20)
+    connecting = asyncio.create_task(bus.connect())
+    await asyncio.sleep(0)
+    await private_redis.start()
+    await connecting
+    await bus.close()
+
+
+async def test_connect_gives_up_in_the_end(private_redis: PrivateRedis) -> None:
+    """Without a server connect() ends with a clear error."""
+    await private_redis.stop()
+    bus = RedisBus(private_redis.url, connect_timeout_s=0.0)
+    with pytest.raises(BusUnavailable, match="no connection to Redis"):
+        await bus.connect()
+    await bus.close()
+
+
+async def test_hung_server_is_noticed(private_redis: PrivateRedis, server_bus: RedisBus) -> None:
+    """A stopped server counts as unavailable after the timeout, and is used again once it answers."""
+    pid = private_redis.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(BusUnavailable, match="does not answer"):
+            await server_bus.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # It may or may not have been applied: the repeat is recognised.
+    await server_bus.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
+    assert await server_bus.length("l") == 1
+
+
+async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink) -> None:
+    """Entries whose delivery was cut off come again; those already handed out do not."""
+    await server_bus.publish([("s", abort(1)), ("s", abort(2))])
+    assert ids_of(await server_bus.read_group("g", "a", ["s"], count=1, block_ms=0)) == ["r1"]
+    # What a reader does whose connection then breaks: the server has delivered r2 to "a", nobody has seen it.
+    await raw.call(("XREADGROUP", "GROUP", "g", "a", "STREAMS", "s", ">"))
+    reading = asyncio.create_task(server_bus.read_group("g", "a", ["s"], block_ms=60_000))
+    await until_blocked(raw)
+    await raw.call(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
+    with pytest.raises(BusUnavailable):
+        await reading
+    entries = await server_bus.read_group("g", "a", ["s"], block_ms=0)
+    assert ids_of(entries) == ["r2"]
+    assert entries[0].deliveries == 2
+
+
+async def test_idle_connection_closed_by_the_server(server_bus: RedisBus, raw: RedisLink) -> None:
+    """A connection that the server closed while idle is replaced without an error."""
+    await server_bus.ping()
+    await raw.call(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
+    await raw.call(("PING",))
+    await asyncio.sleep(0)
+    assert await server_bus.length("s") == 0
+
+
+@pytest.mark.parametrize(
+    ("setup", "undo", "text"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "maxmemory"),
+        (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "READONLY"),
+        (
+            ("CONFIG", "SET", "min-replicas-to-write", "1"),
+            ("CONFIG", "SET", "min-replicas-to-write", "0"),
+            "NOREPLICAS",
+        ),
+    ],
+)
+async def test_refused_writes_may_pass(
+    server_bus: RedisBus, raw: RedisLink, setup: Command, undo: Command, text: str
+) -> None:
+    """A server that refuses writes for now is BusUnavailable with its reason; later writes work."""
+    await raw.call(setup)
+    with pytest.raises(BusUnavailable, match=text):
+        await server_bus.publish([("s", abort(1))])
+    with pytest.raises(BusUnavailable, match=text):
+        await server_bus.acquire_lease("k", "n", {}, ttl_s=5)
+    await raw.call(undo)
+    await server_bus.publish([("s", abort(1))])
+    assert await server_bus.length("s") == 1
+
+
+async def test_wrong_kind_of_key_is_an_error_not_an_outage(server_bus: RedisBus, raw: RedisLink) -> None:
+    """A key that is no stream is a plain BusError: waiting would not help."""
+    await raw.call(("SET", "s", "x"))
+    with pytest.raises(BusError, match="WRONGTYPE") as caught:
+        await server_bus.publish([("s", abort(1))])
+    assert not isinstance(caught.value, BusUnavailable)
+
+
+async def test_credentials(private_redis: PrivateRedis, server_bus: RedisBus, raw: RedisLink) -> None:
+    """User and password of the URL are used; wrong or missing ones are named at once, without the password."""
+    await raw.call(
+        ("ACL", "SETUSER", "worker", "on", ">s3cret%", "~*", "&*", "+@all"), ("CONFIG", "SET", "requirepass", "p")
+    )
+    path = private_redis.url.removeprefix("unix://")
+    bus = RedisBus(f"unix://worker:s3cret%25@{path}")
+    await bus.connect()
+    await bus.close()
+    for userinfo in ("", "worker:wr0ng@"):
+        bad = RedisBus(f"unix://{userinfo}{path}", connect_timeout_s=60)
+        with pytest.raises(BusError, match=r"refuses our credentials|NOAUTH") as caught:
+            await bad.connect()
+        assert "wr0ng" not in str(caught.value)
+        await bad.close()
+
+
+async def test_foreign_entry_is_given_with_its_error(server_bus: RedisBus, raw: RedisLink) -> None:
+    """An entry that is no frame of ours is handed out undecoded, with the reason, and can be dead-lettered."""
+    await raw.call(("XADD", "s", "*", "hello", "world"))
+    (entry,) = await server_bus.read_group("g", "a", ["s"], block_ms=0)
+    assert entry.message is None
+    assert "field 'h' is missing" in entry.error
+    assert entry.raw == {b"hello": b"world"}
+    await server_bus.dead_letter("stage", entry, "")
+    await server_bus.ack("g", [entry])
+    (kept,) = await server_bus.read({server_bus.names.dead_letters("stage"): START}, block_ms=0)
+    assert kept.raw is not None
+    assert kept.raw[b"hello"] == b"world"
+    assert b"is missing" in kept.raw[b"dead.reason"]
+
+
+async def test_expired_lease(server_bus: RedisBus, raw: RedisLink) -> None:
+    """An expired lease leaves the index; its holder takes it back, unless somebody was there meanwhile."""
+    names = server_bus.names
+    epoch = await server_bus.acquire_lease("executor", "e", {}, ttl_s=1000)
+    (left_ms,) = await raw.call(("PTTL", names.lease("executor", "e")))
+    assert 990_000 < left_ms <= 1_000_000
+    await raw.call(("DEL", names.lease("executor", "e")))  # what expiry does
+    assert await server_bus.leases() == []
+    assert (await raw.call(("SMEMBERS", names.leases))) == [[]]
+    await server_bus.renew_lease("executor", "e", epoch, {"state": "ready"}, ttl_s=1000)
+    assert [lease.epoch for lease in await server_bus.leases()] == [epoch]
+    await raw.call(("DEL", names.lease("executor", "e")))
+    newer = await server_bus.acquire_lease("executor", "e", {}, ttl_s=1000)
+    await raw.call(("DEL", names.lease("executor", "e")))
+    with pytest.raises(Fenced, match=f"epoch {newer}"):
+        await server_bus.renew_lease("executor", "e", epoch, {}, ttl_s=1000)
+
+
+async def test_lease_that_changes_under_a_transaction(server_bus: RedisBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease taken between looking and taking is not taken twice; a lost connection does not run half of it."""
+    other = RedisBus(server_bus._target.text)
+    leases = server_bus._leases
+    watch = leases._watch
+    meddle = True
+
+    async def watch_then_meddle(*keys: str) -> list[Reply]:
+        nonlocal meddle
+        values = await watch(*keys)
+        if meddle:
+            meddle = False
+            await other.acquire_lease("k", "n", {}, ttl_s=1000)
+        return values
+
+    monkeypatch.setattr(leases, "_watch", watch_then_meddle)
+    with pytest.raises(LeaseTaken):
+        await server_bus.acquire_lease("k", "n", {}, ttl_s=1000)
+
+    async def watch_then_lose(*keys: str) -> list[Reply]:
+        values = await watch(*keys)
+        await server_bus._lease_link._drop()
+        return values
+
+    monkeypatch.setattr(leases, "_watch", watch_then_lose)
+    with pytest.raises(BusUnavailable, match="inside a transaction"):
+        await server_bus.acquire_lease("k", "m", {}, ttl_s=1000)
+    monkeypatch.setattr(leases, "_watch", watch)
+    assert [lease.name for lease in await server_bus.leases()] == ["n"]
+    await other.close()
+
+
+async def test_claim_from_a_consumer_that_wakes_up(server_bus: RedisBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the dead one reads just before it is removed is claimed too: no entry is stranded."""
+    await server_bus.publish([("s", abort(number)) for number in range(3)])
+    zombie = RedisBus(server_bus._target.text)
+    assert len(await zombie.read_group("g", "dead", ["s"], count=2, block_ms=0)) == 2
+    call = server_bus._writer.call
+
+    async def call_after_zombie(*commands: Command, generation: int | None = None) -> list[Reply]:
+        if commands[0] == ("MULTI",):
+            assert ids_of(await zombie.read_group("g", "dead", ["s"], count=2, block_ms=0)) == ["r2"]
+        return await call(*commands, generation=generation)
+
+    monkeypatch.setattr(server_bus._writer, "call", call_after_zombie)
+    assert ids_of(await server_bus.claim("s", "g", "alive", "dead")) == ["r0", "r1", "r2"]
+    assert await server_bus.consumers("s", "g") == {"alive": 3}
+    await zombie.close()
+
+
+async def test_cancelled_calls_never_mix_replies(redis_url: str, redis_names: Names) -> None:
+    """Cancelling callers at random leaves every other caller with its own answer."""
+    bus = RedisBus(redis_url, redis_names)
+    for number in range(10):
+        await bus.put_state(f"n{number}", {"number": number})
+
+    async def look(number: int) -> None:
+        assert await bus.get_state(f"n{number}") == [{"number": number}]
+
+    for round_number in range(30):
+        tasks = [asyncio.create_task(look(number)) for number in range(10)]
+        for _ in range(round_number % 5):
+            await asyncio.sleep(0)
+        for task in tasks[:: 2 + round_number % 3]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+    assert bus._writer.generation == 1
+    await bus.close()
+
+
+async def test_cancelling_reads_often_does_not_pile_up_connections(redis_url: str, redis_names: Names) -> None:
+    """A read that is begun and cancelled again and again uses one or two connections, and still gets its entry."""
+    bus = RedisBus(redis_url, redis_names)
+    stream = redis_names.replies("i")
+    for _ in range(50):
+        for reading in (
+            asyncio.create_task(bus.read({stream: START}, block_ms=2000)),
+            asyncio.create_task(bus.read_group("g", "a", [redis_names.control], block_ms=2000)),
+        ):
+            await bus.ping()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    assert len(bus._readers) <= 4
+    await bus.publish([(stream, abort(1)), (redis_names.control, abort(2))])
+    assert ids_of(await bus.read({stream: START}, block_ms=2000)) == ["r1"]
+    assert ids_of(await bus.read_group("g", "a", [redis_names.control], block_ms=2000)) == ["r2"]
+    await bus.close()
+
+
+async def test_concurrent_calls_share_round_trips(redis_url: str, redis_names: Names) -> None:
+    """Calls made together keep their order and each gets its own replies."""
+    bus = RedisBus(redis_url, redis_names)
+    stream = redis_names.replies("i")
+    await asyncio.gather(*(bus.publish([(stream, abort(number))]) for number in range(200)))
+    assert ids_of(await bus.read({stream: START}, count=500, block_ms=0)) == [f"r{number}" for number in range(200)]
+    await bus.close()
+
+
+def test_long_waits_are_cut() -> None:
+    """No BLOCK is longer than two seconds."""
+    assert _block_parts(0) == [0]
+    assert _block_parts(1500) == [1500]
+    assert _block_parts(4000) == [2000, 2000]
+    assert _block_parts(5001) == [2000, 2000, 1001]
+
+
+async def test_old_servers_are_refused(redis_url: str) -> None:
+    """A server older than 7.0 is refused with its version."""
+    bus = RedisBus(redis_url)
+    with pytest.raises(BusError, match=r"version 6\.2\.7"):
+        bus._check_server("redis_version:6.2.7\r\nmaxmemory:0\r\n")
+    bus._check_server("redis_version:7.0.15\r\n")
+    bus._check_server("redis_version:8.6.3\r\nmaxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n")
+    bus._check_server("")
+    await bus.close()

@@ -1,0 +1,114 @@
+"""Ways to reach Redis other than a plain socket: TCP, TLS with passwords, Sentinel with a failover."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bus.contract import BusUnavailable
+from bus.messages import AbortRequest
+from bus.private_redis import find_redis_server
+from bus.redis_bus import RedisBus
+from bus.redis_link import RedisLink
+from bus.redis_url import parse_redis_url
+
+pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
+Launch = Callable[..., Awaitable[None]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    """Starts redis-server programs; they end with the test."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(*arguments: str) -> None:
+        program = find_redis_server()
+        assert program is not None
+        started.append(
+            await asyncio.create_subprocess_exec(
+                program, *arguments, cwd=tmp_path, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            )
+        )
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def command(port: int, *words: str) -> object:
+    link = RedisLink(parse_redis_url(f"redis://127.0.0.1:{port}"), "test")
+    try:
+        return (await link.call(words))[0]
+    finally:
+        await link.close()
+
+
+async def test_tls_with_user_and_password(launch: Launch, tmp_path: Path) -> None:
+    """rediss:// checks the server's certificate; an unknown one is refused."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl program to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    await asyncio.to_thread(
+        subprocess.run, [*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
+    port = free_port()
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
+    await launch("--port", "0", "--tls-port", str(port), *files, "--tls-auth-clients", "no", "--requirepass", "p w")
+    bus = RedisBus(f"rediss://:p%20w@localhost:{port}?ssl_ca_certs={certificate}", connect_timeout_s=20)
+    await bus.connect()
+    await bus.publish([("s", AbortRequest(request_id="r"))])
+    assert await bus.length("s") == 1
+    await bus.close()
+    stranger = RedisBus(f"rediss://:p%20w@localhost:{port}", connect_timeout_s=0)
+    with pytest.raises(BusUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await stranger.connect()
+    await stranger.close()
+
+
+async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, tmp_path: Path) -> None:
+    """The bus finds the master through Sentinel, and the new master after a failover."""
+    first, second, sentinel = free_port(), free_port(), free_port()
+    await launch("--port", str(first), "--save", "")
+    await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}")
+    for port in (first, second):
+        bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=20)
+        await bus.connect()
+        await bus.close()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {sentinel}\nsentinel monitor main 127.0.0.1 {first} 1\n")
+    await launch(str(config), "--sentinel")
+
+    bus = RedisBus(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/main", connect_timeout_s=20)
+    await bus.connect()
+    await bus.publish([("s", AbortRequest(request_id="r"))])
+    assert await command(first, "XLEN", "s") == 1
+
+    # What Sentinel does in a failover, without its waiting: promote one, demote the other, tell clients.
+    await command(second, "REPLICAOF", "NO", "ONE")
+    await command(first, "REPLICAOF", "127.0.0.1", str(second))
+    await command(sentinel, "SENTINEL", "REMOVE", "main")
+    with pytest.raises(BusUnavailable, match=r"READONLY|replica|failover|no connection"):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+    with pytest.raises(BusUnavailable, match="no Redis master"):
+        await bus.ping()
+    await command(sentinel, "SENTINEL", "MONITOR", "main", "127.0.0.1", str(second), "1")
+    await bus.connect()
+    await bus.publish([("t", AbortRequest(request_id="r"))])
+    assert await command(second, "XLEN", "t") == 1
+    await bus.close()

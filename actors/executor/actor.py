@@ -1,0 +1,193 @@
+"""The executor actor: reads step plans from the bus, hands them to the engine, writes the results back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from actors.actor import RETRY_S, Actor, describe
+from actors.executor.engine import Engine, is_device_fault
+from actors.executor.errors import EngineError
+from actors.executor.loading import EngineInfo
+from actors.metrics import STEP_BUCKETS_S
+from actors.model_config import ModelConfig, resolve_model
+from actors.settings import Settings
+from bus.contract import Bus, BusUnavailable, Entry
+from bus.messages import StepPlan, StepResult
+from bus.outbox import Outbox
+
+READ_BLOCK_MS = 200
+"""Longest wait of one read: an idle executor notices a drain request after this time."""
+PROGRESS_INTERVAL_S = 0.2
+SWITCH_INTERVAL_S = 0.001
+"""Python's turn between threads: at the default of 5 ms the event loop could hold up a launch longer than a step."""
+EXIT_AFTER_FAULT_S = 10.0
+EXIT_DEVICE_FAULT = 70
+
+
+class ExecutorActor(Actor):
+    """One device. Its lease name is the replica's name; its lease says what the scheduler may plan with."""
+
+    kind: ClassVar[str] = "executor"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        super().__init__(settings, bus, name)
+        self.state = "loading"
+        self._phase, self._progress = "weights", 0.0
+        self._progress_told_s = 0.0
+        self._info: EngineInfo | None = None
+        self._engine: Engine | None = None
+        self._outbox: Outbox | None = None
+        self._failure: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready_s = 0.0
+        counter, metrics = self.metrics.counter, self.metrics
+        self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
+        self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
+        self._steps = counter("pagebus:executor_steps_total", "Steps computed.", engine=name)
+        self._tokens = counter("pagebus:executor_tokens_total", "Tokens computed, prompts included.", engine=name)
+        self._step_time = metrics.histogram(
+            "pagebus:executor_step_seconds", "From a step's launch to its tokens.", STEP_BUCKETS_S, engine=name
+        )
+
+    def lease_info(self) -> dict[str, Any]:
+        """Besides the base's: progress and phase of loading; once ready, what the engine can hold."""
+        told = asdict(self._info) if self._info is not None else {}
+        return {**super().lease_info(), "progress": self._progress, "phase": self._phase, **told}
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model. Plans that are in the stream already were meant for an earlier life and are passed over."""
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        self._position = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        began_s = time.monotonic()
+        path = await asyncio.to_thread(resolve_model, self.settings)
+        config = await asyncio.to_thread(ModelConfig.load, path)
+        self._outbox = Outbox(self.bus, self.epoch)
+        self._engine = Engine(
+            self.settings,
+            config,
+            on_result=lambda result: self._call(self._publish, result),
+            on_progress=lambda phase, share: self._call(self._show_progress, phase, share),
+            on_error=lambda error: self._call(self._engine_failed, error),
+            path=path,
+        )
+        self.spawn(self._outbox.run(), "outbox")
+        self.spawn(self._watch_engine(), "engine")
+        try:
+            self._info = await asyncio.wrap_future(self._engine.start())
+        except Exception as error:
+            self._end_process_if_faulted(error)
+            raise
+        self._progress, self._phase, self._ready_s = 1.0, "ready", time.monotonic()
+        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(self._info))
+
+    async def serve(self) -> None:
+        """Hand plans to the engine as they come."""
+        stream = self.names.steps(self.name)
+        while not self.draining.is_set():
+            entries = await self._unless_away(lambda: self.bus.read({stream: self._position}, block_ms=READ_BLOCK_MS))
+            for entry in entries or ():
+                self._take(entry)
+
+    async def drain(self) -> None:
+        """Finish the plans the engine has, and wait until their results are stored."""
+        await self._stop_engine(self.settings.drain_timeout_s)
+        if self._outbox is not None:
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                await self._outbox.flush()
+
+    async def stop(self) -> None:
+        """End the engine's threads."""
+        await self._stop_engine(3.0)
+        if self._failure is not None:
+            self._failure.cancel()
+
+    async def _stop_engine(self, timeout_s: float) -> None:
+        if self._engine is not None and not await asyncio.to_thread(self._engine.stop, timeout_s):
+            self.log.warning("engine did not end in time", after_s=timeout_s)
+
+    # -- plans in, results out ----------------------------------------------------------------------------------------
+
+    def _take(self, entry: Entry) -> None:
+        assert self._engine is not None
+        plan = entry.message
+        if not isinstance(plan, StepPlan):
+            what = entry.error or type(plan).__name__
+            raise EngineError(f"entry {entry.id} of {entry.stream} is no step plan ({what}): the batch is lost")
+        if plan.step != entry.id.index:
+            raise EngineError(f"entry {entry.id} of {entry.stream} says it is step {plan.step}")
+        self._position = entry.id
+        self._engine.submit(plan, entry.id.epoch)
+
+    def _publish(self, result: StepResult) -> None:
+        assert self._outbox is not None
+        assert self._engine is not None
+        self._outbox.append(self.names.results(self.name), result)
+        stats = self._engine.stats
+        self._busy.inc(stats.busy_s - self._busy.value)
+        self._steps.inc(stats.steps - self._steps.value)
+        self._wall.inc(time.monotonic() - self._ready_s - self._wall.value)
+        self._tokens.inc(result.num_computed_tokens)
+        if len(result.sequence_ids):
+            self._step_time.observe(result.done_s - result.launched_s)
+
+    async def _unless_away(self, call: Callable[[], Any]) -> Any:
+        """The result of ``call``, tried again while the bus is away; None if a drain is asked for meanwhile."""
+        told = False
+        while True:
+            try:
+                return await call()
+            except BusUnavailable as error:
+                if not told:
+                    self.log.warning("bus unavailable", error=describe(error))
+                told = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self.draining.wait()
+            if self.draining.is_set():
+                return None
+
+    # -- what the engine's threads say --------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        """Run ``function`` on the event loop, from another thread; nobody is told once the loop is gone."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _show_progress(self, phase: str, share: float) -> None:
+        now = time.monotonic()
+        if phase == self._phase and share < 1.0 and now - self._progress_told_s < PROGRESS_INTERVAL_S:
+            return
+        self._phase, self._progress, self._progress_told_s = phase, round(share, 3), now
+        if self._info is None:
+            self.set_state(self.state)
+
+    def _engine_failed(self, error: BaseException) -> None:
+        self._end_process_if_faulted(error)
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _watch_engine(self) -> None:
+        """Ends the actor with the engine's error."""
+        assert self._failure is not None
+        await self._failure
+
+    def _end_process_if_faulted(self, error: BaseException) -> None:
+        """After a CUDA fault no call to the device may ever return, even at exit: see to it that the process ends."""
+        if is_device_fault(error):
+            self.log.error("device fault: this process ends", error=describe(error))
+            timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
+            timer.daemon = True
+            timer.start()

@@ -1,0 +1,358 @@
+"""The persistent batch, host side: what the executor knows of every slot, and how a step plan changes it.
+
+:class:`PersistentBatch` keeps numpy mirrors of the slots. :meth:`PersistentBatch.apply` checks a plan against them,
+brings them up to date, and returns a :class:`StepWork`: exactly what the device has to be told and to compute. Token
+values live on the device alone; the host knows only how many there are. All work per row is vectorised, so that a
+steady decode step costs the same few microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.executor import checks
+from actors.executor.errors import PlanError
+from bus.messages import Int32Array, NewSequence, StepPlan
+
+BoolArray = NDArray[np.bool_]
+
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
+"""Rows of the table of sampling columns; the first six hold float32 bits."""
+NUM_COLUMNS = 8
+FOREVER = 2**31 - 1
+GREEDY_BELOW = 1e-5
+
+TRUNCATED, PENALIZED = 1, 2
+"""Bits of a slot's extras: top-k, top-p or min-p; any penalty. Rules (bias, bans) end at an index of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Sizes that every plan must respect."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+
+    @property
+    def dummy_slot(self) -> int:
+        """The slot that padding rows of a CUDA graph name; no plan may."""
+        return self.max_num_seqs
+
+    @property
+    def table_width(self) -> int:
+        """Most blocks one sequence can have."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(slots=True)
+class StepWork:
+    """One step, checked: R rows of T tokens together, of which N sample a token.
+
+    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``positions`` [N] says where each sampled token
+    is stored, ``indexes`` [N] is its output index. ``deltas`` holds what else goes to the device, by name. The rest is
+    for whoever receives the tokens: ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N] and
+    ``end_ids`` [N, E] (-1 is empty).
+    """
+
+    num_decodes: int
+    num_tokens: int
+    max_query_len: int
+    max_context_len: int
+    slots: Int32Array
+    starts: Int32Array
+    query_start: Int32Array
+    positions: Int32Array
+    indexes: Int32Array
+    sample_slots: Int32Array
+    sequence_ids: Int32Array
+    length_ended: BoolArray
+    can_stop: BoolArray
+    end_ids: Int32Array
+    deltas: dict[str, Int32Array]
+    any_random: bool = False
+    extra_random: bool = False
+    extra_truncated: bool = False
+    extra_penalized: bool = False
+    extra_ruled: bool = False
+
+    @property
+    def decode_only(self) -> bool:
+        return self.num_decodes == len(self.slots)
+
+
+@dataclass(slots=True)
+class _Entering:
+    """Columns of the sequences that enter in one plan, gathered row by row."""
+
+    slots: list[int] = field(default_factory=list)
+    floats: list[tuple[float, ...]] = field(default_factory=list)
+    ints: list[tuple[int, int]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    rules: list[tuple[int, list[tuple[int, float, int]]]] = field(default_factory=list)
+
+
+class PersistentBatch:
+    """Mirrors of ``max_num_seqs`` slots (and of the dummy slot, always empty). Not thread-safe: one thread applies."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self.rule_width = 0
+        self._size = limits.max_num_seqs + 1
+        self._table_width = limits.table_width
+        if self._size * max(limits.max_model_len, self._table_width) > FOREVER:
+            raise PlanError(
+                f"{limits.max_num_seqs} slots of {limits.max_model_len} tokens are too many to index: "
+                "lower --max-num-seqs or --max-model-len"
+            )
+        self._ruled_rows: set[int] = set()
+        self._fill()
+
+    def _fill(self) -> None:
+        size = self._size
+        self.sequence_ids = np.zeros(size, np.int32)
+        self.num_tokens = np.zeros(size, np.int32)
+        self.num_computed = np.zeros(size, np.int32)
+        self.num_prompt = np.zeros(size, np.int32)
+        self.num_blocks = np.zeros(size, np.int32)
+        self._max_total = np.zeros(size, np.int32)
+        self._min_tokens = np.zeros(size, np.int32)
+        self._random = np.zeros(size, np.bool_)
+        self._extras = np.zeros(size, np.int32)
+        self._rules_until = np.zeros(size, np.int32)
+        self._end_ids = np.full((size, 2), -1, np.int32)
+
+    def reset(self) -> None:
+        """Empty every slot: a new scheduler starts from nothing. Rows of rules stay on the device until overwritten."""
+        self._fill()
+
+    @property
+    def num_occupied(self) -> int:
+        """Slots that hold a sequence."""
+        return int(np.count_nonzero(self.sequence_ids))
+
+    def apply(self, plan: StepPlan) -> StepWork:
+        """Bring the mirrors up to date with ``plan`` and return what the device has to do.
+
+        Raises:
+            PlanError: the plan breaks a rule of :class:`bus.messages.StepPlan`. The batch is then undefined.
+        """
+        deltas: dict[str, Int32Array] = {}
+        if len(plan.freed_slots):
+            checks.occupied_slots("freed_slots", plan.freed_slots, self.sequence_ids)
+            self._free(plan.freed_slots)
+        table_index: list[Int32Array] = []
+        table_values: list[Int32Array] = []
+        if plan.new_sequences or len(plan.new_token_ids) or len(plan.new_block_ids):
+            checks.new_sequences(plan, self.limits, self.sequence_ids)
+            table_index.append(self._enter(plan, deltas))
+            table_values.append(plan.new_block_ids)
+        if len(plan.appended_slots) or len(plan.appended_blocks):
+            table_index.append(self._append_blocks(plan))
+            table_values.append(plan.appended_blocks)
+        if table_index:
+            deltas["table_index"] = np.concatenate(table_index)
+            deltas["table_values"] = np.concatenate(table_values)
+        if len(plan.copy_sources) or len(plan.copy_targets):
+            checks.copies(plan, self.limits.num_blocks)
+            deltas["copy_sources"], deltas["copy_targets"] = plan.copy_sources, plan.copy_targets
+        return self._rows(plan, deltas)
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def _free(self, slots: Int32Array) -> None:
+        self.sequence_ids[slots] = 0
+        self.num_tokens[slots] = 0
+        self.num_computed[slots] = 0
+        self.num_blocks[slots] = 0
+        self._extras[slots] = 0
+        self._rules_until[slots] = 0
+
+    def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> Int32Array:
+        """Fill slots; returns where the new block ids go in the flat block tables [num_new_blocks]."""
+        entering = _Entering()
+        for new in plan.new_sequences:
+            self._enter_one(new, entering)
+        slots = np.array(entering.slots, np.int32)
+        columns = np.empty((NUM_COLUMNS, len(slots)), np.int32)
+        columns[:TOP_K] = np.array(entering.floats, np.float32).T.copy().view(np.int32)
+        columns[TOP_K:] = np.array(entering.ints, np.int32).T
+        deltas["seeds"] = np.array(entering.seeds, np.int64).view(np.int32)
+        deltas["new_slots"] = slots
+        deltas["columns"] = columns.reshape(-1)
+        num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
+        num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
+        deltas["token_index"] = _ranges(slots * np.int32(self.limits.max_model_len), num_tokens)
+        deltas["token_values"] = plan.new_token_ids
+        if entering.rules:
+            self._pack_rules(entering.rules, deltas)
+        return _ranges(slots * np.int32(self._table_width), num_blocks)
+
+    def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
+        slot = new.slot
+        self.sequence_ids[slot] = new.sequence_id
+        self.num_tokens[slot] = new.num_tokens
+        self.num_computed[slot] = new.num_computed_tokens
+        self.num_prompt[slot] = new.num_prompt_tokens
+        self.num_blocks[slot] = new.num_blocks
+        self._max_total[slot] = new.max_total_tokens
+        self._min_tokens[slot] = new.min_tokens
+        is_random = new.temperature >= GREEDY_BELOW
+        self._random[slot] = is_random
+        top_k = new.top_k if 0 < new.top_k < self.limits.vocab_size else 0
+        self._extras[slot] = _extras(new, is_random, top_k)
+        self._set_end_ids(slot, new.end_token_ids)
+        rules = _rules(new, self.limits.vocab_size)
+        self._rules_until[slot] = max((until for _, _, until in rules), default=0)
+        if rules or slot in self._ruled_rows:
+            entering.rules.append((slot, rules))
+            (self._ruled_rows.add if rules else self._ruled_rows.discard)(slot)
+        entering.slots.append(slot)
+        entering.floats.append(
+            (
+                *(new.temperature, new.top_p, new.min_p),
+                *(new.repetition_penalty, new.presence_penalty, new.frequency_penalty),
+            )
+        )
+        entering.ints.append((top_k, new.num_prompt_tokens))
+        entering.seeds.append((new.seed + 2**63) % 2**64 - 2**63)
+
+    def _set_end_ids(self, slot: int, end_ids: tuple[int, ...]) -> None:
+        missing = len(end_ids) - self._end_ids.shape[1]
+        if missing > 0:
+            self._end_ids = np.pad(self._end_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._end_ids[slot] = -1
+        # Ids that no vocabulary holds never match a sampled token; they only must fit the array.
+        self._end_ids[slot, : len(end_ids)] = [i if 0 <= i < self.limits.vocab_size else -1 for i in end_ids]
+
+    def _pack_rules(self, rows: list[tuple[int, list[tuple[int, float, int]]]], deltas: dict[str, Int32Array]) -> None:
+        """Rows of the rule tables [n, K]; K grows in powers of two with the longest list met."""
+        longest = max(len(rules) for _, rules in rows)
+        while self.rule_width < longest:
+            self.rule_width = max(8, self.rule_width * 2)
+        ids = np.full((len(rows), self.rule_width), -1, np.int32)
+        values = np.zeros((len(rows), self.rule_width), np.float32)
+        until = np.zeros((len(rows), self.rule_width), np.int32)
+        for row, (_, rules) in enumerate(rows):
+            for column, (token_id, value, end) in enumerate(rules):
+                ids[row, column], values[row, column], until[row, column] = token_id, value, end
+        deltas["rule_slots"] = np.array([slot for slot, _ in rows], np.int32)
+        deltas["rule_ids"] = ids.reshape(-1)
+        deltas["rule_values"] = values.reshape(-1).view(np.int32)
+        deltas["rule_until"] = until.reshape(-1)
+
+    def _append_blocks(self, plan: StepPlan) -> Int32Array:
+        """Count the appended blocks; returns where they go in the flat block tables [m]."""
+        slots, size = plan.appended_slots, self._size
+        checks.appended_blocks(plan, self.sequence_ids, self.limits.num_blocks)
+        counts = np.bincount(slots, minlength=size).astype(np.int32)
+        columns = self.num_blocks[slots]
+        if counts.max() > 1:
+            columns = columns + _rank(slots)
+        self.num_blocks += counts
+        if self.num_blocks.max() > self._table_width:
+            slot = int(self.num_blocks.argmax())
+            raise PlanError(
+                f"appended_blocks: slot {slot} gets block {int(self.num_blocks[slot])} of at most {self._table_width}"
+            )
+        index: Int32Array = slots * np.int32(self._table_width) + columns
+        return index
+
+    # -- the pass -----------------------------------------------------------------------------------------------------
+
+    def _rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
+        slots, scheduled, num_rows = plan.slots, plan.num_scheduled, len(plan.slots)
+        if num_rows or len(scheduled):
+            checks.row_slots(plan, self.limits, self.sequence_ids)
+        elif plan.num_decodes:
+            raise PlanError(f"num_decodes is {plan.num_decodes} in a plan without rows")
+        starts = self.num_computed[slots]
+        ends = starts + scheduled
+        known = self.num_tokens[slots]
+        query_start = np.zeros(num_rows + 1, np.int32)
+        np.cumsum(scheduled, out=query_start[1:])
+        if num_rows:
+            checks.row_lengths(plan, self.limits, ends, known, self.num_blocks[slots])
+        self.num_computed[slots] = ends
+        sample_slots = slots
+        if plan.num_decodes < num_rows:
+            rows = np.flatnonzero(ends == known)
+            sample_slots, ends = slots[rows], ends[rows]
+            if len(rows) < int(query_start[-1]):
+                deltas["hidden_index"] = query_start[1:][rows] - np.int32(1)
+            if len(rows) < num_rows:
+                deltas["sample_slots"] = sample_slots
+        self.num_tokens[sample_slots] = ends + 1
+        indexes = ends - self.num_prompt[sample_slots]
+        work = StepWork(
+            num_decodes=plan.num_decodes,
+            num_tokens=int(query_start[-1]),
+            max_query_len=int(scheduled.max()) if num_rows else 0,
+            max_context_len=int((starts + scheduled).max()) if num_rows else 0,
+            slots=slots,
+            starts=starts,
+            query_start=query_start,
+            positions=np.where(ends < self.limits.max_model_len, ends, np.int32(-1)),
+            indexes=indexes,
+            sample_slots=sample_slots,
+            sequence_ids=self.sequence_ids[sample_slots],
+            length_ended=ends + 1 >= self._max_total[sample_slots],
+            can_stop=indexes >= self._min_tokens[sample_slots],
+            end_ids=self._end_ids[sample_slots],
+            deltas=deltas,
+        )
+        self._mark_extras(work)
+        return work
+
+    def _mark_extras(self, work: StepWork) -> None:
+        """Which of the sampled rows need more than plain sampling: ``deltas["extra_rows"]``, absent if none does."""
+        slots = work.sample_slots
+        random = self._random[slots]
+        work.any_random = bool(random.any())
+        extras = self._extras[slots]
+        ruled = work.indexes < self._rules_until[slots]
+        rows = np.flatnonzero((extras != 0) | ruled)
+        if not len(rows):
+            return
+        work.deltas["extra_rows"] = rows.astype(np.int32)
+        kinds = int(np.bitwise_or.reduce(extras[rows]))
+        work.extra_random = bool(random[rows].any())
+        work.extra_truncated = bool(kinds & TRUNCATED)
+        work.extra_penalized = bool(kinds & PENALIZED)
+        work.extra_ruled = bool(ruled.any())
+
+
+def _extras(new: NewSequence, is_random: bool, top_k: int) -> int:
+    """Truncation changes nothing for a greedy row, so it is no extra there."""
+    truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
+    penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
+    return TRUNCATED * truncated | PENALIZED * penalized
+
+
+def _rules(new: NewSequence, vocab_size: int) -> list[tuple[int, float, int]]:
+    """(token id, value added, up to which output index); ids outside the vocabulary are left out."""
+    bans = [(token_id, -np.inf, new.min_tokens) for token_id in new.end_token_ids] if new.min_tokens > 0 else []
+    biases = [(token_id, value, FOREVER) for token_id, value in new.logit_bias.items()]
+    return [rule for rule in bans + biases if 0 <= rule[0] < vocab_size]
+
+
+def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
+    """start, start + 1, ... for each pair, one after another: ([10, 20], [2, 3]) -> [10, 11, 20, 21, 22]."""
+    before = np.cumsum(counts, dtype=np.int32) - counts
+    total = int(counts.sum())
+    return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)
+
+
+def _rank(values: Int32Array) -> Int32Array:
+    """How many equal values come before each: [5, 7, 5, 5] -> [0, 0, 1, 2]."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    rank = np.empty(len(values), np.int32)
+    rank[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered, side="left")
+    return rank

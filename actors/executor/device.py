@@ -1,0 +1,65 @@
+"""Which device and number format the engine computes with, and the settings of torch that follow from them."""
+
+from __future__ import annotations
+
+import torch
+
+from actors.settings import Settings, SettingsError
+
+CPU_MAX_BATCHED_TOKENS = 2048
+CUDA_MAX_BATCHED_TOKENS = 8192
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(settings: Settings) -> torch.device:
+    """``auto`` is the first CUDA device if there is one, else the CPU.
+
+    Raises:
+        SettingsError: ``cuda`` was asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise SettingsError("--device cuda: torch finds no CUDA device (driver missing, or a CPU build of torch)")
+    use_cuda = settings.device == "cuda" or (settings.device == "auto" and available)
+    return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+
+
+def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is the model's own format on CUDA and float32 on a CPU, where the narrow formats are slower."""
+    name = settings.dtype
+    if name == "auto":
+        name = model_dtype if device.type == "cuda" else "float32"
+    if name not in DTYPES:
+        raise SettingsError(
+            f"the model's dtype {name!r} is not supported: choose one with --dtype ({', '.join(DTYPES)})"
+        )
+    return DTYPES[name]
+
+
+def resolve_token_budget(settings: Settings, device: torch.device) -> int:
+    """The most tokens one step may compute."""
+    default = CUDA_MAX_BATCHED_TOKENS if device.type == "cuda" else CPU_MAX_BATCHED_TOKENS
+    return settings.max_num_batched_tokens or default
+
+
+def prepare_thread(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+    """Set what torch keeps per thread or process. Call it in the thread that computes."""
+    if device.type == "cpu":
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        return
+    torch.cuda.set_device(device)
+    if dtype == torch.float32:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def new_event(*, timing: bool = False) -> torch.cuda.Event:
+    """An event; with ``timing``, the time between two of them can be asked for."""
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream of its own."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

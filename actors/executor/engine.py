@@ -1,0 +1,265 @@
+"""The engine: a thread that launches steps on the device, and one that waits for their tokens.
+
+The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work; it
+never waits for the device, except when as many steps as there are read-back buffers are in flight. The completion
+thread waits for the event behind each step's read-back, builds the :class:`StepResult` and hands it on. On a CPU the
+pass is done when its launch returns, and the device thread finishes the step itself.
+
+Whatever fails in either thread ends the engine: plans after it could only compute nonsense.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from actors.executor.batch import StepWork
+from actors.executor.device import new_stream, prepare_thread, resolve_device, resolve_dtype
+from actors.executor.errors import EngineError, PlanError
+from actors.executor.loading import EngineInfo, Loaded, Progress, load
+from actors.executor.readback import Readback, ReadbackPool
+from actors.executor.results import ResultBuilder
+from actors.model_config import ModelConfig, resolve_model
+from actors.settings import Settings
+from bus.messages import Int32Array, StepPlan, StepResult
+
+JOIN_S = 10.0
+"""How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Running totals since the engine became ready; each field is written by one thread."""
+
+    ready_s: float = 0.0
+    steps: int = 0
+    busy_s: float = 0.0
+    """Seconds in which the device worked on a step: by events on CUDA, by the clock on a CPU."""
+    host_s: float = 0.0
+    """Seconds that the device thread took to check and launch steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    plan: StepPlan
+    scheduler_epoch: int
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    queued: _Queued
+    work: StepWork
+    launched_s: float
+    readback: Readback
+
+
+class Engine:
+    """One executor's engine. ``on_result`` gets every step's result, in order, ``on_error`` (at most once) what ended
+    the engine; both are called from the engine's threads and must return quickly. ``on_progress`` likewise."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: ModelConfig,
+        on_result: Callable[[StepResult], None],
+        on_progress: Progress | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+        *,
+        path: Path | None = None,
+    ) -> None:
+        self.stats = EngineStats()
+        self.ready: Future[EngineInfo] = Future()
+        self._settings = settings
+        self._config = config
+        self._path = path
+        self._on_result = on_result
+        self._on_error = on_error or (lambda error: None)
+        self._on_progress = on_progress or (lambda phase, share: None)
+        self._plans: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._pool: ReadbackPool | None = None
+        self._epoch = 0
+        self._step = 0
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._failing = threading.Lock()
+        self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
+        self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
+
+    # -- for the owner ------------------------------------------------------------------------------------------------
+
+    def start(self) -> Future[EngineInfo]:
+        """Begin to load, in the device thread. The future is done when steps can run, or failed."""
+        self.ready.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        self._threads[0].start()
+        return self.ready
+
+    def submit(self, plan: StepPlan, scheduler_epoch: int, received_s: float | None = None) -> None:
+        """Queue a plan. Plans run in the order of the calls. ``received_s`` is wall-clock time, now if None.
+
+        Raises:
+            EngineError: the engine has ended.
+        """
+        if self._failure is not None:
+            raise EngineError(f"the engine has ended: {self._failure}") from self._failure
+        self._plans.put(_Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
+
+    def stop(self, timeout_s: float = JOIN_S) -> bool:
+        """Run what is queued, hand on all results, end the threads. False if they did not end in time. Idempotent."""
+        self._stopping = True
+        self._plans.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def num_occupied_slots(self) -> int:
+        """Slots that hold a sequence; exact only while no plan is queued."""
+        return self._loaded.batch.num_occupied
+
+    # -- device thread ------------------------------------------------------------------------------------------------
+
+    def _device_thread(self) -> None:
+        try:
+            with torch.inference_mode():
+                device = resolve_device(self._settings)
+                with _own_stream(device):
+                    self._prepare(device)
+                    self._run_plans()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._launched.put(None)
+
+    def _prepare(self, device: torch.device) -> None:
+        settings, config = self._settings, self._config
+        dtype = resolve_dtype(settings, config.dtype, device)
+        prepare_thread(settings, device, dtype)
+        path = self._path or resolve_model(settings)
+        self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress)
+        if device.type == "cuda":
+            self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)
+            completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
+            self._threads.append(completion)
+            completion.start()
+        self.stats.ready_s = time.time()
+        self.ready.set_result(self._loaded.info)
+
+    def _progress(self, phase: str, share: float) -> None:
+        """Report, and end the loading if the engine is not wanted any more."""
+        if self._stopping:
+            raise EngineError("stopped while loading")
+        self._on_progress(phase, share)
+
+    def _run_plans(self) -> None:
+        while (queued := self._plans.get()) is not None:
+            if self._failure is not None:
+                return
+            self._check_order(queued)
+            if self._pool is None:
+                self._step_on_cpu(queued)
+            else:
+                self._launch(queued, self._pool)
+
+    def _check_order(self, queued: _Queued) -> None:
+        """Plans of one scheduler come without gaps; those of a new one find an empty batch."""
+        epoch, step = queued.scheduler_epoch, queued.plan.step
+        if epoch < self._epoch:
+            raise PlanError(f"step {step} of scheduler epoch {epoch} came after epoch {self._epoch}")
+        if epoch > self._epoch:
+            self._loaded.batch.reset()
+        elif step != self._step + 1:
+            raise PlanError(f"step {step} came after step {self._step}")
+        self._epoch, self._step = epoch, step
+
+    def _step_on_cpu(self, queued: _Queued) -> None:
+        launched_s, began = time.time(), time.perf_counter()
+        work = self._apply(queued)
+        sampled = self._loaded.runner.run(work)
+        tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
+        busy_s = time.perf_counter() - began
+        self.stats.host_s += busy_s
+        self._finish(queued, work, tokens, launched_s, busy_s)
+
+    def _launch(self, queued: _Queued, pool: ReadbackPool) -> None:
+        readback = pool.take()
+        launched_s, began = time.time(), time.perf_counter()
+        work = self._apply(queued)
+        readback.started.record()
+        readback.fetch(self._loaded.runner.run(work), len(work.positions))
+        self._launched.put(_Launched(queued, work, launched_s, readback))
+        self.stats.host_s += time.perf_counter() - began
+
+    def _apply(self, queued: _Queued) -> StepWork:
+        try:
+            return self._loaded.batch.apply(queued.plan)
+        except PlanError as error:
+            raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
+
+    # -- completion ---------------------------------------------------------------------------------------------------
+
+    def _completion_thread(self) -> None:
+        pool = self._pool
+        assert pool is not None
+        try:
+            while (launched := self._launched.get()) is not None:
+                readback = launched.readback
+                tokens, busy_s = readback.wait()
+                pool.give_back(readback)
+                self._finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s)
+        except BaseException as error:
+            self._fail(error)
+            pool.close()  # the device thread may wait for a buffer
+            self._plans.put(None)
+
+    def _finish(self, queued: _Queued, work: StepWork, tokens: Int32Array, launched_s: float, busy_s: float) -> None:
+        result = self._results.build(
+            work,
+            tokens,
+            step=queued.plan.step,
+            scheduler_epoch=queued.scheduler_epoch,
+            received_s=queued.received_s,
+            launched_s=launched_s,
+            done_s=time.time(),
+        )
+        self.stats.steps += 1
+        self.stats.busy_s += busy_s
+        self._on_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._failing:
+            if self._failure is not None:
+                return
+            self._failure = error
+        if not self.ready.done():
+            self.ready.set_exception(error)
+        else:
+            self._on_error(error)
+
+
+def is_device_fault(error: BaseException | None) -> bool:
+    """Whether ``error`` (or its cause) came from CUDA: the context may be broken, only a new process has another."""
+    while error is not None:
+        kind = type(error).__name__
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if kind == "AcceleratorError" or "CUDA error" in text or "Triton Error [CUDA]" in text:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A stream that is not the default one, as graph capture needs."""
+    return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,39 @@
+"""The paged key-value cache: one tensor, block-major, so that a block of all layers is one contiguous piece."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from actors.model_config import ModelConfig
+
+
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: keys and values of ``block_size`` tokens in all layers."""
+    per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
+    return block_size * per_token * dtype.itemsize
+
+
+def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Whole blocks in ``num_bytes``."""
+    return num_bytes // kv_block_bytes(config, block_size, dtype)
+
+
+def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Blocks with which ``max_num_seqs`` sequences of ``max_model_len`` tokens all fit; more only serve prefix hits."""
+    return max_num_seqs * -(-max_model_len // block_size)
+
+
+def allocate_kv_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeros [num_blocks, layers, 2, block_size, kv_heads, head_dim]; [:, layer, 0] are a layer's keys, 1 its values.
+
+    Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
+    the system when they are first written.
+    """
+    shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

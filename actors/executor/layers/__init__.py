@@ -1,0 +1,1 @@
+"""The parts that models are made of. They hold tensors and call the device's :class:`~actors.executor.ops.Ops`."""

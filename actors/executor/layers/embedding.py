@@ -1,0 +1,35 @@
+"""From token ids to hidden states, and from hidden states to logits."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from actors.executor.layers.parameters import Parameters
+
+
+class Embedding:
+    """The rows of a [vocabulary, hidden] matrix."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int) -> None:
+        self.weight = parameters.matrix({f"{name}.weight": vocab_size}, hidden_size)
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
+        return F.embedding(input_ids, self.weight)
+
+
+class Head:
+    """Logits over the vocabulary; ``tied`` shares the embedding's matrix."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, parameters: Parameters, name: str, embedding: Embedding, *, tied: bool) -> None:
+        rows, columns = embedding.weight.shape
+        self.weight = embedding.weight if tied else parameters.matrix({f"{name}.weight": rows}, columns)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H] -> float32 [R, V]."""
+        return F.linear(hidden, self.weight).float()

@@ -1,0 +1,137 @@
+"""Getting an executor ready: weights, cache, graphs. Runs in the device thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.executor.device import resolve_token_budget
+from actors.executor.graphs import DecodeGraphs, bucket_sizes
+from actors.executor.kv_cache import allocate_kv_cache, kv_block_bytes
+from actors.executor.memory import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
+from actors.executor.models import build_model
+from actors.executor.ops import Ops
+from actors.executor.runner import Runner
+from actors.executor.warmup import run_full_steps, run_small_steps
+from actors.executor.weights import load_weights
+from actors.model_config import ModelConfig, effective_max_model_len
+from actors.settings import Settings
+
+Progress = Callable[[str, float], None]
+"""Called with the phase ("weights", "kv cache", "graphs") and the done share of it, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine that is ready can hold; the scheduler plans by it."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine's parts, ready to run steps."""
+
+    batch: PersistentBatch
+    runner: Runner
+    info: EngineInfo
+
+
+def load(
+    settings: Settings, config: ModelConfig, path: Path, device: torch.device, dtype: torch.dtype, progress: Progress
+) -> Loaded:
+    """Load the model in ``path`` and make everything ready for the first step.
+
+    Raises:
+        ModelError: the weights do not fit the configuration.
+        EngineError: too little memory.
+    """
+    ops = Ops.for_device(device)
+    limits = BatchLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=effective_max_model_len(settings, config),
+        max_num_batched_tokens=resolve_token_budget(settings, device),
+        block_size=settings.block_size,
+        num_blocks=1,
+        vocab_size=config.vocab_size,
+    )
+    demand = KvDemand(kv_block_bytes(config, limits.block_size, dtype), limits.block_size, limits.max_model_len)
+    known_bytes = fixed_kv_bytes(settings, demand, device)
+    if known_bytes is not None:
+        blocks_in(known_bytes, demand, settings, device, measured=False)  # fail before the weights are read
+
+    progress("weights", 0.0)
+    model = build_model(config, device, dtype, ops, limits.max_model_len)
+    load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
+
+    progress("kv cache", 0.0)
+    first_cache = allocate_kv_cache(config, 1, limits.block_size, dtype, device)
+    batch = PersistentBatch(limits)
+    runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth)
+    largest_graph = _largest_graph(settings, device)
+    measured = known_bytes is None
+    if known_bytes is None:
+        known_bytes = _profile(settings, device, batch, runner, largest_graph)
+    limits = replace(limits, num_blocks=blocks_in(known_bytes, demand, settings, device, measured=measured))
+    batch.limits = runner.limits = limits
+    runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, dtype, device)
+    progress("kv cache", 1.0)
+
+    _warm(batch, runner, largest_graph, lambda share: progress("graphs", share))
+    return Loaded(batch, runner, _info(limits, device, dtype))
+
+
+def _largest_graph(settings: Settings, device: torch.device) -> int:
+    """Rows of the largest CUDA graph, 0 for none."""
+    if device.type != "cuda" or settings.enforce_eager:
+        return 0
+    return min(settings.max_num_seqs, settings.max_cudagraph_capture_size)
+
+
+def _profile(
+    settings: Settings, device: torch.device, batch: PersistentBatch, runner: Runner, largest_graph: int
+) -> int:
+    """Bytes for the cache: run the largest steps, see what is left."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    graph_bytes, peak = run_full_steps(batch, runner)
+    num_graphs = len(bucket_sizes(largest_graph)) if largest_graph else 0
+    return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
+
+
+def _warm(batch: PersistentBatch, runner: Runner, largest_graph: int, progress: Callable[[float], None]) -> None:
+    """Compile what small steps need, then capture the graphs."""
+    progress(0.0)
+    run_small_steps(batch, runner)
+    if largest_graph:
+        graphs = DecodeGraphs(largest_graph)
+        graphs.capture(runner, progress)
+        runner.graphs = graphs
+        run_small_steps(batch, runner)
+    if runner.kv_cache.is_cuda:
+        torch.cuda.synchronize()
+    progress(1.0)
+
+
+def _info(limits: BatchLimits, device: torch.device, dtype: torch.dtype) -> EngineInfo:
+    return EngineInfo(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        vocab_size=limits.vocab_size,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+    )

@@ -1,0 +1,84 @@
+"""The operations a device has: Triton kernels on CUDA, the torch references that define them on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from kernels import (
+    activation,
+    batch_inputs,
+    copy_blocks,
+    kv_write,
+    logit_rules,
+    norm,
+    paged_attention,
+    penalties,
+    rotary,
+    sampling,
+)
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What the engine and the models call. Signatures and meaning are those of the functions in :mod:`kernels`."""
+
+    rms_norm: Op
+    add_rms_norm: Op
+    rotary_embedding_: Op
+    kv_write: Op
+    silu_mul: Op
+    paged_attention: Op
+    prepare_inputs: Op
+    store_sampled: Op
+    sample: Op
+    apply_logit_rules: Op
+    apply_penalties: Op
+    copy_blocks: Op
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> Ops:
+        """Triton kernels where there is a CUDA device, torch elsewhere."""
+        return cls.triton() if device.type == "cuda" else cls.reference()
+
+    @classmethod
+    def triton(cls) -> Ops:
+        """The kernels (on a CPU they need Triton's interpreter)."""
+        return cls._named("")
+
+    @classmethod
+    def reference(cls) -> Ops:
+        """Plain torch, on any device."""
+        return cls._named("_reference")
+
+    @classmethod
+    def _named(cls, suffix: str) -> Ops:
+        return cls(**{field.name: _find(field.name, suffix) for field in fields(cls)})
+
+
+_MODULES = {
+    "rms_norm": norm,
+    "add_rms_norm": norm,
+    "rotary_embedding_": rotary,
+    "kv_write": kv_write,
+    "silu_mul": activation,
+    "paged_attention": paged_attention,
+    "prepare_inputs": batch_inputs,
+    "store_sampled": batch_inputs,
+    "sample": sampling,
+    "apply_logit_rules": logit_rules,
+    "apply_penalties": penalties,
+    "copy_blocks": copy_blocks,
+}
+
+
+def _find(name: str, suffix: str) -> Op:
+    """``rms_norm`` and ``_reference`` name ``kernels.norm.rms_norm_reference``; a trailing underscore stays last."""
+    full = f"{name.removesuffix('_')}{suffix}{'_' * name.endswith('_')}"
+    op: Op = getattr(_MODULES[name], full)
+    return op

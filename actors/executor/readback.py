@@ -1,0 +1,62 @@
+"""Bringing sampled tokens back to the host without waiting in the device thread."""
+
+from __future__ import annotations
+
+import queue
+
+import torch
+
+from actors.executor.device import new_event
+from actors.executor.errors import EngineError
+from bus.messages import Int32Array
+
+
+class Readback:
+    """A pinned buffer for one step's tokens, with events before its work and behind its copy. CUDA only."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._tensor = torch.zeros(max_num_seqs, dtype=torch.int32, pin_memory=True)
+        self._array: Int32Array = self._tensor.numpy()
+        self._count = 0
+        self.started = new_event(timing=True)
+        self.done = new_event(timing=True)
+
+    def fetch(self, sampled: torch.Tensor | None, count: int) -> None:
+        """Queue the copy of the first ``count`` tokens, and the event behind it. Device thread."""
+        self._count = count if sampled is not None else 0
+        if sampled is not None and count:
+            self._tensor[:count].copy_(sampled[:count], non_blocking=True)
+        self.done.record()
+
+    def wait(self) -> tuple[Int32Array, float]:
+        """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread."""
+        self.done.synchronize()
+        return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3
+
+
+class ReadbackPool:
+    """The buffers of the steps in flight; :meth:`take` waits while all are in use, which bounds how many there are."""
+
+    def __init__(self, max_num_seqs: int, size: int) -> None:
+        self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
+        for _ in range(size):
+            self._free.put(Readback(max_num_seqs))
+
+    def take(self) -> Readback:
+        """A free buffer.
+
+        Raises:
+            EngineError: the pool was closed.
+        """
+        readback = self._free.get()
+        if readback is None:
+            raise EngineError("no read-back buffer: the completion thread has ended")
+        return readback
+
+    def give_back(self, readback: Readback) -> None:
+        """The buffer's tokens have been copied out."""
+        self._free.put(readback)
+
+    def close(self) -> None:
+        """End a waiting :meth:`take`."""
+        self._free.put(None)

@@ -1,0 +1,68 @@
+"""From sampled tokens to a step's result: which sequences end, and which tokens come too late."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.executor.batch import StepWork
+from actors.executor.errors import EngineError
+from bus.messages import END_LENGTH, END_STOP, Int32Array, StepResult
+
+
+class ResultBuilder:
+    """Builds the results of one executor, in step order.
+
+    With pipelined steps a sequence's next rows are planned before its end is known. The end is therefore latched per
+    slot, with the sequence's id: later rows of that sequence are dropped, until another one takes the slot.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._ended = np.zeros(max_num_seqs + 1, np.int32)
+        self._vocab_size = vocab_size
+        self._epoch = 0
+
+    def build(
+        self,
+        work: StepWork,
+        tokens: Int32Array,
+        *,
+        step: int,
+        scheduler_epoch: int,
+        received_s: float,
+        launched_s: float,
+        done_s: float,
+    ) -> StepResult:
+        """The result of ``work``, whose N sampled ``tokens`` are [N]; times are seconds of the wall clock.
+
+        Raises:
+            EngineError: a token lies outside the vocabulary, so the device computed nonsense.
+        """
+        if scheduler_epoch != self._epoch:  # another scheduler: its ids are its own
+            self._epoch = scheduler_epoch
+            self._ended.fill(0)
+        sequence_ids, indexes = work.sequence_ids, work.indexes
+        ends = np.zeros(len(tokens), np.int32)
+        if len(tokens):
+            if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
+                raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
+            ends[work.length_ended] = END_LENGTH
+            ends[(tokens[:, None] == work.end_ids).any(axis=1) & work.can_stop] = END_STOP
+            late = self._ended[work.sample_slots] == sequence_ids
+            ended = ends != 0
+            if ended.any():
+                self._ended[work.sample_slots[ended]] = sequence_ids[ended]
+            if late.any():
+                kept = ~late
+                sequence_ids, tokens, indexes, ends = sequence_ids[kept], tokens[kept], indexes[kept], ends[kept]
+        return StepResult(
+            step=step,
+            scheduler_epoch=scheduler_epoch,
+            received_s=received_s,
+            launched_s=launched_s,
+            done_s=done_s,
+            num_computed_tokens=work.num_tokens,
+            sequence_ids=sequence_ids,
+            token_ids=tokens,
+            token_indexes=indexes,
+            ends=ends,
+        )

@@ -1,0 +1,83 @@
+"""From logits to tokens. Plain sampling is cheap enough for every row of every step and runs inside the CUDA graphs;
+everything else (truncation, penalties, bans and biases) is done again, eagerly, for the rows that asked for it."""
+
+from __future__ import annotations
+
+import torch
+
+from actors.executor.batch import (
+    FREQUENCY,
+    MIN_P,
+    PRESENCE,
+    PROMPT_LEN,
+    REPETITION,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    StepWork,
+)
+from actors.executor.device_batch import DeviceBatch
+from actors.executor.ops import Ops
+
+
+class Sampler:
+    """Samples with the columns that :class:`DeviceBatch` holds for each slot."""
+
+    def __init__(self, ops: Ops, state: DeviceBatch) -> None:
+        self._ops = ops
+        self._state = state
+
+    def plain(
+        self, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor, *, any_random: bool
+    ) -> torch.Tensor:
+        """Temperature and noise only. ``logits`` [N, V] float32, ``slots`` and ``indexes`` [N]; tokens [N] int32."""
+        return self._sample(logits, slots, indexes, any_random=any_random, any_truncation=False)
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        indexes: torch.Tensor,
+        *,
+        any_random: bool,
+        any_truncation: bool,
+    ) -> torch.Tensor:
+        columns = self._state.columns.index_select(1, slots)
+        floats = columns.view(torch.float32)
+        sampled: torch.Tensor = self._ops.sample(
+            logits,
+            floats[TEMPERATURE],
+            columns[TOP_K],
+            floats[TOP_P],
+            floats[MIN_P],
+            self._state.seeds.index_select(0, slots),
+            indexes,
+            any_random=any_random,
+            any_truncation=any_truncation,
+        )
+        return sampled
+
+    def extras(
+        self, work: StepWork, rows: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens [E] int32 of ``rows`` [E] of ``logits`` [N, V], which stay as they are. Order as in vLLM:
+        bans and biases, penalties, temperature, min-p, top-k, top-p."""
+        state = self._state
+        logits = logits.index_select(0, rows)
+        slots, indexes = slots.index_select(0, rows), indexes.index_select(0, rows)
+        if work.extra_ruled:
+            self._ops.apply_logit_rules(logits, slots, indexes, state.rule_ids, state.rule_values, state.rule_until)
+        if work.extra_penalized:
+            columns = state.columns.index_select(1, slots)
+            floats = columns.view(torch.float32)
+            self._ops.apply_penalties(
+                logits,
+                state.tokens,
+                slots,
+                columns[PROMPT_LEN],
+                columns[PROMPT_LEN] + indexes,
+                floats[REPETITION],
+                floats[PRESENCE],
+                floats[FREQUENCY],
+            )
+        return self._sample(logits, slots, indexes, any_random=work.extra_random, any_truncation=work.extra_truncated)

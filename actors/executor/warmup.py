@@ -1,0 +1,117 @@
+"""Steps that an engine runs on made-up sequences before it is ready: to measure memory and to compile kernels.
+
+They go the way of every step, through :meth:`PersistentBatch.apply` and :meth:`Runner.run`; all blocks are block 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.executor.runner import Runner
+from bus.messages import NewSequence, StepPlan
+
+
+def _new(slot: int, num_tokens: int, limits: BatchLimits, *, extras: bool) -> NewSequence:
+    return NewSequence(
+        sequence_id=slot + 1,
+        slot=slot,
+        num_tokens=num_tokens,
+        num_prompt_tokens=num_tokens,
+        num_computed_tokens=0,
+        num_blocks=limits.table_width,
+        max_total_tokens=limits.max_model_len,
+        min_tokens=1 if extras else 0,
+        seed=slot,
+        temperature=1.0,
+        top_p=0.9 if extras else 1.0,
+        top_k=min(8, limits.vocab_size - 1) if extras else 0,
+        min_p=0.01 if extras else 0.0,
+        repetition_penalty=1.1 if extras else 1.0,
+        presence_penalty=0.1 if extras else 0.0,
+        frequency_penalty=0.1 if extras else 0.0,
+        end_token_ids=(0,) if extras else (),
+    )
+
+
+def _entering(lengths: Sequence[int], limits: BatchLimits, *, extras: bool) -> StepPlan:
+    """All sequences enter and compute all their tokens."""
+    return StepPlan(
+        step=1,
+        planned_s=0.0,
+        num_decodes=0,
+        new_sequences=tuple(_new(slot, length, limits, extras=extras) for slot, length in enumerate(lengths)),
+        new_token_ids=np.zeros(sum(lengths), np.int32),
+        new_block_ids=np.zeros(len(lengths) * limits.table_width, np.int32),
+        slots=np.arange(len(lengths), dtype=np.int32),
+        num_scheduled=np.array(lengths, np.int32),
+    )
+
+
+def _decoding(num_rows: int) -> StepPlan:
+    slots = np.arange(num_rows, dtype=np.int32)
+    return StepPlan(step=2, planned_s=0.0, num_decodes=num_rows, slots=slots, num_scheduled=np.ones(num_rows, np.int32))
+
+
+def _lengths(limits: BatchLimits, num_rows: int, total: int) -> list[int]:
+    """About ``total`` tokens over ``num_rows`` rows, each leaving room for two more."""
+    longest = max(1, limits.max_model_len - 2)
+    return [max(1, min(longest, total // num_rows))] * num_rows
+
+
+def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
+    """The largest prompt steps there can be, each for an empty batch: few long prompts, many with every kind of
+    sampling, many plain ones."""
+    budget = limits.max_num_batched_tokens
+    many = min(limits.max_num_seqs, budget)
+    few = min(many, max(1, budget // max(1, limits.max_model_len - 2)))
+    if limits.max_model_len < 2:
+        return []
+    return [
+        _entering(_lengths(limits, num_rows, budget), limits, extras=extras)
+        for num_rows, extras in ((few, False), (many, True), (many, False))
+    ]
+
+
+def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:
+    """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; plain, and if ``thorough``
+    also longer ones and ones with extras."""
+    groups = []
+    for extras in (False, True) if thorough else (False,):
+        for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
+            lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
+            if lengths and sum(lengths) <= limits.max_num_batched_tokens:
+                groups.append([_entering(lengths, limits, extras=extras), _decoding(len(lengths)), _decoding(1)])
+    return groups
+
+
+def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
+    """Run the largest steps there can be, on CUDA, the last of them with every sequence decoding.
+
+    Returns (bytes that the decode step took beyond what stays, peak bytes of all of them).
+    """
+    limits, plans = batch.limits, full_prompt_steps(batch.limits)
+    for plan in plans:
+        batch.reset()
+        runner.run(batch.apply(plan))
+    torch.cuda.synchronize()
+    peak, before = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    if limits.max_model_len > 2:
+        runner.run(batch.apply(_decoding(len(plans[-1].slots))))
+        torch.cuda.synchronize()
+    batch.reset()
+    decode_peak = torch.cuda.max_memory_allocated()
+    return decode_peak - before, max(peak, decode_peak)
+
+
+def run_small_steps(batch: PersistentBatch, runner: Runner) -> None:
+    """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
+    for plans in small_steps(batch.limits, thorough=runner.kv_cache.is_cuda):
+        batch.reset()
+        for plan in plans:
+            runner.run(batch.apply(plan))
+    batch.reset()

@@ -1,0 +1,173 @@
+"""Weights from safetensors files, or random ones.
+
+The files' headers are read and checked first: a missing tensor, a wrong shape or an unknown format is found before the
+first gigabyte is copied. Then the files, which are memory-mapped, are copied into the model's tensors by a few threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from actors.executor.models.llama import LlamaModel
+from actors.model_config import ModelError, read_json
+
+Progress = Callable[[float], None]
+
+FORMATS = ("F32", "BF16", "F16")
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+MAX_THREADS = 4
+NAMES_SHOWN = 3
+
+UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Tables that old checkpoints carry and that are computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor as a file's header describes it."""
+
+    file: Path
+    format: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@torch.inference_mode()
+def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, progress: Progress) -> None:
+    """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), "auto" or "safetensors".
+
+    ``progress`` gets the share of bytes done, rising to 1.0, from whichever thread copies, one call at a time.
+
+    Raises:
+        ModelError: files or tensors are missing, broken, or not what config.json promises; the text names them.
+    """
+    if load_format == "dummy":
+        fill_with_noise(model, seed)
+    else:
+        stored = read_headers(weight_files(path))
+        check_tensors(model, stored)
+        _copy_all(model, stored, progress)
+    progress(1.0)
+
+
+def fill_with_noise(model: LlamaModel, seed: int) -> None:
+    """Normal random weights, made on the model's own device; norms are ones and biases zeros."""
+    generator = torch.Generator(device=model.parameters.device).manual_seed(seed)
+    for tensor, mean, std in model.parameters.tensors:
+        if std:
+            tensor.normal_(mean, std, generator=generator)
+        else:
+            tensor.fill_(mean)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model folder: those of its index, else its one file, else all. Raises ModelError."""
+    if (path / INDEX_FILE).is_file():
+        names = read_json(path / INDEX_FILE).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ModelError(f"{path / INDEX_FILE} has no weight_map")
+        files = sorted({str(name) for name in names.values()})
+        if any(Path(name).name != name for name in files):
+            raise ModelError(f"{path / INDEX_FILE}: weight_map names files outside the model's folder")
+        missing = [name for name in files if not (path / name).is_file()]
+        if missing:
+            raise ModelError(f"{path}: weight file {missing[0]} is missing ({len(missing)} of {len(files)} are)")
+        return [path / name for name in files]
+    if (path / SINGLE_FILE).is_file():
+        return [path / SINGLE_FILE]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise ModelError(f"{path}: no safetensors weights (other formats are not read)")
+    return found
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Every tensor in the files, by name. Raises ModelError for a broken file or a name that occurs twice."""
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in _read_header(file).items():
+            if name in stored:
+                raise ModelError(f"tensor {name} is in both {stored[name].file.name} and {file.name}")
+            stored[name] = tensor
+    return stored
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """One file's tensors: eight bytes of header length, the header in JSON, the data."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(MAX_HEADER_BYTES, size - 8):
+                raise ValueError("the header is longer than the file")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            if not 0 <= start <= end <= size - 8 - length:
+                raise ValueError(f"tensor {name} lies outside the file, which is perhaps not complete")
+            tensors[name] = StoredTensor(file, str(entry["dtype"]), tuple(entry["shape"]), end - start)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelError(f"{file} is not a readable safetensors file: {error}") from error
+    return tensors
+
+
+def check_tensors(model: LlamaModel, stored: dict[str, StoredTensor]) -> None:
+    """The files hold exactly the model's tensors, with its shapes. Raises ModelError with the names."""
+    views = model.parameters.views
+    missing = [name for name in views if name not in stored]
+    if missing:
+        raise ModelError(f"the weights lack {_some(missing)}, which config.json asks for")
+    for name, view in views.items():
+        tensor = stored[name]
+        if tensor.shape != tuple(view.shape):
+            found, promised = list(tensor.shape), list(view.shape)
+            raise ModelError(f"tensor {name} in {tensor.file.name} has shape {found}, config.json says {promised}")
+        if tensor.format not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise ModelError(f"tensor {name} in {tensor.file.name} has format {tensor.format}; only {known} are read")
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    extra = [name for name in stored if name not in views and name not in tied and not name.endswith(UNUSED_SUFFIXES)]
+    if extra:
+        raise ModelError(f"the weights hold {_some(extra)}, which config.json does not ask for")
+
+
+def _some(names: list[str]) -> str:
+    """``tensor a, b, c and 5 more``."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"tensor {', '.join(names[:NAMES_SHOWN])}{more}"
+
+
+def _copy_all(model: LlamaModel, stored: dict[str, StoredTensor], progress: Progress) -> None:
+    """Copy every tensor of the model out of its file, up to ``MAX_THREADS`` files at a time."""
+    views = model.parameters.views
+    by_file: dict[Path, list[str]] = {}
+    for name in views:
+        by_file.setdefault(stored[name].file, []).append(name)
+    total, done, lock = sum(stored[name].num_bytes for name in views), 0, Lock()
+
+    def copy_file(file: Path) -> None:
+        nonlocal done
+        with torch.inference_mode(), safe_open(str(file), framework="pt", device="cpu") as source:
+            for name in by_file[file]:
+                views[name].copy_(source.get_tensor(name))
+                with lock:
+                    done += stored[name].num_bytes
+                    progress(done / total)
+
+    with ThreadPoolExecutor(min(MAX_THREADS, len(by_file)), "weights") as pool:
+        list(pool.map(copy_file, by_file))

@@ -1,0 +1,246 @@
+"""The executor actor on the memory bus: its lease, plans in, results out, drain, and every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.executor.actor import ExecutorActor
+from actors.executor.errors import EngineError, PlanError
+from actors.model_config import ModelError
+from actors.settings import Settings
+from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
+from bus.memory_bus import MemoryBus, MemoryServer
+from bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
+from bus.streams import Names
+from tests.engine_driver import HandScheduler
+from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+
+NAME = "executor-0"
+NAMES = Names()
+STEPS, RESULTS = NAMES.steps(NAME), NAMES.results(NAME)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[0])
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    return Settings(
+        model=str(folder), device="cpu", threads=1, max_model_len=64, max_num_seqs=4, num_gpu_blocks_override=20,
+        **changes,
+    )  # fmt: skip
+
+
+class World:
+    """An executor on a bus, and the scheduler's side of that bus."""
+
+    def __init__(self, server: MemoryServer, settings: Settings) -> None:
+        self.server = server
+        self.bus = MemoryBus(server)
+        self.actor = ExecutorActor(settings, MemoryBus(server), NAME)
+        self.running = asyncio.create_task(self.actor.run())
+        self.position = START
+
+    async def until_state(self, state: str) -> dict[str, Any]:
+        """The lease's info once it says ``state``."""
+        async with asyncio.timeout(60):
+            while not self.running.done():
+                for lease in await self.bus.leases("executor"):
+                    if lease.info["state"] == state:
+                        return dict(lease.info)
+                await asyncio.sleep(0.01)
+        await self.running
+        raise AssertionError("the actor ended")
+
+    async def send(self, plan: StepPlan, epoch: int) -> None:
+        await self.bus.append([LogEntry(STEPS, EntryId(epoch, plan.step), plan)])
+
+    async def result(self) -> StepResult:
+        """The next result."""
+        async with asyncio.timeout(60):
+            while not (entries := await self.bus.read({RESULTS: self.position}, count=1, block_ms=100)):
+                if self.running.done():
+                    await self.running
+        self.position = entries[0].id
+        assert isinstance(entries[0].message, StepResult)
+        return entries[0].message
+
+    async def ended(self) -> None:
+        """Wait for the actor to end; raises what ended it."""
+        async with asyncio.timeout(60):
+            await self.running
+
+
+@asynccontextmanager
+async def world(settings: Settings, server: MemoryServer | None = None) -> AsyncIterator[World]:
+    made = World(server or MemoryServer(), settings)
+    try:
+        yield made
+    finally:
+        made.actor.request_drain()
+        await asyncio.wait([made.running], timeout=60)
+
+
+def empty_plan(step: int = 1) -> StepPlan:
+    return StepPlan(step=step, planned_s=0.0, num_decodes=0)
+
+
+def scheduler_for(info: dict[str, Any]) -> HandScheduler:
+    return HandScheduler(info["num_blocks"], info["block_size"], info["max_num_seqs"], 8)
+
+
+async def test_a_ready_executor_says_what_it_can_hold(folder: Path) -> None:
+    """The lease carries everything that the scheduler plans by."""
+    async with world(settings(folder)) as running:
+        info = await running.until_state("ready")
+
+    wanted = {"progress": 1.0, "num_blocks": 20, "block_size": 16, "max_num_seqs": 4, "max_model_len": 64}
+    assert info.items() >= (wanted | {"vocab_size": 307, "max_num_batched_tokens": 2048}).items()
+
+
+async def test_plans_become_results(folder: Path) -> None:
+    """A sequence over the bus has the tokens of transformers; results are numbered 1, 2, ... in the lease's epoch."""
+    async with world(settings(folder)) as running:
+        scheduler = scheduler_for(await running.until_state("ready"))
+        sequence = scheduler.add(PROMPT, 6)
+        while (plan := scheduler.plan()) is not None:
+            await running.send(plan, epoch=5)
+            scheduler.process(await running.result())
+        snapshot = {name: data for name, _, data in running.actor.metrics.snapshot()["series"]}
+
+    assert sequence.output == reference_generate(folder, [PROMPT], 6)[0]
+    assert running.position == EntryId(running.actor.epoch, scheduler.step)
+    assert snapshot["pagebus:executor_steps_total"]["value"] == scheduler.step
+    assert snapshot["pagebus:executor_busy_seconds_total"]["value"] > 0
+
+
+async def test_plans_of_an_earlier_life_are_passed_over(folder: Path) -> None:
+    """What lay in the stream when the lease was taken was planned for a batch that is gone."""
+    server = MemoryServer()
+    await MemoryBus(server).append([LogEntry(STEPS, EntryId(3, step), empty_plan(step)) for step in (1, 2)])
+    async with world(settings(folder), server) as running:
+        await running.until_state("ready")
+        await running.send(empty_plan(3), epoch=3)
+
+        assert (await running.result()).step == 3
+
+
+async def test_a_drain_finishes_the_plans_it_has(folder: Path) -> None:
+    """Their results are on the bus when the lease is given back, and the actor ends well."""
+    async with world(settings(folder)) as running:
+        scheduler = scheduler_for(await running.until_state("ready"))
+        scheduler.add(PROMPT, 4)
+        for _ in range(3):
+            plan = scheduler.plan()
+            assert plan is not None
+            await running.send(plan, epoch=1)
+        await running.result()
+
+        running.actor.request_drain()
+        await running.ended()
+
+        assert [(await running.result()).step for _ in range(2)] == [2, 3]
+        assert await running.bus.leases("executor") == []
+
+
+async def test_a_drain_while_loading_ends_well(folder: Path) -> None:
+    """Nobody waits for a model that is not wanted any more."""
+    async with world(settings(folder)) as running:
+        await running.until_state("loading")
+        running.actor.request_drain()
+        await running.ended()
+
+
+async def test_a_plan_that_breaks_a_rule_ends_the_actor(folder: Path) -> None:
+    """Visibly: run() raises the engine's error, and the lease is given back."""
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        bad = StepPlan(step=1, planned_s=0.0, num_decodes=1)
+        await running.send(bad, epoch=1)
+
+        with pytest.raises(PlanError, match="step 1 of scheduler epoch 1"):
+            await running.ended()
+        assert await running.bus.leases("executor") == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        LogEntry(STEPS, EntryId(1, 1), SequenceEnded(sequence_id=1, reason="abort")),
+        LogEntry(STEPS, EntryId(1, 1), empty_plan(2)),
+    ],
+    ids=["no plan", "wrong number"],
+)
+async def test_an_entry_that_is_not_its_plan_ends_the_actor(folder: Path, entry: LogEntry) -> None:
+    """A lost plan would make every later one wrong."""
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        await running.bus.append([entry])
+
+        with pytest.raises(EngineError, match="entry 1-1"):
+            await running.ended()
+
+
+async def test_a_fenced_executor_ends_with_its_first_write(folder: Path) -> None:
+    """The scheduler gave it up: it must write nothing more."""
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        fence = ReplicaFenced(replica=NAME, reason="silent")
+        await running.bus.append([LogEntry(RESULTS, EntryId(running.actor.epoch, FENCE_INDEX), fence)])
+        await running.send(empty_plan(), epoch=1)
+
+        with pytest.raises(Fenced):
+            await running.ended()
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_actor(tmp_path: Path) -> None:
+    """With the model's own error, which the process turns into its exit code."""
+    async with world(settings(tmp_path)) as running:
+        with pytest.raises(ModelError, match=r"config\.json"):
+            await running.ended()
+
+
+async def test_an_engine_that_fails_later_ends_the_actor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its thread raises reaches run()."""
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("device lost")
+
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        engine: Any = running.actor._engine
+        monkeypatch.setattr(engine._loaded.runner, "run", broken)
+        await running.send(empty_plan(), epoch=1)
+
+        with pytest.raises(RuntimeError, match="device lost"):
+            await running.ended()
+
+
+async def test_a_device_fault_arms_the_end_of_the_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken CUDA context may hang every later call, so a timer ends the process whatever happens."""
+    armed: list[tuple[float, Callable[..., Any], tuple[int]]] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, after_s: float, function: Callable[..., Any], args: tuple[int]) -> None:
+            armed.append((after_s, function, args))
+
+        def start(self) -> None:
+            assert self.daemon
+
+    monkeypatch.setattr("actors.executor.actor.threading.Timer", Timer)
+    actor = ExecutorActor(settings(folder), MemoryBus(MemoryServer()), NAME)
+
+    actor._end_process_if_faulted(RuntimeError("something else"))
+    actor._end_process_if_faulted(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+    assert [args for _, _, args in armed] == [(70,)]

@@ -1,0 +1,315 @@
+"""The scheduler actor: reads the bus, lets the core decide, writes the bus.
+
+Tasks beside the loop read requests, results and leases into one inbox. The loop sleeps until something is in there,
+takes in all of it, plans once, and hands the messages to the outbox; nothing on that way waits for the bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from actors.actor import RETRY_S, Actor, describe
+from actors.model_config import ModelConfig, resolve_model
+from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.events import (
+    DetokenizerLost,
+    Input,
+    Note,
+    Output,
+    ProtocolError,
+    ReplicaJoined,
+    ReplicaLost,
+    ReplicaResult,
+    ToDetokenizer,
+    ToIngress,
+    ToReplica,
+)
+from actors.scheduler.membership import Membership
+from actors.scheduler.meters import Meters
+from actors.scheduler.trimming import Trimmer
+from actors.settings import Settings
+from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
+from bus.messages import AbortRequest, ReplicaFenced, RequestFailed, StepResult, StopSequence, TokenizedRequest
+from bus.outbox import Outbox
+from bus.streams import SCHEDULER_GROUP
+
+LEASE = "leader"
+STAGE = "scheduler"
+WORK_BLOCK_MS = 1000
+RESULTS_BLOCK_MS = 200
+"""Longest wait of one read of results: a replica that joins is read, and planned for, after this time."""
+READ_COUNT = 512
+LOOK_S = 0.25
+HOUSEKEEPING_S = 1.0
+MAX_UNSENT = 4096
+"""Nothing is planned while more messages than this wait for the bus."""
+SHOWN_IDS = 8
+
+
+class SchedulerActor(Actor):
+    """The one scheduler of a deployment; a second one stands by. ``core`` decides."""
+
+    kind: ClassVar[str] = "scheduler"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        super().__init__(settings, bus, name)
+        self.core = Core(CoreConfig(block_size=settings.block_size))
+        self._meters = Meters(self.metrics)
+        self._membership = Membership(self._put, self._fence)
+        self._inbox: deque[Entry | Input] = deque()
+        self._news = asyncio.Event()
+        self._acks: deque[Entry] = deque()
+        self._to_ack = asyncio.Event()
+        self._reading: dict[str, EntryId] = {}
+        self._positions: dict[str, EntryId] = {}
+        self._told: dict[str, EntryId] = {}
+        self._preempted: Counter[str] = Counter()
+        self._away: set[str] = set()
+        self._believe_absence_s = 0.0
+
+    def lease_name(self) -> str:
+        return LEASE
+
+    def request_drain(self) -> None:
+        super().request_drain()
+        self._news.set()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Learn the model's end tokens, and start the tasks beside the loop."""
+        settings = self.settings
+        path = await asyncio.to_thread(resolve_model, settings, weights=False)
+        model = await asyncio.to_thread(ModelConfig.load, path)
+        self.core = Core(
+            CoreConfig(
+                block_size=settings.block_size,
+                pipeline_depth=settings.pipeline_depth,
+                max_num_queued_requests=settings.max_num_queued_requests,
+                enable_prefix_caching=settings.enable_prefix_caching,
+                epoch=self.epoch,
+                eos_token_ids=model.eos_token_ids,
+            )
+        )
+        self._outbox = Outbox(self.bus, self.epoch)
+        self._trimmer = Trimmer(self.bus, self.names, self.epoch)
+        for stream in (self.names.tokenized, self.names.control):
+            await self._retrying("groups", partial(self.bus.create_group, stream, SCHEDULER_GROUP))
+        self.spawn(self._outbox.run(), "outbox")
+        for name, once in (
+            ("work", self._read_work),
+            ("results", self._read_results),
+            ("acks", self._ack),
+            ("leases", self._look),
+            ("housekeeping", self._keep_house),
+        ):
+            self.spawn(self._for_ever(name, once), name)
+
+    async def serve(self) -> None:
+        """Take in, plan, send, until draining and nothing is left to do."""
+        while not (self.draining.is_set() and self.core.is_idle and not self._inbox):
+            await self._news.wait()
+            self._news.clear()
+            if self._outbox.depth > MAX_UNSENT:
+                await self._outbox.flush()
+            while self._inbox:
+                self._take(self._inbox.popleft())
+            for output in self.core.plan(time.time()):
+                self._send(output)
+
+    async def drain(self) -> None:
+        """Send what is queued, ack what was taken in, trim."""
+        await self._outbox.flush()
+        while self._acks:
+            await self._ack()
+        await self._keep_house(pause_s=0.0)
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+    def _put(self, item: Entry | Input) -> None:
+        self._inbox.append(item)
+        self._news.set()
+
+    async def _read_work(self) -> None:
+        """New requests, aborts and stops; while draining only the latter two."""
+        streams = [self.names.control] if self.draining.is_set() else [self.names.tokenized, self.names.control]
+        entries = await self.bus.read_group(
+            SCHEDULER_GROUP, LEASE, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS
+        )
+        for entry in entries:
+            self._put(entry)
+
+    async def _read_results(self) -> None:
+        """Results of all replicas. A replica that has joined is told to the core when its results are being read."""
+        joining = self._membership.joining
+        while joining:
+            joined = joining.popleft()
+            self._reading[joined.replica] = self._positions.setdefault(joined.replica, START)
+            self._put(joined)
+        if not self._reading:
+            await asyncio.sleep(LOOK_S / 2)
+            return
+        positions = {self.names.results(replica): at for replica, at in self._reading.items()}
+        replicas = {self.names.results(replica): replica for replica in self._reading}
+        for entry in await self.bus.read(positions, count=READ_COUNT, block_ms=RESULTS_BLOCK_MS):
+            replica = replicas[entry.stream]
+            if replica in self._reading:
+                self._reading[replica] = entry.id
+                self._put(entry)
+
+    def _take(self, item: Entry | Input) -> None:
+        if not isinstance(item, Entry):
+            self._take_event(item)
+        elif isinstance(item.message, TokenizedRequest | AbortRequest | StopSequence):
+            try:
+                self.core.take(item.message)
+            except Exception as error:
+                self._give_up(item, describe(error))
+            else:
+                self._settled(item)
+        elif isinstance(item.message, StepResult | ReplicaFenced):
+            self._take_result(item, item.message)
+        else:
+            self._give_up(item, item.error or f"unexpected {type(item.message).__name__}")
+
+    def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
+        name = next((name for name in self._reading if self.names.results(name) == entry.stream), "")
+        member = self._membership.members.get(name)
+        if member is None:
+            return
+        self._positions[name] = entry.id
+        if entry.id.epoch < member.epoch:
+            return  # of an executor that was replaced long ago
+        if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
+            self._take_event(ReplicaLost(name, message.reason if isinstance(message, ReplicaFenced) else "replaced"))
+            return
+        try:
+            self.core.take(ReplicaResult(name, message))
+        except ProtocolError as error:
+            self.log.error("false result: the executor is shut out", replica=name, error=str(error))
+            self._meters.refused_results.inc()
+            self._membership.distrust(name, str(error))
+
+    def _take_event(self, event: Input) -> None:
+        match event:
+            case ReplicaLost(name):
+                self._membership.lost(name)
+                self._reading.pop(name, None)
+                replica = self.core.replicas.get(name)
+                if replica is not None:
+                    self._meters.forget(replica)
+                    self._trimmer.replica_lost(name, replica.step)
+            case DetokenizerLost(name) if (stream := self.names.sequences(name)) in self._told:
+                self._trimmer.detokenizer_lost(stream, self._told.pop(stream))
+            case _:
+                pass
+        try:
+            self.core.take(event)
+        except ValueError as error:
+            assert isinstance(event, ReplicaJoined)
+            self.log.error("executor cannot be used", replica=event.replica, error=str(error))
+            self._membership.refused[event.replica] = event.epoch
+            self._membership.lost(event.replica)
+            self._reading.pop(event.replica, None)
+
+    def _settled(self, entry: Entry) -> None:
+        """The entry has had its effect, which is all of it in the core. (An ack at the request's end, for a successor
+        to start from, would be given from here.)"""
+        self._acks.append(entry)
+        self._to_ack.set()
+
+    def _give_up(self, entry: Entry, reason: str) -> None:
+        """Nobody can process this entry: keep it aside, tell its client if we know it, go on."""
+        message = entry.message
+        request_id = getattr(message, "request_id", None)
+        self.log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
+        self._meters.dead.inc()
+        if isinstance(message, TokenizedRequest):
+            text = "The server failed to schedule this request."
+            failed = RequestFailed(
+                request_id=message.request_id, status=500, error_type="internal_error", message=text
+            )
+            self._outbox.publish(self.names.replies(message.ingress), failed)
+        self.spawn(self._bury(entry, reason), "dead letter")
+
+    async def _bury(self, entry: Entry, reason: str) -> None:
+        await self._retrying("dead letters", lambda: self.bus.dead_letter(STAGE, entry, reason))
+        if entry.stream in (self.names.tokenized, self.names.control):
+            self._settled(entry)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+    def _send(self, output: Output) -> None:
+        match output:
+            case ToReplica(replica, plan):
+                at = self._outbox.append(self.names.steps(replica), plan)
+                assert at.index == plan.step, f"step {plan.step} of {replica} would be entry {at}"
+                self._meters.planned(replica, plan)
+            case ToDetokenizer(detokenizer, message):
+                stream = self.names.sequences(detokenizer)
+                self._told[stream] = self._outbox.append(stream, message)
+            case ToIngress(ingress, failure):
+                self._meters.failed.inc()
+                self._outbox.publish(self.names.replies(ingress), failure)
+            case Note("preempted", fields):
+                self._preempted[str(fields["request_id"])] += 1
+            case Note(event, fields):
+                self.log.info(event, **fields)
+
+    def _fence(self, replica: str, epoch: int, reason: str) -> None:
+        self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)
+        fence = ReplicaFenced(replica=replica, reason=reason)
+        self._outbox.append_at(self.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
+
+    async def _ack(self) -> None:
+        await self._to_ack.wait()
+        batch = list(self._acks)
+        await self.bus.ack(SCHEDULER_GROUP, batch)
+        for _ in batch:
+            self._acks.popleft()
+        if not self._acks:
+            self._to_ack.clear()
+
+    # -- beside the loop ----------------------------------------------------------------------------------------------
+    async def _look(self) -> None:
+        """Who is there? After an outage of the bus, actors get the time of a lease to show that they live."""
+        leases = await self.bus.leases()
+        now_s = time.monotonic()
+        if self._away:
+            self._believe_absence_s = now_s + self.settings.lease_ttl_s
+        self._membership.look(leases, believe_absence=now_s >= self._believe_absence_s)
+        await asyncio.sleep(LOOK_S)
+
+    async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:
+        """Metrics, log lines that would be too many, and trimming."""
+        await asyncio.sleep(pause_s)
+        self._meters.update(self.core)
+        if self._preempted:
+            times, self._preempted = self._preempted, Counter()
+            shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
+            self.log.info("preempted", count=times.total(), request_ids=shown)
+        await self._trimmer.trim(self.core, self._membership, self._positions)
+        gone = self._membership.gone_ingresses
+        while gone:
+            await self.bus.delete(self.names.replies(gone[-1]))
+            gone.pop()
+
+    async def _for_ever(self, task: str, once: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            await self._retrying(task, once)
+
+    async def _retrying(self, task: str, call: Callable[[], Awaitable[Any]]) -> None:
+        """Until the bus takes it; says once that the bus is away."""
+        while True:
+            try:
+                await call()
+                self._away.discard(task)
+                return
+            except BusUnavailable as error:
+                if not self._away:
+                    self.log.warning("bus unavailable", error=describe(error))
+                self._away.add(task)
+                self._believe_absence_s = time.monotonic() + self.settings.lease_ttl_s
+                await asyncio.sleep(RETRY_S)

@@ -1,0 +1,404 @@
+"""The scheduler's decisions, as a state machine: inputs and the time in, messages out.
+
+No IO, clock or randomness in here: the same inputs give the same outputs, so that the core can be tested and simulated.
+:meth:`Core.take` takes one input in, :meth:`Core.plan` decides what happens next; between two plans any number of
+inputs may come. The owners of the state are :class:`Waiting`, and one :class:`Replica` each with its slots, block pool
+and prefix index; here are only requests, sequences and their ends.
+
+Every request ends exactly once: its tokens end it (the detokenizer sees that in the results by itself), a stop string
+does (:class:`StopSequence`), the client leaves (:class:`AbortRequest`), or it fails (:class:`RequestFailed`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+
+import numpy as np
+
+from actors.scheduler import refusal
+from actors.scheduler.events import (
+    DetokenizerLost,
+    DetokenizersLive,
+    IngressLost,
+    Input,
+    Note,
+    Output,
+    ReplicaJoined,
+    ReplicaLost,
+    ReplicaResult,
+    ReplicaSuspended,
+    ToDetokenizer,
+    ToIngress,
+    ToReplica,
+)
+from actors.scheduler.placement import choose
+from actors.scheduler.replica import Replica
+from actors.scheduler.sequence import Request, Sequence, State, make_request, prompt_hashes, seed_of
+from actors.scheduler.waiting import Waiting
+from bus.messages import (
+    PROMPT_TAIL_TOKENS,
+    AbortRequest,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StopSequence,
+    TokenizedRequest,
+)
+
+RECENT_REQUESTS = 10_000
+"""How many ended or unknown but aborted requests are remembered, to recognise repeats and overtaken requests."""
+UNLIMITED_TOKENS = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ."""
+
+    block_size: int = 16
+    pipeline_depth: int = 2
+    max_num_queued_requests: int = 4096
+    enable_prefix_caching: bool = True
+    epoch: int = 1
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class Core:
+    """The whole state of one scheduler."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.replicas: dict[str, Replica] = {}
+        self.waiting = Waiting()
+        self.requests: dict[str, Request] = {}
+        self.num_queued_requests = 0
+        self._sequences: dict[int, Sequence] = {}
+        self._recent: dict[str, None] = {}
+        self._detokenizers: tuple[str, ...] = ()
+        self._next_steps: dict[str, int] = {}
+        self._num_ids = 0
+        self._past_preemptions = 0
+        self._order = 0
+        self._out: list[Output] = []
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return sum(len(replica.running) for replica in self.replicas.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is left, and no step in flight."""
+        return not self.requests and not any(replica.in_flight for replica in self.replicas.values())
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks up, so far."""
+        return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
+
+    def leftovers(self) -> dict[str, int]:
+        """What is held, by name; all 0 when idle."""
+        held = {"requests": len(self.requests), "waiting": len(self.waiting)}
+        for name, replica in self.replicas.items():
+            held[f"{name}: slots"] = len(replica.running)
+            held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
+            held[f"{name}: steps in flight"] = len(replica.in_flight)
+        return held
+
+    def take(self, message: Input) -> None:
+        """Take one input in.
+
+        Raises:
+            ProtocolError: a result that cannot be true; nothing has changed.
+            ValueError: a replica that cannot be used with these settings; nothing has changed.
+        """
+        match message:
+            case ReplicaResult():
+                self._take_result(message)
+            case TokenizedRequest():
+                self._take_request(message)
+            case AbortRequest():
+                self._abort(message.request_id)
+            case StopSequence():
+                sequence = self._sequences.get(message.sequence_id)
+                if sequence is not None and sequence.request.id == message.request_id:
+                    self._end(sequence)
+            case ReplicaJoined():
+                self._join(message)
+            case ReplicaSuspended():
+                if message.replica in self.replicas:
+                    self.replicas[message.replica].suspended = True
+            case ReplicaLost():
+                self._lose(message.replica, message.reason)
+            case IngressLost():
+                for request in [each for each in self.requests.values() if each.ingress == message.ingress]:
+                    self._abort(request.id)
+            case DetokenizersLive():
+                self._set_detokenizers(message.names)
+            case DetokenizerLost():
+                self._lose_detokenizer(message.detokenizer)
+
+    def plan(self, now_s: float) -> list[Output]:
+        """Everything to be sent now, in this order: the answers to what was taken in, then the plans for every replica
+        whose pipeline has room, each after the SequenceStarted of the sequences that enter with it."""
+        progress = True
+        while progress:
+            self._admit()
+            progress = False
+            for replica in self.replicas.values():
+                planned = replica.plan(now_s)
+                if replica.preempted:
+                    self._requeue(replica)
+                if planned is None:
+                    continue
+                plan, entering = planned
+                for sequence in entering:
+                    if not sequence.started:
+                        self._start(sequence)
+                self._out.append(ToReplica(replica.name, plan))
+                progress = True
+        out, self._out = self._out, []
+        return out
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def _take_request(self, message: TokenizedRequest) -> None:
+        if message.request_id in self.requests or message.request_id in self._recent:
+            return
+        request = make_request(message, self.config.eos_token_ids)
+        refused = refusal.of_message(message) or refusal.of_size(request, self._limit(request), self.replicas.values())
+        if refused is None and self.num_queued_requests >= self.config.max_num_queued_requests:
+            refused = refusal.of_load(request, self.config.max_num_queued_requests)
+        if refused is not None:
+            self._remember(request.id)
+            self._fail(request.ingress, refused)
+            return
+        self.requests[request.id] = request
+        self.num_queued_requests += 1
+        hashes = prompt_hashes(message, self.config.block_size) if self.config.enable_prefix_caching else []
+        for choice_index in range(request.sampling.n):
+            self._add_sequence(request, choice_index, hashes)
+
+    def _add_sequence(self, request: Request, choice_index: int, hashes: list[bytes]) -> None:
+        self._order += 1
+        sequence = Sequence(
+            id=self._new_id(),
+            request=request,
+            choice_index=choice_index,
+            seed=seed_of(request.id, request.sampling, choice_index),
+            order=self._order,
+            limit=self._limit(request),
+            tokens=array("i", request.prompt),
+            hashes=list(hashes),
+        )
+        if choice_index and hashes:
+            sequence.leader = request.sequences[0]
+        request.sequences.append(sequence)
+        request.num_live += 1
+        self._sequences[sequence.id] = sequence
+        self.waiting.add(sequence)
+
+    def _limit(self, request: Request) -> int:
+        max_tokens = request.sampling.max_tokens
+        return len(request.prompt) + (UNLIMITED_TOKENS if max_tokens is None else max_tokens)
+
+    def _new_id(self) -> int:
+        """An id >= 1 that no living sequence has: 11 bits of the epoch, 20 bits of a counter that starts again."""
+        while True:
+            self._num_ids = self._num_ids % (2**20 - 1) + 1
+            sequence_id = (self.config.epoch % 2047 << 20) + self._num_ids
+            if sequence_id not in self._sequences:
+                return sequence_id
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, strictly in order: on a replica where one could run but has no room now,
+        none behind it gets in."""
+        if not len(self.waiting) or not self._detokenizers:
+            return
+        candidates = [replica for replica in self.replicas.values() if replica.is_open()]
+        admitted = []
+        for sequence in self.waiting:
+            if not candidates:
+                break
+            if not sequence.ready:
+                continue
+            able = [replica for replica in candidates if replica.can_hold(sequence)]
+            chosen = choose(sequence, able)
+            if chosen is None:
+                candidates = [replica for replica in candidates if replica not in able]
+                continue
+            replica, offer = chosen
+            replica.bind(sequence, offer)
+            admitted.append(sequence)
+            if not replica.is_open():
+                candidates.remove(replica)
+        for sequence in admitted:
+            self.waiting.remove(sequence)
+            if sequence.request.queued:
+                sequence.request.queued = False
+                self.num_queued_requests -= 1
+
+    def _start(self, sequence: Sequence) -> None:
+        """Tell the request's detokenizer about a sequence, once."""
+        request = sequence.request
+        sampling = request.sampling
+        if request.detokenizer is None:
+            digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+            request.detokenizer = self._detokenizers[int.from_bytes(digest, "little") % len(self._detokenizers)]
+        sequence.started = True
+        started = SequenceStarted(
+            request_id=request.id,
+            sequence_id=sequence.id,
+            choice_index=sequence.choice_index,
+            ingress=request.ingress,
+            num_prompt_tokens=len(request.prompt),
+            num_cached_tokens=sequence.num_cached,
+            max_tokens=sequence.limit - len(request.prompt),
+            min_tokens=sampling.min_tokens,
+            stop=sampling.stop,
+            stop_token_ids=sampling.stop_token_ids,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            arrived_s=request.arrived_s,
+            prompt_tail=np.array(request.prompt[-PROMPT_TAIL_TOKENS:], np.int32),
+        )
+        self._out.append(ToDetokenizer(request.detokenizer, started))
+
+    def _requeue(self, replica: Replica) -> None:
+        preempted, replica.preempted = replica.preempted, []
+        for sequence in preempted:
+            self.waiting.add(sequence)
+            self._note("preempted", request_id=sequence.request.id, sequence=sequence.id, replica=replica.name)
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+    def _take_result(self, message: ReplicaResult) -> None:
+        replica = self.replicas.get(message.replica)
+        if replica is None or message.result.scheduler_epoch != self.config.epoch:
+            return  # of a replica that was given up, or for another scheduler
+        for sequence, _ in replica.take_result(message.result):
+            self._end(sequence)
+
+    def _abort(self, request_id: str) -> None:
+        request = self.requests.get(request_id)
+        if request is None:
+            self._remember(request_id)
+            return
+        for sequence in request.sequences:
+            if sequence.state is State.ENDED:
+                continue
+            if sequence.started and request.detokenizer is not None:
+                ended = SequenceEnded(sequence_id=sequence.id, reason="abort")
+                self._out.append(ToDetokenizer(request.detokenizer, ended))
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Free everything the sequence holds; the request ends with its last sequence."""
+        request = sequence.request
+        if sequence.state is State.RUNNING:
+            assert sequence.replica is not None
+            sequence.replica.remove(sequence)
+        else:
+            if sequence.state is State.LANDING:
+                assert sequence.replica is not None
+                sequence.replica.landing.drop(sequence)
+            self.waiting.remove(sequence)
+        sequence.state = State.ENDED
+        del self._sequences[sequence.id]
+        request.num_live -= 1
+        if request.num_live:
+            return
+        del self.requests[request.id]
+        self._remember(request.id)
+        if request.queued:
+            self.num_queued_requests -= 1
+
+    def _fail(self, ingress: str, failure: RequestFailed) -> None:
+        self._out.append(ToIngress(ingress, failure))
+        self._note("request failed", request_id=failure.request_id, status=failure.status, reason=failure.message)
+
+    def _remember(self, request_id: str) -> None:
+        self._recent.pop(request_id, None)
+        self._recent[request_id] = None
+        if len(self._recent) > RECENT_REQUESTS:
+            del self._recent[next(iter(self._recent))]
+
+    # -- members ------------------------------------------------------------------------------------------------------
+    def _join(self, joined: ReplicaJoined) -> None:
+        if joined.block_size != self.config.block_size:
+            raise ValueError(f"its block size is {joined.block_size}, the deployment's is {self.config.block_size}")
+        if min(joined.num_blocks, joined.max_num_seqs, joined.max_num_batched_tokens, joined.max_model_len) < 1:
+            raise ValueError("its capacities must all be at least 1")
+        self._lose(joined.replica, "joined anew")
+        self.replicas[joined.replica] = Replica(
+            joined,
+            depth=self.config.pipeline_depth,
+            caching=self.config.enable_prefix_caching,
+            first_step=self._next_steps.get(joined.replica, 1),
+        )
+        self._note("replica joined", replica=joined.replica, epoch=joined.epoch, num_blocks=joined.num_blocks)
+        for request in {sequence.request.id: sequence.request for sequence in self.waiting}.values():
+            # Only those that never ran: what is under way may still find the replica again that it fits on.
+            refused = refusal.of_size(request, self._limit(request), self.replicas.values()) if request.queued else None
+            if refused is not None:
+                self._abort(request.id)
+                self._fail(request.ingress, refused)
+
+    def _lose(self, name: str, reason: str) -> None:
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return
+        self._next_steps[name] = replica.step + 1
+        self._past_preemptions += replica.num_preemptions
+        sequences = replica.give_up()
+        for sequence in sequences:
+            self.waiting.add(sequence)
+        self._note("replica left", replica=name, reason=reason, requests=[each.request.id for each in sequences])
+
+    def _set_detokenizers(self, names: Iterable[str]) -> None:
+        self._detokenizers = tuple(sorted(names))
+        if self._detokenizers:
+            return
+        for replica in self.replicas.values():  # what has a slot but was never started has nobody to be started with
+            for sequence in replica.take_back():
+                self.waiting.add(sequence)
+
+    def _lose_detokenizer(self, name: str) -> None:
+        self._set_detokenizers(each for each in self._detokenizers if each != name)
+        for request in [each for each in self.requests.values() if each.detokenizer == name]:
+            self._abort(request.id)
+            failed = RequestFailed(
+                request_id=request.id,
+                status=500,
+                error_type="internal_error",
+                message="The process that turned this request's tokens into text is gone; please try again.",
+            )
+            self._fail(request.ingress, failed)
+
+    def _note(self, event: str, **fields: object) -> None:
+        self._out.append(Note(event, fields))
+
+    def check_integrity(self) -> None:
+        """All owners agree with one another, and every living sequence is in exactly one place.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        self.waiting.check_integrity()
+        for replica in self.replicas.values():
+            replica.check_integrity()
+            assert not replica.preempted, "preempted sequences were not queued"
+        running = chain.from_iterable(replica.running.occupied() for replica in self.replicas.values())
+        places = [sequence.id for sequence in chain(self.waiting, running)]
+        assert sorted(places) == sorted(self._sequences), "a sequence is nowhere, or in two places"
+        living = [each for request in self.requests.values() for each in request.sequences]
+        living = [each for each in living if each.state is not State.ENDED]
+        assert sorted(each.id for each in living) == sorted(self._sequences), "requests and sequences differ"
+        for request in self.requests.values():
+            states = [each.state for each in request.sequences]
+            assert request.num_live == len(states) - states.count(State.ENDED) > 0, f"request {request.id} is over"
+        assert self.num_queued_requests == sum(request.queued for request in self.requests.values())
+        assert len(self._recent) <= RECENT_REQUESTS

@@ -1,0 +1,125 @@
+"""What goes into the scheduler's core besides bus messages, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bus.messages import (
+    AbortRequest,
+    JsonValue,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    StopSequence,
+    TokenizedRequest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaJoined:
+    """A replica is ready, and its results are being read. ``epoch`` is its executor's lease epoch.
+
+    ``max_num_batched_tokens`` is its token budget per step.
+    """
+
+    replica: str
+    epoch: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSuspended:
+    """Plan nothing more for this replica (its executor drains, or seems dead); results may still come."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """All results this replica will ever give have been handed in: take its sequences back."""
+
+    replica: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaResult:
+    """The result of one step of ``replica``."""
+
+    replica: str
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class IngressLost:
+    """Nobody will read this ingress's replies: abort its requests."""
+
+    ingress: str
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizersLive:
+    """The detokenizers that take new sequences. Without any, nothing is started."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerLost:
+    """The text state of this detokenizer is gone: requests it has started fail."""
+
+    detokenizer: str
+
+
+Input = (
+    TokenizedRequest
+    | AbortRequest
+    | StopSequence
+    | ReplicaJoined
+    | ReplicaSuspended
+    | ReplicaLost
+    | ReplicaResult
+    | IngressLost
+    | DetokenizersLive
+    | DetokenizerLost
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToReplica:
+    replica: str
+    message: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ToDetokenizer:
+    detokenizer: str
+    message: SequenceStarted | SequenceEnded
+
+
+@dataclass(frozen=True, slots=True)
+class ToIngress:
+    ingress: str
+    message: RequestFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the log."""
+
+    event: str
+    fields: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+Output = ToReplica | ToDetokenizer | ToIngress | Note
+
+
+class ProtocolError(Exception):
+    """A result that cannot be true: its replica cannot be trusted any more. The core has not changed."""

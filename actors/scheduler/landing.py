@@ -1,0 +1,161 @@
+"""Results coming in: which rows they answer, and the sequences that left their slots before their results came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.scheduler.events import ProtocolError
+from actors.scheduler.plan import InFlight
+from actors.scheduler.running import Running, Slots
+from actors.scheduler.sequence import Sequence, State
+from bus.messages import END_NONE, Int32Array, StepResult
+
+if TYPE_CHECKING:
+    from actors.scheduler.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A result matched to rows: the slots of those still running, and which rows [n] of the result they are."""
+
+    slots: Slots
+    running: NDArray[np.bool_] | None
+    """None if all are."""
+
+
+class Landing:
+    """Takes results in. Sequences that were preempted while steps in flight still sample tokens for them wait here,
+    until the last of those steps has landed; only then all of their tokens are known."""
+
+    def __init__(self, running: Running, landed: int) -> None:
+        self.landed = landed
+        self._running = running
+        self._sequences: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence, replica: Replica) -> None:
+        """The sequence has left its slot; it becomes ready at once if no result of it is missing."""
+        if sequence.last_step <= self.landed:
+            sequence.state = State.WAITING
+            return
+        sequence.state = State.LANDING
+        sequence.replica = replica
+        self._sequences[sequence.id] = sequence
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence has ended; what still comes for it is ignored."""
+        del self._sequences[sequence.id]
+        sequence.replica = None
+
+    def land_all(self) -> None:
+        """No more results will come: what is known now is all there is."""
+        for sequence in list(self._sequences.values()):
+            self._land(sequence)
+
+    def _land(self, sequence: Sequence) -> None:
+        self.drop(sequence)
+        sequence.state = State.WAITING
+
+    def match(self, flight: InFlight | None, result: StepResult) -> Arrival:
+        """Find the rows that ``result`` answers, and check that it can be true. Changes nothing.
+
+        Raises:
+            ProtocolError: another step is due, rows are unknown or missing, or tokens have wrong indexes.
+        """
+        if flight is None or result.step != flight.step:
+            due = "none" if flight is None else flight.step
+            raise ProtocolError(f"a result for step {result.step} came, due is {due}")
+        ids = result.sequence_ids
+        if not len(ids) == len(result.token_ids) == len(result.token_indexes) == len(result.ends):
+            raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
+        slots = flight.sample_slots
+        if not np.array_equal(ids, flight.sample_ids):
+            slots = self._match_some(flight, ids)
+        running = self._running.ids[slots] == ids
+        if running.all():
+            self._check_indexes(slots, result.token_indexes, result.ends)
+            return Arrival(slots, None)
+        self._check_indexes(slots[running], result.token_indexes[running], result.ends[running])
+        self._check_landing(result)
+        return Arrival(slots[running], running)
+
+    def _match_some(self, flight: InFlight, ids: Int32Array) -> Slots:
+        """Slots of the rows named by ``ids``. Only sequences that have ended may be left out."""
+        present = np.isin(flight.sample_ids, ids)
+        if not np.array_equal(flight.sample_ids[present], ids):
+            raise ProtocolError(f"step {flight.step}: the result has rows that the plan has not, or in another order")
+        absent_ids = flight.sample_ids[~present]
+        absent = self._running.ids[flight.sample_slots[~present]] == absent_ids
+        if absent.any() or any(each in self._sequences for each in absent_ids.tolist()):
+            raise ProtocolError(f"step {flight.step}: the result lacks rows of sequences that have not ended")
+        return flight.sample_slots[present]
+
+    def _check_indexes(self, slots: Slots, indexes: Int32Array, ends: Int32Array) -> None:
+        known = self._running.known[slots]
+        if not np.array_equal(known - self._running.prompt[slots], indexes):
+            raise ProtocolError("a token has another index than the one due")
+        if ((known >= self._running.last[slots]) & (ends == END_NONE)).any():
+            raise ProtocolError("a sequence has reached its limit and did not end")
+
+    def _check_landing(self, result: StepResult) -> None:
+        for sequence_id, index in zip(result.sequence_ids.tolist(), result.token_indexes.tolist(), strict=True):
+            sequence = self._sequences.get(sequence_id)
+            if sequence and len(sequence.tokens) - len(sequence.request.prompt) != index:
+                raise ProtocolError(f"token {index} of sequence {sequence_id} is not the one due")
+
+    def confirm(self, flight: InFlight, list_blocks: Callable[[Slots], None] | None) -> None:
+        """The flight's tokens are in the cache now, wherever the row's sequence is still in its slot."""
+        run = self._running
+        same = run.ids[flight.slots] == flight.ids
+        slots, counts = flight.slots, flight.counts
+        if not same.all():
+            slots, counts = slots[same], counts[same]
+        run.confirmed[slots] += counts
+        if list_blocks is not None:
+            list_blocks(slots)
+        self.landed = flight.step
+
+    def take(self, arrival: Arrival, result: StepResult) -> list[tuple[Sequence, int]]:
+        """Take in the sampled tokens; returns the sequences that ended with them, each with ``ends``."""
+        run, slots = self._running, arrival.slots
+        token_ids, indexes, ends = result.token_ids, result.token_indexes, result.ends
+        ended: list[tuple[Sequence, int]] = []
+        if arrival.running is not None:
+            ended = self._take_landing(result, arrival.running)
+            token_ids, indexes, ends = token_ids[arrival.running], indexes[arrival.running], ends[arrival.running]
+        run.take_tokens(slots, token_ids)
+        for row in np.flatnonzero(indexes == 0).tolist():
+            run.at(slots[row]).produced = True
+        ended += [(run.at(slots[row]), int(ends[row])) for row in np.flatnonzero(ends).tolist()]
+        for sequence in [each for each in self._sequences.values() if each.last_step <= self.landed]:
+            self._land(sequence)
+        return ended
+
+    def _take_landing(self, result: StepResult, running: NDArray[np.bool_]) -> list[tuple[Sequence, int]]:
+        ended = []
+        for row in np.flatnonzero(~running).tolist():
+            sequence = self._sequences.get(int(result.sequence_ids[row]))
+            if sequence is None:
+                continue  # aborted or stopped meanwhile
+            sequence.tokens.append(int(result.token_ids[row]))
+            sequence.produced = True
+            if result.ends[row] != END_NONE:
+                ended.append((sequence, int(result.ends[row])))
+        return ended
+
+    def check_integrity(self) -> None:
+        """Those who wait for results have results to come.
+
+        Raises:
+            AssertionError: they have not.
+        """
+        for sequence in self._sequences.values():
+            assert sequence.state is State.LANDING, f"landing sequence {sequence.id} is {sequence.state}"
+            assert sequence.last_step > self.landed, f"sequence {sequence.id} has landed"

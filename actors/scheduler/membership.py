@@ -1,0 +1,153 @@
+"""Who is there: turns leases into the core's events.
+
+A replica is taken over from its executor in three moves, so that no token is counted twice or lost. It is suspended
+(no more plans); a fence is written at the end of its results (a late write of the old executor is refused from then
+on); and once the results have been read up to the fence, it is lost: its sequences run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from actors.scheduler.events import (
+    DetokenizerLost,
+    DetokenizersLive,
+    IngressLost,
+    Input,
+    ReplicaJoined,
+    ReplicaSuspended,
+)
+from bus.contract import EntryId, LeaseInfo
+
+DEFAULT_BUDGET_TOKENS = 2048
+
+
+@dataclass(slots=True)
+class Member:
+    """An executor that plans go to, or that is on its way out."""
+
+    epoch: int
+    suspended: bool = False
+    fenced: bool = False
+
+
+class Membership:
+    """What the last look at the leases showed.
+
+    Args:
+        emit: takes an event for the core.
+        fence: writes the fence of (replica, epoch, reason).
+    """
+
+    def __init__(self, emit: Callable[[Input], None], fence: Callable[[str, int, str], None]) -> None:
+        self.members: dict[str, Member] = {}
+        self.joining: deque[ReplicaJoined] = deque()
+        self.refused: dict[str, int] = {}
+        self.positions: dict[str, dict[str, EntryId]] = {}
+        self.gone_ingresses: list[str] = []
+        self._emit = emit
+        self._fence = fence
+        self._detokenizers: dict[str, int] = {}
+        self._taking: tuple[str, ...] = ()
+        self._ingresses: set[str] = set()
+
+    @property
+    def live_detokenizers(self) -> Iterable[str]:
+        return self._detokenizers.keys()
+
+    def look(self, leases: Iterable[LeaseInfo], *, believe_absence: bool) -> None:
+        """Take in all live leases. With ``believe_absence`` False (the bus was away, so leases may have expired though
+        their actors live) nobody is given up for a missing lease."""
+        by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
+        for lease in leases:
+            if lease.kind in by_kind:
+                by_kind[lease.kind][lease.name] = lease
+        self._look_at_executors(by_kind["executor"], believe_absence)
+        self._look_at_detokenizers(by_kind["detokenizer"], believe_absence)
+        if believe_absence:
+            self.gone_ingresses += sorted(self._ingresses - by_kind["ingress"].keys())
+            for name in self._ingresses - by_kind["ingress"].keys():
+                self._emit(IngressLost(name))
+            self._ingresses.clear()
+        self._ingresses |= by_kind["ingress"].keys()
+
+    def distrust(self, replica: str, reason: str) -> None:
+        """Shut the executor of a replica out."""
+        member = self.members.get(replica)
+        if member is None or member.fenced:
+            return
+        self._suspend(replica, member)
+        member.fenced = True
+        self._fence(replica, member.epoch, reason)
+
+    def lost(self, replica: str) -> None:
+        """The replica's results have been read to the end. Its name is free for a new executor."""
+        self.members.pop(replica, None)
+
+    def _look_at_executors(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
+        for name, member in list(self.members.items()):
+            lease = leases.get(name)
+            if lease is None:
+                if believe_absence:
+                    self.distrust(name, "its lease has ended")
+            elif lease.epoch != member.epoch:
+                self.distrust(name, "a new executor has taken its place")
+            elif lease.info.get("state") != "ready":
+                self._suspend(name, member)
+        for name, lease in leases.items():
+            if name in self.members or lease.info.get("state") != "ready" or self.refused.get(name) == lease.epoch:
+                continue
+            joined = _capacities(lease)
+            if joined is None:
+                continue
+            self.members[name] = Member(lease.epoch)
+            self.joining.append(joined)
+
+    def _suspend(self, name: str, member: Member) -> None:
+        if not member.suspended:
+            member.suspended = True
+            self._emit(ReplicaSuspended(name))
+
+    def _look_at_detokenizers(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
+        taking = tuple(sorted(name for name, lease in leases.items() if lease.info.get("state") == "ready"))
+        for name, epoch in list(self._detokenizers.items()):
+            now = leases.get(name)
+            if now.epoch != epoch if now is not None else believe_absence:
+                del self._detokenizers[name]
+                self.positions.pop(name, None)
+                self._emit(DetokenizerLost(name))
+                self._taking = ()  # told again below: the core has struck it off
+        for name in taking:
+            self._detokenizers[name] = leases[name].epoch
+        for name, lease in leases.items():
+            self.positions[name] = _positions(lease)
+        if taking != self._taking:
+            self._taking = taking
+            self._emit(DetokenizersLive(taking))
+
+
+def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
+    """What an executor says it can hold; None if it does not say so yet."""
+    names = ("num_blocks", "block_size", "max_num_seqs", "max_model_len")
+    values = [lease.info.get(name) for name in names]
+    if not all(isinstance(value, int) for value in values):
+        return None
+    budget = lease.info.get("max_num_batched_tokens")
+    num_blocks, block_size, max_num_seqs, max_model_len = (int(str(value)) for value in values)
+    return ReplicaJoined(
+        replica=lease.name,
+        epoch=lease.epoch,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget if isinstance(budget, int) else DEFAULT_BUDGET_TOKENS,
+    )
+
+
+def _positions(lease: LeaseInfo) -> dict[str, EntryId]:
+    """How far a detokenizer has read, by ``results:<replica>``."""
+    told = lease.info.get("positions")
+    return {str(name): EntryId.parse(str(at)) for name, at in told.items()} if isinstance(told, dict) else {}

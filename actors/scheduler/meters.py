@@ -1,0 +1,64 @@
+"""The scheduler's metrics."""
+
+from __future__ import annotations
+
+from actors.metrics import ITERATION_TOKENS_BUCKETS, Metrics
+from actors.scheduler.core import Core
+from actors.scheduler.replica import Replica
+from bus.messages import StepPlan
+
+_COUNTERS = {
+    "prefix_queries": ("vllm:prefix_cache_queries", "Tokens of admitted sequences, looked up in the prefix cache."),
+    "prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
+    "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
+}
+
+
+class Meters:
+    """Series with the label ``engine`` belong to one replica."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seen: dict[tuple[str, int, str], int] = {}
+        self._waiting = metrics.gauge("vllm:num_requests_waiting", "Sequences waiting for a slot.")
+        self._engines: set[str] = set()
+        self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
+        self.dead = metrics.counter("pagebus:scheduler_dead_letters", "Messages that could not be processed here.")
+        self.refused_results = metrics.counter("pagebus:scheduler_false_results", "Executors shut out for a result.")
+
+    def planned(self, engine: str, plan: StepPlan) -> None:
+        """One step has been planned."""
+        tokens = int(plan.num_scheduled.sum())
+        if tokens:
+            name, text = "vllm:iteration_tokens_total", "Tokens per step."
+            self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine).observe(tokens)
+
+    def update(self, core: Core) -> None:
+        """Show the core's state."""
+        self._waiting.set(len(core.waiting))
+        for name in self._engines - core.replicas.keys():
+            self._show(name, 0, 0.0)
+        self._engines = set(core.replicas)
+        for name, replica in core.replicas.items():
+            pool = replica.pool
+            self._show(name, len(replica.running), 1 - pool.num_free / pool.num_blocks)
+            self.count(replica)
+
+    def count(self, replica: Replica) -> None:
+        """Take over a replica's counts; call it also before the replica goes."""
+        for attribute, (name, text) in _COUNTERS.items():
+            key = (replica.name, replica.epoch, attribute)
+            value = int(getattr(replica, attribute))
+            self._metrics.counter(name, text, engine=replica.name).inc(value - self._seen.get(key, 0))
+            self._seen[key] = value
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is gone."""
+        self.count(replica)
+        for attribute in _COUNTERS:
+            del self._seen[replica.name, replica.epoch, attribute]
+
+    def _show(self, engine: str, running: int, usage: float) -> None:
+        gauge = self._metrics.gauge
+        gauge("vllm:num_requests_running", "Sequences that have a slot.", engine=engine).set(running)
+        gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0 to 1).", engine=engine).set(usage)

@@ -1,0 +1,106 @@
+"""Builds one step plan: collects the changes to the executor's persistent batch, then makes the message."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.scheduler.running import Slots
+from actors.scheduler.sequence import Sequence
+from bus.messages import Int32Array, NewSequence, StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A plan whose result has not come: its rows [r], and which of them sample [s]."""
+
+    step: int
+    slots: Slots
+    ids: Int32Array
+    counts: Int32Array
+    sample_slots: Slots
+    sample_ids: Int32Array
+
+
+class PlanBuilder:
+    """Changes since the last plan of one replica. :meth:`build` hands them over and starts afresh."""
+
+    def __init__(self) -> None:
+        self.freed_slots: list[int] = []
+        self._appended_slots: list[int] = []
+        self._appended_blocks: list[int] = []
+        self._entering: list[Sequence] = []
+
+    def append(self, sequence: Sequence, blocks: list[int]) -> None:
+        """New blocks at the end of the table of a sequence. One that is not in the batch yet brings its table along."""
+        sequence.blocks += blocks
+        if sequence.entered:
+            self._appended_slots += [sequence.slot] * len(blocks)
+            self._appended_blocks += blocks
+
+    def enter(self, sequence: Sequence) -> None:
+        """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
+        sequence.entered = True
+        self._entering.append(sequence)
+
+    def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
+        """The plan with these rows, decodes first."""
+        entering = self._entering
+        tokens, tables = array("i"), []
+        for sequence in entering:
+            tokens += sequence.tokens
+            tables += sequence.blocks
+        plan = StepPlan(
+            step=step,
+            planned_s=now_s,
+            num_decodes=num_decodes,
+            new_sequences=tuple(map(_new_sequence, entering)),
+            freed_slots=_ints(self.freed_slots),
+            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else _NO_INTS,
+            new_block_ids=_ints(tables),
+            appended_slots=_ints(self._appended_slots),
+            appended_blocks=_ints(self._appended_blocks),
+            slots=slots.astype(np.int32),
+            num_scheduled=counts,
+        )
+        self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
+        return plan
+
+
+_NO_INTS = np.empty(0, np.int32)
+
+
+def _ints(values: list[int]) -> Int32Array:
+    return np.array(values, np.int32) if values else _NO_INTS
+
+
+def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """A stable order of rows with all decodes in front."""
+    return np.argsort(~is_decode, kind="stable")
+
+
+def _new_sequence(sequence: Sequence) -> NewSequence:
+    sampling = sequence.request.sampling
+    return NewSequence(
+        sequence_id=sequence.id,
+        slot=sequence.slot,
+        num_tokens=len(sequence.tokens),
+        num_prompt_tokens=len(sequence.request.prompt),
+        num_computed_tokens=sequence.num_cached,
+        num_blocks=len(sequence.blocks),
+        max_total_tokens=sequence.limit,
+        min_tokens=sampling.min_tokens,
+        seed=sequence.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        end_token_ids=sequence.request.end_token_ids,
+        logit_bias=sampling.logit_bias,
+    )

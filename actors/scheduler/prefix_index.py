@@ -1,0 +1,62 @@
+"""Which device block holds which full block of tokens, by chained hash.
+
+A block is listed only once its tokens are confirmed (the result of the step that computed them has come), and until the
+pool gives it to somebody else. If two sequences computed the same tokens, only the first one's block is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PrefixIndex:
+    """A one-to-one map between hashes and blocks."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._hashes
+
+    def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+        """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
+        unless they are retained before the next allocation."""
+        blocks = []
+        find = self._blocks.get
+        for block_hash in hashes[:limit]:
+            block = find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, block_hash: bytes, block: int) -> bool:
+        """List a confirmed block; False if other content is listed for it or another block for the hash."""
+        if block_hash in self._blocks or block in self._hashes:
+            return False
+        self._blocks[block_hash] = block
+        self._hashes[block] = block_hash
+        return True
+
+    def forget(self, block: int) -> bool:
+        """The block's content is about to change. False if it was not listed."""
+        block_hash = self._hashes.pop(block, None)
+        if block_hash is None:
+            return False
+        del self._blocks[block_hash]
+        return True
+
+    def check_integrity(self, num_blocks: int) -> None:
+        """Both directions agree and name only existing blocks.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        assert len(self._blocks) == len(self._hashes)
+        for block_hash, block in self._blocks.items():
+            assert self._hashes[block] == block_hash, f"block {block} is listed under two hashes"
+            assert 0 <= block < num_blocks, f"block {block} does not exist"

@@ -1,0 +1,60 @@
+"""Requests that are answered at once with an error: what can never run is not queued."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from actors.scheduler.replica import Replica
+from actors.scheduler.sequence import Request
+from bus.messages import RequestFailed, TokenizedRequest
+
+MAX_SEQUENCES = 64
+
+
+def _bad(request_id: str, message: str, param: str) -> RequestFailed:
+    return RequestFailed(
+        request_id=request_id, status=400, error_type="invalid_request_error", message=message, param=param
+    )
+
+
+def of_message(message: TokenizedRequest) -> RequestFailed | None:
+    """What tokenizers let nobody send; a scheduler must not fall over it all the same."""
+    sampling = message.sampling
+    if not len(message.prompt_token_ids):
+        return _bad(message.request_id, "The prompt is empty.", "prompt")
+    if not 1 <= sampling.n <= MAX_SEQUENCES:
+        return _bad(message.request_id, f"n is {sampling.n}, it must be from 1 to {MAX_SEQUENCES}.", "n")
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        return _bad(message.request_id, f"max_tokens is {sampling.max_tokens}, it must be at least 1.", "max_tokens")
+    return None
+
+
+def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) -> RequestFailed | None:
+    """A request that fits on none of the replicas. Without any, nobody knows yet."""
+    if not replicas:
+        return None
+    num_prompt = len(request.prompt)
+    longest = max(replica.max_model_len for replica in replicas)
+    if num_prompt + 1 > longest:
+        text = f"The prompt has {num_prompt} tokens, and this model's context holds {longest}, output included."
+        return _bad(request.id, text, "prompt")
+    for replica in replicas:
+        num_tokens = min(limit_tokens, replica.max_model_len) - 1
+        if num_prompt <= num_tokens <= replica.pool.num_blocks * replica.block_size:
+            return None
+    largest = max(replica.pool.num_blocks * replica.block_size for replica in replicas)
+    text = (
+        f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt}) need more than "
+        f"the key-value cache holds ({largest} tokens): ask for fewer tokens, or give the server a larger cache."
+    )
+    return _bad(request.id, text, "max_tokens")
+
+
+def of_load(request: Request, max_num_queued_requests: int) -> RequestFailed:
+    """The queue is full."""
+    return RequestFailed(
+        request_id=request.id,
+        status=429,
+        error_type="rate_limit_exceeded",
+        message=f"{max_num_queued_requests} requests are waiting already; please try again later.",
+    )

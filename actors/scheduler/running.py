@@ -1,0 +1,155 @@
+"""The slots of one replica: one row of each array per slot, so that a step of any size is planned by array operations.
+
+The one idea: computed tokens catch up with tokens. Chunked prefill, prefix hits, resume after a preemption and decode
+differ only in how far ``computed`` is behind ``total``. Positions of a sequence's tokens::
+
+    0 ........ confirmed ........ computed ........ total ........ limit
+    | results of their step came | planned          |              |
+    | (their blocks can be listed)                  |              |
+                        known = tokens whose value has come back;
+                        known..total are sampled by steps in flight
+
+The last token is never computed (it would only be needed for a token beyond the limit), so a sequence is behind by
+``min(total, limit - 1) - computed`` tokens. Values are int32; empty slots hold 0 everywhere and are behind by nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.scheduler.sequence import Sequence, State
+from bus.messages import Int32Array
+
+Slots = NDArray[np.intp] | Int32Array
+
+
+class Running:
+    """Slot state. ``tail`` [num_slots, block_size] holds each sequence's newest tokens, at position % block_size: what
+    is known since its last full block."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.ids = np.zeros(num_slots, np.int32)
+        self.prompt = np.zeros(num_slots, np.int32)
+        self.known = np.zeros(num_slots, np.int32)
+        self.total = np.zeros(num_slots, np.int32)
+        self.last = np.zeros(num_slots, np.int32)
+        self.computed = np.zeros(num_slots, np.int32)
+        self.confirmed = np.zeros(num_slots, np.int32)
+        self.indexed = np.zeros(num_slots, np.int32)
+        self.capacity = np.zeros(num_slots, np.int32)
+        self.planned = np.zeros(num_slots, np.int32)
+        self.tail = np.zeros((num_slots, block_size), np.int32)
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self._free = list(range(num_slots))
+        heapify(self._free)
+
+    def __len__(self) -> int:
+        return self.num_slots - len(self._free)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free)
+
+    def behind(self) -> Int32Array:
+        """How many tokens each slot can still compute, without what is planned already [num_slots]."""
+        tokens = np.minimum(self.total, self.last)
+        tokens -= self.computed
+        return tokens
+
+    def at(self, slot: int) -> Sequence:
+        """The sequence in an occupied slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def occupied(self) -> list[Sequence]:
+        """All running sequences, best first: the order in which they get blocks, and the reverse of preemption."""
+        return sorted((sequence for sequence in self.sequences if sequence is not None), key=lambda each: each.key)
+
+    def enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """Give the sequence the lowest free slot. Its ``blocks`` hold ``num_cached_tokens`` computed tokens."""
+        slot = heappop(self._free)
+        size = self.block_size
+        num_tokens = len(sequence.tokens)
+        self.ids[slot] = sequence.id
+        self.prompt[slot] = len(sequence.request.prompt)
+        self.known[slot] = self.total[slot] = num_tokens
+        self.last[slot] = sequence.limit - 1
+        self.computed[slot] = self.confirmed[slot] = num_cached_tokens
+        self.indexed[slot] = num_cached_tokens // size
+        self.capacity[slot] = len(sequence.blocks) * size
+        self.planned[slot] = 0
+        self.sequences[slot] = sequence
+        sequence.slot = slot
+        sequence.state = State.RUNNING
+
+    def leave(self, sequence: Sequence) -> None:
+        """Empty the sequence's slot; its known tokens are all in ``sequence.tokens`` afterwards."""
+        slot = sequence.slot
+        self.flush(slot)
+        sequence.last_step = int(self.planned[slot])
+        for column in (self.ids, self.prompt, self.known, self.total, self.last, self.computed):
+            column[slot] = 0
+        for column in (self.confirmed, self.indexed, self.capacity, self.planned):
+            column[slot] = 0
+        self.sequences[slot] = None
+        sequence.slot = -1
+        heappush(self._free, slot)
+
+    def flush(self, slot: int) -> None:
+        """Move tokens known only here to ``sequence.tokens``. Call it at least at every block boundary."""
+        tokens = self.at(slot).tokens
+        start = len(tokens)
+        count = int(self.known[slot]) - start
+        if count > 0:
+            offset = start % self.block_size
+            tokens.frombytes(self.tail[slot, offset : offset + count].tobytes())
+
+    def advance(self, slots: Slots, counts: Int32Array, step: int) -> NDArray[np.bool_]:
+        """``counts`` more tokens of each slot are planned in ``step``; returns which rows sample a token [rows]."""
+        computed = self.computed[slots] + counts
+        total = self.total[slots]
+        samples: NDArray[np.bool_] = computed == total
+        self.computed[slots] = computed
+        self.total[slots] = total + samples
+        self.planned[slots] = step
+        return samples
+
+    def take_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
+        """One sampled token of each slot has become known."""
+        known = self.known[slots]
+        size = self.block_size
+        self.tail[slots, known % size] = token_ids
+        known += 1
+        self.known[slots] = known
+        for slot in slots[known % size == 0].tolist():
+            self.flush(slot)
+
+    def check_integrity(self) -> None:
+        """Arrays, sequences and free slots agree.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        assert sorted(self._free) == [slot for slot, each in enumerate(self.sequences) if each is None]
+        assert (self.ids[self._free] == 0).all()
+        assert (self.behind()[self._free] == 0).all()
+        for slot, sequence in enumerate(self.sequences):
+            if sequence is None:
+                continue
+            who = f"sequence {sequence.id} in slot {slot}"
+            assert sequence.slot == slot, f"{who} believes to be elsewhere"
+            assert sequence.state is State.RUNNING, f"{who} is {sequence.state}"
+            assert self.ids[slot] == sequence.id, f"{who}: wrong id"
+            assert self.capacity[slot] == len(sequence.blocks) * self.block_size, f"{who}: wrong capacity"
+            assert self.confirmed[slot] <= self.computed[slot] <= self.total[slot], f"{who}: computed too much"
+            assert self.computed[slot] <= self.capacity[slot], f"{who}: computed beyond its blocks"
+            assert self.known[slot] <= self.total[slot] <= self.last[slot] + 1, f"{who}: beyond its limit"
+            missing = int(self.known[slot]) - len(sequence.tokens)
+            assert 0 <= missing < self.block_size, f"{who}: {missing} tokens not flushed"
+            assert self.indexed[slot] * self.block_size <= self.confirmed[slot], f"{who}: listed too early"

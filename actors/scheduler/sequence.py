@@ -1,0 +1,135 @@
+"""A request and its sequences, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from actors.block_hash import hash_blocks, hash_next, hashes_from_array
+from bus.messages import SamplingParams, TokenizedRequest
+
+if TYPE_CHECKING:
+    from actors.scheduler.replica import Replica
+
+
+class State(Enum):
+    """Where a sequence is: queued; preempted, with results of its last steps still to come (also queued); in a slot of
+    a replica; over."""
+
+    WAITING = "waiting"
+    LANDING = "landing"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet."""
+
+    id: str
+    ingress: str
+    sampling: SamplingParams
+    priority: int
+    salt: str | None
+    arrived_s: float
+    prompt: array[int]
+    end_token_ids: tuple[int, ...]
+    sequences: list[Sequence] = field(default_factory=list)
+    num_live: int = 0
+    queued: bool = True
+    detokenizer: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One growing token sequence.
+
+    ``tokens`` holds prompt and known output; while it runs, the newest tokens (less than one block) are with
+    :class:`~actors.scheduler.running.Running` only. ``hashes[i]`` is the hash of full block i, as far as they have been
+    computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
+    number of tokens (prompt + output) at which it ends, on its present replica.
+    """
+
+    id: int
+    request: Request
+    choice_index: int
+    seed: int
+    order: int
+    limit: int
+    tokens: array[int]
+    hashes: list[bytes]
+    state: State = State.WAITING
+    replica: Replica | None = None
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    num_cached: int = 0
+    entered: bool = False
+    started: bool = False
+    produced: bool = False
+    last_step: int = 0
+    leader: Sequence | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Scheduling order: lower priority number first, then arrival."""
+        return self.request.priority, self.order
+
+    @property
+    def ready(self) -> bool:
+        """It may be given a slot. Sequences of one request let the first compute their prompt, then share it."""
+        if self.state is not State.WAITING:
+            return False
+        leader = self.leader
+        return leader is None or leader.produced or leader.state is State.ENDED
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Hash the full blocks of ``tokens`` that have no hash yet."""
+        hashes, tokens = self.hashes, self.tokens
+        start, end = len(hashes) * block_size, len(tokens) - block_size
+        if start > end:
+            return
+        if not hashes:
+            hashes += hash_blocks(tokens, block_size, salt=self.request.salt)
+            return
+        parent = hashes[-1]
+        for first in range(start, end + 1, block_size):
+            parent = hash_next(parent, tokens[first : first + block_size].tobytes())
+            hashes.append(parent)
+
+
+def seed_of(request_id: str, sampling: SamplingParams, choice_index: int) -> int:
+    """The sampling seed of one sequence: the client's, or one derived from the request id, plus the choice index;
+    a signed 64-bit number."""
+    seed = sampling.seed
+    if seed is None:
+        seed = int.from_bytes(blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
+    return (seed + choice_index + 2**63) % 2**64 - 2**63
+
+
+def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...]) -> Request:
+    """The request without its sequences. End tokens are the client's and, unless ignored, the model's."""
+    sampling = message.sampling
+    ends = dict.fromkeys(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ends.update(dict.fromkeys(eos_token_ids))
+    return Request(
+        id=message.request_id,
+        ingress=message.ingress,
+        sampling=sampling,
+        priority=message.priority,
+        salt=message.cache_salt,
+        arrived_s=message.arrived_s,
+        prompt=array("i", message.prompt_token_ids.tobytes()),
+        end_token_ids=tuple(ends),
+    )
+
+
+def prompt_hashes(message: TokenizedRequest, block_size: int) -> list[bytes]:
+    """The hashes of the prompt's full blocks: the tokenizer's, or our own where its block size was another."""
+    prompt = message.prompt_token_ids
+    if len(message.block_hashes) == len(prompt) // block_size * 4:
+        return hashes_from_array(message.block_hashes)
+    return hash_blocks(prompt, block_size, salt=message.cache_salt)

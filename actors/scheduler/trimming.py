@@ -1,0 +1,59 @@
+"""Deletes what everybody has read: the scheduler keeps the log streams of steps and results short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.scheduler.core import Core
+from actors.scheduler.membership import Membership
+from bus.contract import START, Bus, EntryId
+from bus.streams import Names
+
+
+class Trimmer:
+    """Remembers what has been trimmed, so that an idle deployment is left in peace."""
+
+    def __init__(self, bus: Bus, names: Names, epoch: int) -> None:
+        self._bus = bus
+        self._names = names
+        self._epoch = epoch
+        self._done: dict[str, EntryId] = {}
+        self._last_steps: dict[str, int] = {}
+        self._unread: dict[str, EntryId] = {}
+
+    def replica_lost(self, replica: str, last_step: int) -> None:
+        """No executor will want the replica's plans up to ``last_step`` any more."""
+        self._last_steps[replica] = last_step
+
+    def detokenizer_lost(self, stream: str, last: EntryId) -> None:
+        """Nobody will read ``stream`` up to ``last``, unless a successor does so first."""
+        self._unread[stream] = last
+
+    async def trim(self, core: Core, membership: Membership, positions: Mapping[str, EntryId]) -> None:
+        """Trim all streams. ``positions``: how far the results of each replica, gone ones too, have been read here.
+
+        Raises:
+            BusUnavailable: some may have been trimmed.
+        """
+        for replica, own in positions.items():
+            landed = self._last_steps.get(replica, 0)
+            if replica in core.replicas:
+                landed = max(landed, core.replicas[replica].landing.landed)
+            await self._trim(self._names.steps(replica), EntryId(self._epoch, landed))
+            await self._trim(self._names.results(replica), self._read_by_all(replica, own, core, membership))
+        for stream, last in list(self._unread.items()):
+            if not any(stream == self._names.sequences(name) for name in membership.live_detokenizers):
+                await self._trim(stream, last)
+            del self._unread[stream]
+
+    def _read_by_all(self, replica: str, own: EntryId, core: Core, membership: Membership) -> EntryId:
+        """A detokenizer that says nothing about a living replica has not found it yet; about one that is gone, it has
+        read its last entry."""
+        silent = START if replica in core.replicas else own
+        told = [positions.get(f"results:{replica}", silent) for positions in membership.positions.values()]
+        return min([own, *told])
+
+    async def _trim(self, stream: str, through: EntryId) -> None:
+        if through > self._done.get(stream, START):
+            await self._bus.trim(stream, through)
+            self._done[stream] = through

@@ -1,0 +1,100 @@
+"""Prints what the scheduler costs per step, in CPU time: ``python tests/actors/scheduler/bench_core.py``. Not a test."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+
+import numpy as np
+from world import request
+
+from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica
+from bus.messages import StepPlan, StepResult
+
+BLOCK_SIZE = 16
+
+
+class QuickExecutor:
+    """Answers plans with token 7 and no checks."""
+
+    def __init__(self, slots: int) -> None:
+        self.ids = np.zeros(slots, np.int32)
+        self.total = np.zeros(slots, np.int32)
+        self.computed = np.zeros(slots, np.int32)
+        self.prompt = np.zeros(slots, np.int32)
+        self.limit = np.zeros(slots, np.int32)
+        self.queue: deque[StepPlan] = deque()
+
+    def run_one(self) -> StepResult:
+        plan = self.queue.popleft()
+        for new in plan.new_sequences:
+            self.ids[new.slot], self.total[new.slot], self.prompt[new.slot] = (
+                new.sequence_id, new.num_tokens, new.num_prompt_tokens
+            )
+            self.computed[new.slot], self.limit[new.slot] = new.num_computed_tokens, new.max_total_tokens
+        self.computed[plan.slots] += plan.num_scheduled
+        rows = plan.slots[self.computed[plan.slots] == self.total[plan.slots]]
+        indexes = self.total[rows] - self.prompt[rows]
+        self.total[rows] += 1
+        return StepResult(
+            step=plan.step,
+            scheduler_epoch=1,
+            received_s=0.0,
+            launched_s=0.0,
+            done_s=0.0,
+            num_computed_tokens=int(plan.num_scheduled.sum()),
+            sequence_ids=self.ids[rows],
+            token_ids=np.full(len(rows), 7, np.int32),
+            token_indexes=indexes,
+            ends=np.where(self.total[rows] >= self.limit[rows], 2, 0).astype(np.int32),
+        )
+
+
+def measure(running: int, waiting: int, *, prompt_tokens: int, max_tokens: int, steps: int, caching: bool) -> None:
+    core = Core(CoreConfig(block_size=BLOCK_SIZE, max_num_queued_requests=10**6, enable_prefix_caching=caching))
+    executor = QuickExecutor(running)
+    core.take(DetokenizersLive(("text",)))
+    core.take(
+        ReplicaJoined(
+            replica="gpu", epoch=1, num_blocks=40_000, block_size=BLOCK_SIZE, max_num_seqs=running,
+            max_model_len=65_536, max_num_batched_tokens=8192,
+        )
+    )
+    rng = np.random.default_rng(0)
+    for i in range(running + waiting):
+        prompt = rng.integers(0, 30_000, prompt_tokens).tolist()
+        core.take(request(f"r{i}", prompt, block_size=BLOCK_SIZE, max_tokens=max_tokens))
+    take_us, plan_us, rows = [], [], []
+    outputs = core.plan(0.0)
+    for step in range(steps):
+        executor.queue.extend(each.message for each in outputs if isinstance(each, ToReplica))
+        result = executor.run_one()
+        start = time.thread_time()
+        core.take(ReplicaResult("gpu", result))
+        taken = time.thread_time()
+        outputs = core.plan(float(step))
+        planned = time.thread_time()
+        take_us.append((taken - start) * 1e6)
+        plan_us.append((planned - taken) * 1e6)
+        rows.append(len(result.sequence_ids))
+    skip = steps // 4
+    take, plan = take_us[skip:], plan_us[skip:]
+    print(
+        f"{running:4d} running {waiting:6d} waiting  cache {'on ' if caching else 'off'}  "
+        f"plan: median {statistics.median(plan):6.1f} mean {statistics.mean(plan):6.1f} us   "
+        f"result: median {statistics.median(take):6.1f} mean {statistics.mean(take):6.1f} us   "
+        f"(mean rows {statistics.mean(rows[skip:]):.0f})"
+    )
+
+
+if __name__ == "__main__":
+    for running in (1, 32, 256):
+        measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
+    measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
+    measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True)

@@ -1,0 +1,203 @@
+"""An executor without a model, which believes nothing: every plan is checked against what the messages promise.
+
+Its cache holds, at each position of each block, the chained hash of all tokens up to that position, written when the
+position was computed. Before a row computes, everything it attends to must hold exactly the hashes of its own tokens:
+any mistake with blocks (shared, stale, never written, written by somebody else) shows at once. The next token is a
+function of the last hash, so a wrong token cannot go unseen either.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.scheduler.events import ReplicaJoined
+from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, StepPlan, StepResult
+
+VOCAB = 40
+UNWRITTEN = 0
+
+
+def chain(parent: int, token: int) -> int:
+    """Hash of a prefix and one more token."""
+    mixed = (parent * 6364136223846793005 + token * 1442695040888963407 + 1) % 2**64
+    return mixed ^ (mixed >> 29)
+
+
+def next_token(prefix: int) -> int:
+    return (prefix >> 20) % VOCAB
+
+
+def expected_tokens(
+    prompt: Iterable[int], max_tokens: int, end_ids: Iterable[int] = (), min_tokens: int = 0
+) -> list[int]:
+    """What the fake model generates, run alone."""
+    prefix, output, ends = 0, [], set(end_ids)
+    for token in prompt:
+        prefix = chain(prefix, token)
+    while len(output) < max_tokens:
+        output.append(next_token(prefix))
+        prefix = chain(prefix, output[-1])
+        if output[-1] in ends and len(output) > min_tokens:
+            break
+    return output
+
+
+@dataclass
+class Slot:
+    new: NewSequence
+    tokens: list[int]
+    blocks: list[int]
+    computed: int
+    prefixes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class FakeExecutor:
+    """Takes plans with :meth:`submit`; :meth:`run_one` executes the next and returns its result."""
+
+    name: str = "gpu-0"
+    epoch: int = 2
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_model_len: int = 128
+    budget: int = 64
+    depth: int = 2
+    scheduler_epoch: int = 1
+    vocab: int = VOCAB
+
+    def __post_init__(self) -> None:
+        self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
+        self.slots: dict[int, Slot] = {}
+        self.queue: deque[StepPlan] = deque()
+        self.last_step = 0
+        self.ended: set[int] = set()
+        self.num_computed = 0
+        self.plans: list[StepPlan] = []
+
+    @property
+    def joined(self) -> ReplicaJoined:
+        return ReplicaJoined(
+            replica=self.name,
+            epoch=self.epoch,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.budget,
+        )
+
+    def submit(self, plan: StepPlan) -> None:
+        if self.last_step:
+            assert plan.step == self.last_step + 1, f"plan {plan.step} follows {self.last_step}"
+        self.last_step = plan.step
+        self.queue.append(plan)
+        self.plans.append(plan)
+        assert len(self.queue) <= self.depth, "too many plans in flight"
+
+    def run_one(self) -> StepResult:
+        plan = self.queue.popleft()
+        self._apply(plan)
+        return self._run(plan)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots.tolist():
+            assert slot in self.slots, f"slot {slot} is freed but empty"
+            self.ended.discard(self.slots.pop(slot).new.sequence_id)
+        tokens, blocks = plan.new_token_ids.tolist(), plan.new_block_ids.tolist()
+        for new in plan.new_sequences:
+            self._enter(new, tokens[: new.num_tokens], blocks[: new.num_blocks])
+            del tokens[: new.num_tokens], blocks[: new.num_blocks]
+        assert not tokens
+        assert not blocks
+        for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
+            assert 0 <= block < self.num_blocks
+            self.slots[slot].blocks.append(block)
+
+    def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int]) -> None:
+        assert 0 <= new.slot < self.max_num_seqs
+        assert new.slot not in self.slots, f"slot {new.slot} is taken"
+        assert new.sequence_id not in {each.new.sequence_id for each in self.slots.values()}
+        assert len(tokens) == new.num_tokens
+        assert new.num_prompt_tokens <= new.num_tokens < new.max_total_tokens <= self.max_model_len
+        assert 0 <= new.num_computed_tokens < new.num_tokens
+        assert new.num_computed_tokens % self.block_size == 0
+        assert len(set(blocks)) == len(blocks) == new.num_blocks
+        slot = Slot(new, tokens, blocks, new.num_computed_tokens)
+        prefix = 0
+        for token in tokens:
+            prefix = chain(prefix, token)
+            slot.prefixes.append(prefix)
+        self.slots[new.slot] = slot
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        counts = plan.num_scheduled.tolist()
+        assert len(set(plan.slots.tolist())) == len(counts)
+        assert sum(counts) <= self.budget, "beyond the token budget"
+        writes = [self._row(slot, count) for slot, count in zip(plan.slots.tolist(), counts, strict=True)]
+        for row, slot in enumerate(plan.slots.tolist()):
+            state = self.slots[slot]
+            is_decode = counts[row] == 1 and state.computed + 1 == len(state.tokens)
+            assert is_decode == (row < plan.num_decodes), f"row {row}: decodes must come first"
+        for state, positions in writes:  # all rows attend to what earlier steps wrote, and to their own tokens
+            for position in positions:
+                block = state.blocks[position // self.block_size]
+                self.cache[block, position % self.block_size] = state.prefixes[position]
+            state.computed = positions.stop
+        return self._sample(plan)
+
+    def _row(self, slot: int, count: int) -> tuple[Slot, range]:
+        state = self.slots[slot]
+        positions = range(state.computed, state.computed + count)
+        assert count >= 1
+        assert positions.stop <= len(state.tokens), "computes tokens that are not there"
+        assert positions.stop < state.new.max_total_tokens, "computes beyond the end"
+        assert positions.stop <= len(state.blocks) * self.block_size, "computes beyond its blocks"
+        for position in range(positions.start):
+            block = state.blocks[position // self.block_size]
+            held = int(self.cache[block, position % self.block_size])
+            assert held == state.prefixes[position], f"slot {slot}: wrong content at position {position}"
+        written = {state.blocks[position // self.block_size] for position in positions}
+        for other in self.slots.values():
+            if other is not state:
+                assert not written & set(other.blocks), f"slot {slot} writes into a block of {other.new.sequence_id}"
+        return state, positions
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        rows: list[tuple[int, int, int, int]] = []
+        for slot in plan.slots.tolist():
+            state, new = self.slots[slot], self.slots[slot].new
+            if state.computed < len(state.tokens):
+                continue
+            token = next_token(state.prefixes[-1])
+            index = len(state.tokens) - new.num_prompt_tokens
+            state.tokens.append(token)
+            state.prefixes.append(chain(state.prefixes[-1], token))
+            if new.sequence_id in self.ended:
+                continue
+            end = END_NONE
+            if token in new.end_token_ids and index >= new.min_tokens:
+                end = END_STOP
+            elif len(state.tokens) == new.max_total_tokens:
+                end = END_LENGTH
+            if end != END_NONE:
+                self.ended.add(new.sequence_id)
+            rows.append((new.sequence_id, token, index, end))
+        self.num_computed += int(plan.num_scheduled.sum())
+        columns = np.array(rows, np.int32).reshape(-1, 4).T
+        return StepResult(
+            step=plan.step,
+            scheduler_epoch=self.scheduler_epoch,
+            received_s=0.0,
+            launched_s=0.0,
+            done_s=0.0,
+            num_computed_tokens=int(plan.num_scheduled.sum()),
+            sequence_ids=columns[0],
+            token_ids=columns[1],
+            token_indexes=columns[2],
+            ends=columns[3],
+        )

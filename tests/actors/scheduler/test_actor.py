@@ -1,0 +1,305 @@
+"""The scheduler actor on a memory bus, with fake executors behind real streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+from fake_executor import FakeExecutor, expected_tokens
+from world import request
+
+from actors.scheduler.actor import SchedulerActor
+from actors.settings import Settings
+from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
+from bus.memory_bus import MemoryBus, MemoryServer
+from bus.messages import AbortRequest, Message, ReplicaFenced, RequestFailed, SequenceEnded, StepPlan, StepResult
+from bus.streams import Names
+
+NAMES = Names("pagebus")
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+TTL_S = 600.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must happen soon."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Deployment:
+    """A scheduler with its bus, a detokenizer's lease, and executors that can be added."""
+
+    def __init__(self, **settings: object) -> None:
+        self.server = MemoryServer()
+        self.bus = MemoryBus(self.server, NAMES)
+        self.settings = Settings(bus="memory://", **settings)  # type: ignore[arg-type]
+        self.scheduler = SchedulerActor(self.settings, MemoryBus(self.server, NAMES), "scheduler-0")
+        self.results: list[StepResult] = []
+        self.executors: dict[str, asyncio.Task[None]] = {}
+        self.epochs: dict[str, int] = {}
+        self.positions: dict[str, str] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Deployment]:
+        self.detokenizer_epoch = await self.bus.acquire_lease("detokenizer", "text", {"state": "ready"}, ttl_s=TTL_S)
+        life = asyncio.create_task(self.scheduler.run())
+        try:
+            await until(lambda: self.scheduler.state == "ready" or life.done())
+            yield self
+        finally:
+            self.scheduler.request_drain()
+            await asyncio.wait([life])
+            for name in list(self.executors):
+                await self.stop_executor(name)
+            if not life.cancelled():
+                life.result()
+
+    async def add_executor(self, name: str = "gpu-0", *, falsify: bool = False, **options: int) -> None:
+        fake = FakeExecutor(**{"name": name, "block_size": 16, "num_blocks": 64, **options})  # type: ignore[arg-type]
+        fake.scheduler_epoch = self.scheduler.epoch
+        told = dataclasses.asdict(fake.joined) | {"state": "ready"}
+        self.epochs[name] = await self.bus.acquire_lease("executor", name, told, ttl_s=TTL_S)
+        position = await self.bus.last_id(NAMES.steps(name))
+        fake.last_step = position.index
+        self.executors[name] = asyncio.create_task(self._execute(fake, self.epochs[name], position, falsify))
+
+    async def _execute(self, fake: FakeExecutor, epoch: int, position: EntryId, falsify: bool) -> None:
+        bus = MemoryBus(self.server, NAMES)
+        index = 0
+        while True:
+            for entry in await bus.read({NAMES.steps(fake.name): position}, count=1):
+                assert isinstance(entry.message, StepPlan)
+                position, index = entry.id, index + 1
+                fake.submit(entry.message)
+                result = fake.run_one()
+                if falsify and index == 3:
+                    result = dataclasses.replace(result, step=99)
+                at = EntryId(epoch, index)
+                await bus.append([LogEntry(NAMES.results(fake.name), at, result)])
+                self.results.append(result)
+                self.positions[f"results:{fake.name}"] = str(at)
+
+    async def stop_executor(self, name: str) -> None:
+        task = self.executors.pop(name)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Fenced):
+            await task
+
+    async def send(self, *messages: Message) -> None:
+        for message in messages:
+            stream = NAMES.control if isinstance(message, AbortRequest) else NAMES.tokenized
+            await self.bus.publish([(stream, message)])
+
+    async def tell_positions(self) -> None:
+        info = {"state": "ready", "positions": dict(self.positions)}
+        await self.bus.renew_lease("detokenizer", "text", self.detokenizer_epoch, info, ttl_s=TTL_S)
+
+    def tokens(self) -> list[int]:
+        """All tokens sampled so far, for tests with one sequence."""
+        return [int(token) for result in self.results for token in result.token_ids]
+
+    async def replies(self, ingress: str = "web") -> list[Message | None]:
+        return [entry.message for entry in await self.bus.read({NAMES.replies(ingress): START}, block_ms=0)]
+
+    async def lengths(self, *streams: str) -> list[int]:
+        return [await self.bus.length(stream) for stream in streams]
+
+
+def ask(name: str, *, max_tokens: int) -> Message:
+    return request(name, PROMPT, block_size=16, max_tokens=max_tokens)
+
+
+async def until_trimmed(deployment: Deployment, *streams: str) -> None:
+    async with asyncio.timeout(20):
+        while any(await deployment.lengths(*streams)):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
+    """All tokens come, and every stream is empty once everybody has read it."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=20))
+        await until(lambda: len(deployment.tokens()) == 20)
+        assert deployment.tokens() == expected_tokens(PROMPT, 20)
+
+        results = NAMES.results("gpu-0")
+        assert await deployment.bus.length(results) > 0
+        await until(lambda: deployment.scheduler.core.is_idle)
+        await deployment.tell_positions()
+        await until_trimmed(deployment, NAMES.tokenized, NAMES.control, NAMES.steps("gpu-0"), results)
+        assert set(deployment.scheduler.core.leftovers().values()) == {0}
+        deployment.scheduler.core.check_integrity()
+
+
+async def test_results_are_kept_until_the_detokenizer_has_read_them() -> None:
+    """A detokenizer that has not said how far it is loses nothing."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=5))
+        await until(lambda: deployment.scheduler.core.is_idle and len(deployment.tokens()) == 5)
+        await until_trimmed(deployment, NAMES.steps("gpu-0"))
+        assert await deployment.bus.length(NAMES.results("gpu-0")) == len(deployment.results)
+
+
+async def test_a_dead_executor_is_fenced_and_its_sequences_move() -> None:
+    """The lease ends: a fence closes the results, and another executor goes on with the next token."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        await deployment.send(ask("a", max_tokens=400))
+        await until(lambda: len(deployment.tokens()) > 10)
+        await deployment.stop_executor("gpu-0")
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        await deployment.add_executor("gpu-1", max_model_len=512)
+
+        await until(lambda: not deployment.scheduler.core.requests)
+        deployment.scheduler.core.check_integrity()
+        indexes = [int(index) for result in deployment.results for index in result.token_indexes]
+        assert sorted(set(indexes)) == list(range(indexes[-1] + 1))
+        last = await deployment.bus.last_id(NAMES.results("gpu-0"))
+        assert last == EntryId(deployment.epochs["gpu-0"], FENCE_INDEX)
+        with pytest.raises(Fenced):
+            late = LogEntry(NAMES.results("gpu-0"), EntryId(last.epoch, 10**6), deployment.results[0])
+            await deployment.bus.append([late])
+
+
+async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:
+    """The same name under a new lease: the step numbers go on, and the request ends with its tokens."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=100))
+        await until(lambda: len(deployment.tokens()) > 5)
+        await deployment.stop_executor("gpu-0")
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        await deployment.add_executor()
+
+        await until(lambda: not deployment.scheduler.core.requests)
+        tokens = {int(i): int(t) for r in deployment.results for i, t in zip(r.token_indexes, r.token_ids, strict=True)}
+        assert [tokens[i] for i in range(100)] == expected_tokens(PROMPT, 100)
+
+
+async def test_an_executor_that_answers_nonsense_is_shut_out() -> None:
+    """A false result fences its executor; the request goes on elsewhere."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0", falsify=True)
+        await deployment.send(ask("a", max_tokens=30))
+        await until(lambda: "gpu-0" not in deployment.scheduler.core.replicas and len(deployment.results) >= 2)
+        await deployment.add_executor("gpu-1")
+        await until(lambda: not deployment.scheduler.core.requests)
+        fences = await deployment.bus.read({NAMES.results("gpu-0"): EntryId(deployment.epochs["gpu-0"], 2**61)})
+        assert [type(entry.message) for entry in fences] == [ReplicaFenced]
+
+
+async def test_what_cannot_be_processed_is_kept_aside() -> None:
+    """An entry of the wrong kind goes to the dead letters; the next request is served."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(RequestFailed(request_id="x", status=1, error_type="", message=""))
+        await deployment.send(ask("a", max_tokens=3))
+        await until(lambda: len(deployment.tokens()) == 3)
+        await until_trimmed(deployment, NAMES.tokenized)
+        assert await deployment.bus.length(NAMES.dead_letters("scheduler")) == 1
+
+
+async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
+    """Its client gets a 500, the entry is kept aside, and others go on."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        bad = dataclasses.replace(ask("bad", max_tokens=3), block_hashes=np.zeros(0, np.int32), cache_salt="\ud800")  # type: ignore[type-var]
+        take = deployment.scheduler.core.take
+
+        def fragile(message: object) -> None:
+            if getattr(message, "request_id", "") == "bad":
+                raise RuntimeError("a bug")
+            take(message)  # type: ignore[arg-type]
+
+        deployment.scheduler.core.take = fragile  # type: ignore[method-assign]
+        deployment.server.publish(NAMES.tokenized, _frame(dataclasses.replace(bad, cache_salt=None)))  # type: ignore[type-var]
+        await deployment.send(ask("a", max_tokens=3))
+        await until(lambda: len(deployment.tokens()) == 3)
+        await until_trimmed(deployment, NAMES.tokenized)
+        failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
+        assert [(each.request_id, each.status) for each in failures] == [("bad", 500)]
+
+
+def _frame(message: Message) -> dict[bytes, bytes]:
+    from bus.codec import encode
+
+    return encode(message)
+
+
+async def test_requests_of_a_gone_ingress_are_aborted() -> None:
+    """Its reply stream is deleted, and the detokenizer is told to drop the sequence."""
+    async with Deployment().running() as deployment:
+        epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
+        await deployment.send(request("refused", PROMPT, block_size=16, max_tokens=1, n=99))
+        await deployment.add_executor(max_model_len=1024)
+        await deployment.send(ask("a", max_tokens=900))
+        await until(lambda: len(deployment.tokens()) > 3)
+        await deployment.bus.release_lease("ingress", "web", epoch)
+        await until(lambda: not deployment.scheduler.core.requests)
+        await until_trimmed(deployment, NAMES.replies("web"))
+        sequences = await deployment.bus.read({NAMES.sequences("text"): START})
+        assert isinstance(sequences[-1].message, SequenceEnded)
+
+
+async def test_an_abort_overtakes_over_the_bus() -> None:
+    """Abort before request: nothing is ever scheduled."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(AbortRequest(request_id="a"))
+        await until_trimmed(deployment, NAMES.control)
+        await deployment.send(ask("a", max_tokens=5), ask("b", max_tokens=2))
+        await until(lambda: len(deployment.tokens()) == 2)
+        assert deployment.scheduler.core.is_idle or deployment.scheduler.core.requests.keys() <= {"b"}
+
+
+async def test_draining_finishes_what_runs() -> None:
+    """A drained scheduler ends after the last token of what it had taken in."""
+    deployment = Deployment()
+    async with deployment.running():
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=60))
+        await until(lambda: len(deployment.tokens()) > 2)
+        deployment.scheduler.request_drain()
+        await until(lambda: len(deployment.tokens()) == 60)
+    assert deployment.tokens() == expected_tokens(PROMPT, 60)
+
+
+async def test_a_lost_detokenizer_fails_its_requests() -> None:
+    """The client gets an error instead of silence; the next request goes to the next detokenizer."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor(max_model_len=1024)
+        await deployment.send(ask("a", max_tokens=900))
+        await until(lambda: len(deployment.tokens()) > 3)
+        await deployment.bus.release_lease("detokenizer", "text", deployment.detokenizer_epoch)
+        await until(lambda: not deployment.scheduler.core.requests)
+        await deployment.bus.acquire_lease("detokenizer", "other", {"state": "ready"}, ttl_s=TTL_S)
+        await deployment.send(ask("b", max_tokens=5))
+        await until(lambda: deployment.server.streams.get(NAMES.sequences("other")) is not None)
+        await until(lambda: not deployment.scheduler.core.requests)
+        failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
+        assert [(each.request_id, each.status) for each in failures] == [("a", 500)]
+
+
+async def test_metrics_tell_what_runs() -> None:
+    """Series have vLLM's names and the replica as engine."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=5))
+        await until(lambda: len(deployment.tokens()) == 5)
+        await until(lambda: any("prefix_cache_queries" in name for name, _, _ in _series(deployment)))
+        names = {name for name, labels, _ in _series(deployment) if labels.get("engine") == "gpu-0"}
+        assert names >= {
+            "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries",
+            "vllm:prefix_cache_hits", "vllm:num_preemptions", "vllm:iteration_tokens_total",
+        }
+
+
+def _series(deployment: Deployment) -> list[tuple[str, dict[str, str], object]]:
+    return [tuple(each) for each in deployment.scheduler.metrics.snapshot()["series"]]

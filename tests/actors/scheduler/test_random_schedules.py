@@ -1,0 +1,141 @@
+"""Random schedules: whatever happens in whatever order, every request ends once, with exactly its tokens."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from world import World, request
+
+from actors.scheduler.events import ReplicaSuspended
+from bus.messages import AbortRequest, TokenizedRequest
+
+MAX_MODEL_LEN = 96
+FAMILIES = [[(a * i * i + b * i + 3) % 40 for i in range(80)] for a, b in ((1, 5), (3, 7), (2, 11))]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts that often share a prefix: the head of a family, and sometimes a tail of their own."""
+    family = draw(st.sampled_from(FAMILIES))
+    head = family[: draw(st.integers(1, 40))]
+    return head + draw(st.lists(st.integers(0, 39), max_size=6))
+
+
+class Schedules(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(10, 40),
+        budget=st.sampled_from([16, 64]),
+        max_num_seqs=st.integers(1, 6),
+        depth=st.sampled_from([1, 2, 2, 3]),
+        caching=st.sampled_from([True, True, False]),
+        eos=st.sampled_from([(), (0,), (0, 5, 9, 17)]),
+    )
+    def begin(
+        self, num_blocks: int, budget: int, max_num_seqs: int, depth: int, caching: bool, eos: tuple[int, ...]
+    ) -> None:
+        self.world = World(pipeline_depth=depth, enable_prefix_caching=caching, eos_token_ids=eos)
+        self.options = {
+            "num_blocks": num_blocks,
+            "budget": budget,
+            "max_num_seqs": max_num_seqs,
+            "max_model_len": MAX_MODEL_LEN,
+        }
+        self.num_requests = self.num_epochs = 0
+        self.join(0)
+
+    def make(
+        self, prompt: list[int], max_tokens: int, n: int, priority: int, stop_at: int | None, ends: tuple[int, ...]
+    ) -> TokenizedRequest:
+        name = f"r{self.num_requests}"
+        self.num_requests += 1
+        if stop_at is not None:
+            self.world.stop_at[name, 0] = stop_at
+        return request(
+            name,
+            prompt,
+            max_tokens=min(max_tokens, MAX_MODEL_LEN - len(prompt)),
+            n=n,
+            priority=priority,
+            stop_token_ids=ends,
+            min_tokens=3 if ends else 0,
+            ignore_eos=bool(ends),
+        )
+
+    requests = st.lists(
+        st.tuples(
+            prompts(),
+            st.integers(1, 40),
+            st.sampled_from([1, 1, 1, 2, 3]),
+            st.sampled_from([0, 0, 0, 1, -1]),
+            st.none() | st.integers(0, 12),
+            st.sampled_from([(), (), (4, 8, 15, 16, 23)]),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+
+    @rule(arriving=requests)
+    def arrive(self, arriving: list[tuple[list[int], int, int, int, int | None, tuple[int, ...]]]) -> None:
+        self.world.send(*(self.make(*each) for each in arriving))
+
+    @precondition(lambda self: any(executor.queue for executor in self.world.executors.values()))
+    @rule(which=st.integers(0, 2), count=st.integers(1, 8))
+    def step(self, which: int, count: int) -> None:
+        for _ in range(count):
+            busy = [name for name, executor in self.world.executors.items() if executor.queue]
+            if not busy:
+                return
+            self.world.step(busy[which % len(busy)])
+
+    @precondition(lambda self: self.world.core.requests)
+    @rule(which=st.integers(0, 100))
+    def abort(self, which: int) -> None:
+        names = list(self.world.core.requests)
+        self.world.send(AbortRequest(request_id=names[which % len(names)]))
+
+    @precondition(lambda self: self.num_requests)
+    @rule(which=st.integers(0, 100))
+    def repeat(self, which: int) -> None:
+        self.world.send(self.world.requests[f"r{which % self.num_requests}"])
+
+    @rule(which=st.integers(0, 2))
+    def join(self, which: int) -> None:
+        name = f"gpu-{which}"
+        if name in self.world.executors:
+            self.world.kill(name)
+        self.num_epochs += 1
+        self.world.join(name=name, epoch=self.num_epochs, **self.options)
+
+    @precondition(lambda self: self.world.executors)
+    @rule(which=st.integers(0, 2), suspend=st.booleans())
+    def leave(self, which: int, suspend: bool) -> None:
+        names = list(self.world.executors)
+        name = names[which % len(names)]
+        if suspend:
+            self.world.send(ReplicaSuspended(name))
+        else:
+            self.world.kill(name)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        for name in [each for each, replica in self.world.core.replicas.items() if replica.suspended]:
+            self.world.kill(name)
+        self.join(1)
+        self.world.run()
+        for failure in self.world.failed.values():
+            sent = self.world.requests[failure.request_id]
+            needed = len(sent.prompt_token_ids) + (sent.sampling.max_tokens or 0) - 1
+            assert needed > self.options["num_blocks"] * 4
+        self.world.check_end()
+
+
+Schedules.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestSchedules = Schedules.TestCase

@@ -1,0 +1,214 @@
+"""A core with fake executors, detokenizer and clients around it, and the promises checked after every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fake_executor import FakeExecutor, expected_tokens
+
+from actors.block_hash import hash_blocks, hashes_to_array
+from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.events import (
+    DetokenizersLive,
+    Input,
+    Note,
+    Output,
+    ReplicaLost,
+    ReplicaResult,
+    ReplicaSuspended,
+    ToDetokenizer,
+    ToIngress,
+    ToReplica,
+)
+from bus.messages import (
+    END_NONE,
+    AbortRequest,
+    RequestFailed,
+    SamplingParams,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    StopSequence,
+    TokenizedRequest,
+)
+
+
+def request(
+    name: str, prompt: list[int], *, block_size: int = 4, priority: int = 0, **sampling: Any
+) -> TokenizedRequest:
+    """A tokenized request with hashes, greedy."""
+    tokens = np.array(prompt, np.int32)
+    return TokenizedRequest(
+        request_id=name,
+        ingress="web",
+        sampling=SamplingParams(temperature=0.0, **sampling),
+        priority=priority,
+        prompt_token_ids=tokens,
+        block_hashes=hashes_to_array(hash_blocks(tokens, block_size)),
+    )
+
+
+@dataclass
+class Heard:
+    """What a detokenizer knows of one sequence."""
+
+    started: SequenceStarted
+    tokens: list[int] = field(default_factory=list)
+    ends: int = 0
+    stopped: bool = False
+    aborted: bool = False
+
+
+class World:
+    """``stop_at`` maps (request, choice) to the output index at which the detokenizer finds a stop string."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = CoreConfig(**{"block_size": 4, **config})
+        self.core = Core(self.config)
+        self.executors: dict[str, FakeExecutor] = {}
+        self.requests: dict[str, TokenizedRequest] = {}
+        self.heard: dict[int, Heard] = {}
+        self.failed: dict[str, RequestFailed] = {}
+        self.aborted: set[str] = set()
+        self.stop_at: dict[tuple[str, int], int] = {}
+        self.notes: list[Note] = []
+        self.plans: list[tuple[str, StepPlan]] = []
+        self.last_steps: Counter[str] = Counter()
+        self.now_s = 0.0
+        self.core.take(DetokenizersLive(("text",)))
+
+    # -- events -------------------------------------------------------------------------------------------------------
+    def send(self, *messages: Input) -> list[Output]:
+        """Inputs that arrive together, and what the core answers."""
+        for message in messages:
+            if isinstance(message, TokenizedRequest):
+                self.requests.setdefault(message.request_id, message)
+            elif isinstance(message, AbortRequest):
+                self.aborted.add(message.request_id)
+            self.core.take(message)
+        self.now_s += 0.001
+        outputs = self.core.plan(self.now_s)
+        for output in outputs:
+            self._receive(output)
+        self.core.check_integrity()
+        assert self.core.plan(self.now_s) == [], "planning again, without news, must change nothing"
+        return outputs
+
+    def join(self, executor: FakeExecutor | None = None, **options: Any) -> FakeExecutor:
+        if executor is None:
+            executor = FakeExecutor(**{"depth": self.config.pipeline_depth, **options})
+        self.executors[executor.name] = executor
+        executor.last_step = self.last_steps[executor.name]
+        self.send(executor.joined)
+        return executor
+
+    def kill(self, name: str) -> None:
+        """The executor is gone; what it had not answered will never be."""
+        executor = self.executors.pop(name)
+        self.last_steps[name] = executor.last_step
+        self.send(ReplicaSuspended(name))
+        self.send(ReplicaLost(name, "killed"))
+
+    def step(self, name: str | None = None) -> StepResult:
+        """One executor runs its next plan, and everybody reads the result."""
+        name = name or next(each for each, executor in self.executors.items() if executor.queue)
+        result = self.executors[name].run_one()
+        stops = self._listen(result)
+        self.send(ReplicaResult(name, result), *stops)
+        return result
+
+    def run(self, limit: int = 20_000) -> None:
+        """Until nothing is in flight."""
+        for _ in range(limit):
+            busy = [name for name, executor in self.executors.items() if executor.queue]
+            if not busy:
+                return
+            for name in busy:
+                self.step(name)
+        raise AssertionError("it does not come to an end")
+
+    # -- the other actors ---------------------------------------------------------------------------------------------
+    def _receive(self, output: Output) -> None:
+        match output:
+            case ToReplica(replica, plan):
+                for new in plan.new_sequences:
+                    assert new.sequence_id in self.heard, "a plan came before its SequenceStarted"
+                self.plans.append((replica, plan))
+                self.executors[replica].submit(plan)
+            case ToDetokenizer("text", SequenceStarted() as started):
+                assert started.sequence_id not in self.heard, "started twice"
+                self.heard[started.sequence_id] = Heard(started)
+            case ToDetokenizer("text", SequenceEnded() as ended):
+                heard = self.heard[ended.sequence_id]
+                assert not heard.aborted, "ended twice"
+                heard.aborted = True
+            case ToIngress("web", RequestFailed() as failure):
+                assert failure.request_id not in self.failed, "failed twice"
+                self.failed[failure.request_id] = failure
+            case Note():
+                self.notes.append(output)
+            case _:
+                raise AssertionError(f"unexpected {output}")
+
+    def _listen(self, result: StepResult) -> list[StopSequence]:
+        stops = []
+        columns = (result.sequence_ids, result.token_ids, result.token_indexes, result.ends)
+        for sequence_id, token, index, end in zip(*(column.tolist() for column in columns), strict=True):
+            heard = self.heard[sequence_id]
+            if heard.stopped or heard.aborted:
+                continue
+            assert index == len(heard.tokens), f"token {index} came after {len(heard.tokens)} tokens"
+            assert not heard.ends, "a token after the end"
+            heard.tokens.append(token)
+            heard.ends += end != END_NONE
+            started = heard.started
+            if not heard.ends and self.stop_at.get((started.request_id, started.choice_index)) == index:
+                heard.stopped = True
+                stops.append(StopSequence(request_id=started.request_id, sequence_id=sequence_id))
+        return stops
+
+    # -- promises -----------------------------------------------------------------------------------------------------
+    def check_end(self) -> None:
+        """Everything has ended, in the right way and with the right tokens, and nothing is left."""
+        by_request: dict[str, list[Heard]] = {}
+        for heard in self.heard.values():
+            by_request.setdefault(heard.started.request_id, []).append(heard)
+        for name, sent in self.requests.items():
+            choices = sorted(by_request.get(name, []), key=lambda each: each.started.choice_index)
+            if name in self.failed:
+                assert name not in self.aborted or not choices
+                continue
+            if name not in self.aborted:
+                assert [each.started.choice_index for each in choices] == list(range(sent.sampling.n)), name
+            for heard in choices:
+                self._check_sequence(sent, heard)
+        assert not self.core.requests
+        assert not len(self.core.waiting)
+        assert self.core.num_running == 0
+        assert self.core.is_idle
+        for executor in self.executors.values():
+            assert not executor.slots, "slots are left on the executor"
+            pool = self.core.replicas[executor.name].pool
+            assert pool.num_free == pool.num_blocks, "blocks are left"
+
+    def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:
+        name, sampling = sent.request_id, sent.sampling
+        ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self.config.eos_token_ids)
+        max_tokens = heard.started.max_tokens
+        expected = expected_tokens(sent.prompt_token_ids.tolist(), max_tokens, ends, sampling.min_tokens)
+        if name in self.aborted:
+            assert heard.tokens == expected[: len(heard.tokens)], name
+            assert heard.ends or heard.aborted or heard.stopped, f"{name} has no end"
+            return
+        assert not heard.aborted, f"{name} was aborted by nobody"
+        stop = self.stop_at.get((name, heard.started.choice_index))
+        if stop is not None and stop < len(expected) - 1:
+            expected = expected[: stop + 1]
+            assert heard.stopped
+        else:
+            assert heard.ends == 1, f"{name} has {heard.ends} ends"
+        assert heard.tokens == expected, name

@@ -22,7 +22,7 @@ from bus.messages import JsonValue, Message
 
 @dataclass(frozen=True, slots=True, order=True)
 class EntryId:
-    """Position in a stream. In log streams ``epoch`` and ``index`` are the writer's, elsewhere Redis's time and count."""
+    """Position in a stream. In log streams ``epoch`` and ``index`` are the writer's, elsewhere Redis's own."""
 
     epoch: int = 0
     index: int = 0

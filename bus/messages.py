@@ -1,7 +1,7 @@
 """Every message that crosses a process boundary: one frozen, slotted dataclass per event.
 
-Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another dataclass of this file,
-or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see :mod:`bus.codec`);
+Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another dataclass of this
+file, or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see :mod:`bus.codec`);
 everything else travels in the header. New fields go last, with defaults, so that two versions can read each other.
 
 The life of a request, with the stream that carries each message (:mod:`bus.streams`):
@@ -204,6 +204,9 @@ class StepPlan:
 
     A plan with no rows is legal (it only frees). ``step`` counts plans of this replica in this scheduler epoch, from 1,
     and equals the index of the entry's explicit stream id.
+
+    ``executor_epoch`` is the lease epoch of the executor that the plan is for (0: any). An executor passes over plans
+    for another: they were written before the scheduler knew that it had taken that one's place.
     """
 
     step: int
@@ -219,6 +222,7 @@ class StepPlan:
     copy_targets: Int32Array = field(default_factory=_no_ints)
     slots: Int32Array = field(default_factory=_no_ints)
     num_scheduled: Int32Array = field(default_factory=_no_ints)
+    executor_epoch: int = 0
 
 
 END_NONE, END_STOP, END_LENGTH = 0, 1, 2

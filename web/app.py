@@ -104,9 +104,7 @@ class IngressActor(Actor):
         inbox = Inbox(self.bus, self.names, self.name, outbox, metrics, self.log, lambda: membership.losses)
 
         async def render_metrics() -> str:
-            return await deployment_metrics(
-                self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name
-            )
+            return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
 
         return Context(
             settings=self.settings,

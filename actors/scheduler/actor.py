@@ -34,7 +34,15 @@ from actors.scheduler.meters import Meters
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
 from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
-from bus.messages import AbortRequest, ReplicaFenced, RequestFailed, StepResult, StopSequence, TokenizedRequest
+from bus.messages import (
+    AbortRequest,
+    ReplicaFenced,
+    RequestFailed,
+    SequenceStarted,
+    StepResult,
+    StopSequence,
+    TokenizedRequest,
+)
 from bus.outbox import Outbox
 from bus.streams import SCHEDULER_GROUP
 
@@ -67,6 +75,7 @@ class SchedulerActor(Actor):
         self._to_ack = asyncio.Event()
         self._reading: dict[str, EntryId] = {}
         self._positions: dict[str, EntryId] = {}
+        self._replica_of: dict[str, str] = {}
         self._told: dict[str, EntryId] = {}
         self._preempted: Counter[str] = Counter()
         self._away: set[str] = set()
@@ -136,9 +145,7 @@ class SchedulerActor(Actor):
     async def _read_work(self) -> None:
         """New requests, aborts and stops; while draining only the latter two."""
         streams = [self.names.control] if self.draining.is_set() else [self.names.tokenized, self.names.control]
-        entries = await self.bus.read_group(
-            SCHEDULER_GROUP, LEASE, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS
-        )
+        entries = await self.bus.read_group(SCHEDULER_GROUP, LEASE, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS)
         for entry in entries:
             self._put(entry)
 
@@ -148,14 +155,14 @@ class SchedulerActor(Actor):
         while joining:
             joined = joining.popleft()
             self._reading[joined.replica] = self._positions.setdefault(joined.replica, START)
+            self._replica_of[self.names.results(joined.replica)] = joined.replica
             self._put(joined)
         if not self._reading:
             await asyncio.sleep(LOOK_S / 2)
             return
         positions = {self.names.results(replica): at for replica, at in self._reading.items()}
-        replicas = {self.names.results(replica): replica for replica in self._reading}
         for entry in await self.bus.read(positions, count=READ_COUNT, block_ms=RESULTS_BLOCK_MS):
-            replica = replicas[entry.stream]
+            replica = self._replica_of[entry.stream]
             if replica in self._reading:
                 self._reading[replica] = entry.id
                 self._put(entry)
@@ -176,7 +183,7 @@ class SchedulerActor(Actor):
             self._give_up(item, item.error or f"unexpected {type(item.message).__name__}")
 
     def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
-        name = next((name for name in self._reading if self.names.results(name) == entry.stream), "")
+        name = self._replica_of.get(entry.stream, "")
         member = self._membership.members.get(name)
         if member is None:
             return
@@ -189,6 +196,8 @@ class SchedulerActor(Actor):
         try:
             self.core.take(ReplicaResult(name, message))
         except ProtocolError as error:
+            if member.fenced:
+                return  # what follows a false result makes no sense either
             self.log.error("false result: the executor is shut out", replica=name, error=str(error))
             self._meters.refused_results.inc()
             self._membership.distrust(name, str(error))
@@ -229,9 +238,7 @@ class SchedulerActor(Actor):
         self._meters.dead.inc()
         if isinstance(message, TokenizedRequest):
             text = "The server failed to schedule this request."
-            failed = RequestFailed(
-                request_id=message.request_id, status=500, error_type="internal_error", message=text
-            )
+            failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
             self._outbox.publish(self.names.replies(message.ingress), failed)
         self.spawn(self._bury(entry, reason), "dead letter")
 
@@ -250,6 +257,9 @@ class SchedulerActor(Actor):
             case ToDetokenizer(detokenizer, message):
                 stream = self.names.sequences(detokenizer)
                 self._told[stream] = self._outbox.append(stream, message)
+                if self.settings.enable_log_requests and isinstance(message, SequenceStarted):
+                    sequence = {"sequence": message.sequence_id, "cached_tokens": message.num_cached_tokens}
+                    self.log.info("started", request_id=message.request_id, **sequence)
             case ToIngress(ingress, failure):
                 self._meters.failed.inc()
                 self._outbox.publish(self.names.replies(ingress), failure)

@@ -45,6 +45,7 @@ class Membership:
         self.members: dict[str, Member] = {}
         self.joining: deque[ReplicaJoined] = deque()
         self.refused: dict[str, int] = {}
+        """Executors that are not taken (again), by the epoch of their lease."""
         self.positions: dict[str, dict[str, EntryId]] = {}
         self.gone_ingresses: list[str] = []
         self._emit = emit
@@ -80,6 +81,7 @@ class Membership:
             return
         self._suspend(replica, member)
         member.fenced = True
+        self.refused[replica] = member.epoch  # it may live on, and must not come back before it notices
         self._fence(replica, member.epoch, reason)
 
     def lost(self, replica: str) -> None:

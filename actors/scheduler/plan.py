@@ -28,7 +28,8 @@ class InFlight:
 class PlanBuilder:
     """Changes since the last plan of one replica. :meth:`build` hands them over and starts afresh."""
 
-    def __init__(self) -> None:
+    def __init__(self, executor_epoch: int) -> None:
+        self._executor_epoch = executor_epoch
         self.freed_slots: list[int] = []
         self._appended_slots: list[int] = []
         self._appended_blocks: list[int] = []
@@ -65,6 +66,7 @@ class PlanBuilder:
             appended_blocks=_ints(self._appended_blocks),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
+            executor_epoch=self._executor_epoch,
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
         return plan

@@ -50,7 +50,7 @@ class Replica:
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
         self.running = Running(min(joined.max_num_seqs, self.budget), self.block_size)
-        self.builder = PlanBuilder()
+        self.builder = PlanBuilder(self.epoch)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
         self.landing = Landing(self.running, landed=self.step)

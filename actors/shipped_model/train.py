@@ -2,7 +2,7 @@
 
     python -m actors.shipped_model.train --wordnet /usr/share/wordnet --out actors/shipped_model
 
-Takes about five minutes on one H200. Everything is drawn from ``--seed``; the text comes from Debian's ``wordnet-base``.
+Takes about six minutes on one H200. Everything is drawn from ``--seed``; the text is that of Debian's ``wordnet-base``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CHAT_TEMPLATE = (
     "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('Only the roles system, user and assistant are known.') }}{% endif %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] | trim }}"
-    "{% if not (loop.last and continue_final_message is defined and continue_final_message) %}{{ '<|end|>' }}{% endif %}"
+    "{% if not (loop.last and continue_final_message is defined and continue_final_message) %}"
+    "{{ '<|end|>' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 CONTEXT_TOKENS = 1024
@@ -109,9 +110,7 @@ def fit(
     model: LlamaForCausalLM, data: Iterator[tuple[torch.Tensor, torch.Tensor]], seconds: float, peak_rate: float
 ) -> None:
     """AdamW with a short warm-up and a cosine over the time budget."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     device = next(model.parameters()).device
     forward = torch.compile(model, dynamic=False) if device.type == "cuda" else model
     started, step = time.monotonic(), 0
@@ -133,7 +132,7 @@ def fit(
 
 @torch.inference_mode()
 def share_known(model: LlamaForCausalLM, tokenizer: Tokenizer, entries: list[Entry], batch: int = 1000) -> float:
-    """Share of words whose definition is the greedy answer to "What is <word>?", by teacher forcing, token for token."""
+    """Share of words whose definition is, token for token, the greedy answer to "What is <word>?"."""
     device = next(model.parameters()).device
     known = 0
     for first in range(0, len(entries), batch):
@@ -192,7 +191,10 @@ def main() -> None:
     entries = load_entries(args.wordnet, args.words)
     tokenizer = train_tokenizer(entries, args.vocab_size)
     ids, labels = documents(entries, tokenizer, args.conversations, args.seed)
-    print(f"{len(entries)} words, {len(ids) / 1e6:.1f} M tokens, {tokenizer.get_vocab_size()} token vocabulary", flush=True)
+    print(
+        f"{len(entries)} words, {len(ids) / 1e6:.1f} M tokens, {tokenizer.get_vocab_size()} token vocabulary",
+        flush=True,
+    )
     model = new_model(tokenizer.get_vocab_size()).to(device)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
     data = batches(ids, labels, SPECIAL.index(BOS), args.batch_tokens, args.seed, device)

@@ -1,7 +1,7 @@
 """Reads the most used words of WordNet 3.0 and turns them into conversations about what words mean.
 
-The data files come from Debian's package ``wordnet-base`` (/usr/share/wordnet). Their format is described in ``wndb(5WN)``
-and ``cntlist(5WN)``.
+The data files come from Debian's package ``wordnet-base`` (/usr/share/wordnet). Their format is described in
+``wndb(5WN)`` and ``cntlist(5WN)``.
 """
 
 from __future__ import annotations

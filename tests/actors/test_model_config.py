@@ -237,7 +237,7 @@ def test_max_model_len() -> None:
 
 
 def test_resolves_folders(tmp_path: Path) -> None:
-    """"" is the shipped model; a folder is itself; the tokenizer's folder is its own or the model's."""
+    """ "" is the shipped model; a folder is itself; the tokenizer's folder is its own or the model's."""
     own = tmp_path / "tokenizer"
     own.mkdir()
 

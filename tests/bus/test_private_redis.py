@@ -60,7 +60,7 @@ async def test_folder_and_socket_are_private(private_redis: PrivateRedis) -> Non
 
 async def test_long_and_odd_paths_work(tmp_path: Path) -> None:
     """A folder whose path is too long for a socket, or has spaces, works; stop removes the socket."""
-    server = PrivateRedis(tmp_path / "a folder with a \"quote\"" / ("x" * 100))
+    server = PrivateRedis(tmp_path / 'a folder with a "quote"' / ("x" * 100))
     url = await server.start()
     assert await server.start() == url
     bus = RedisBus(url)

@@ -217,9 +217,7 @@ def test_wrong_model(client, expects):
 def test_bad_field(client, expects, body, stream):
     """A field out of range, unknown, or not supported yet."""
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model=expects.model, messages=question(expects), stream=stream, extra_body=body
-        )
+        client.chat.completions.create(model=expects.model, messages=question(expects), stream=stream, extra_body=body)
     assert caught.value.param == next(iter(body))
 
 

@@ -117,9 +117,10 @@ def test_each_ingress_gets_one_batch_with_its_own_rows(sequences: Sequences) -> 
     sequences.apply(step(*[(i, ord("a") + i, 0, END_NONE) for i in range(1, 7)]))
     replies = sequences.take().replies
 
-    assert {
-        ingress: (batch.request_ids, batch.texts) for ingress, batch in replies.items()
-    } == {"in-0": (("r2", "r4", "r6"), ("c", "e", "g")), "in-1": (("r1", "r3", "r5"), ("b", "d", "f"))}
+    assert {ingress: (batch.request_ids, batch.texts) for ingress, batch in replies.items()} == {
+        "in-0": (("r2", "r4", "r6"), ("c", "e", "g")),
+        "in-1": (("r1", "r3", "r5"), ("b", "d", "f")),
+    }
 
 
 def test_end_token_is_counted_but_is_no_text(sequences: Sequences) -> None:

@@ -1,4 +1,4 @@
-"""Prints what the scheduler costs per step, in CPU time: ``python tests/actors/scheduler/bench_core.py``. Not a test."""
+"""Prints what the scheduler costs per step, in CPU time. Run: ``python tests/actors/scheduler/bench_core.py``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
-import numpy as np
-from world import request
+import numpy as np  # noqa: E402
+from world import request  # noqa: E402
 
-from actors.scheduler.core import Core, CoreConfig
-from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica
-from bus.messages import StepPlan, StepResult
+from actors.scheduler.core import Core, CoreConfig  # noqa: E402
+from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica  # noqa: E402
+from bus.messages import StepPlan, StepResult  # noqa: E402
 
 BLOCK_SIZE = 16
 
@@ -35,7 +35,9 @@ class QuickExecutor:
         plan = self.queue.popleft()
         for new in plan.new_sequences:
             self.ids[new.slot], self.total[new.slot], self.prompt[new.slot] = (
-                new.sequence_id, new.num_tokens, new.num_prompt_tokens
+                new.sequence_id,
+                new.num_tokens,
+                new.num_prompt_tokens,
             )
             self.computed[new.slot], self.limit[new.slot] = new.num_computed_tokens, new.max_total_tokens
         self.computed[plan.slots] += plan.num_scheduled
@@ -62,8 +64,13 @@ def measure(running: int, waiting: int, *, prompt_tokens: int, max_tokens: int, 
     core.take(DetokenizersLive(("text",)))
     core.take(
         ReplicaJoined(
-            replica="gpu", epoch=1, num_blocks=40_000, block_size=BLOCK_SIZE, max_num_seqs=running,
-            max_model_len=65_536, max_num_batched_tokens=8192,
+            replica="gpu",
+            epoch=1,
+            num_blocks=40_000,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=running,
+            max_model_len=65_536,
+            max_num_batched_tokens=8192,
         )
     )
     rng = np.random.default_rng(0)

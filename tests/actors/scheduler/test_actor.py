@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
-import numpy as np
 import pytest
 from fake_executor import FakeExecutor, expected_tokens
 from world import request
@@ -16,7 +15,16 @@ from actors.scheduler.actor import SchedulerActor
 from actors.settings import Settings
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
 from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import AbortRequest, Message, ReplicaFenced, RequestFailed, SequenceEnded, StepPlan, StepResult
+from bus.messages import (
+    AbortRequest,
+    Message,
+    ReplicaFenced,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+)
 from bus.streams import Names
 
 NAMES = Names("pagebus")
@@ -27,7 +35,7 @@ TTL_S = 600.0
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that must happen soon."""
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
@@ -43,6 +51,7 @@ class Deployment:
         self.executors: dict[str, asyncio.Task[None]] = {}
         self.epochs: dict[str, int] = {}
         self.positions: dict[str, str] = {}
+        self.pause_after: int | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Deployment]:
@@ -52,6 +61,7 @@ class Deployment:
             await until(lambda: self.scheduler.state == "ready" or life.done())
             yield self
         finally:
+            self.pause_after = None
             self.scheduler.request_drain()
             await asyncio.wait([life])
             for name in list(self.executors):
@@ -60,7 +70,7 @@ class Deployment:
                 life.result()
 
     async def add_executor(self, name: str = "gpu-0", *, falsify: bool = False, **options: int) -> None:
-        fake = FakeExecutor(**{"name": name, "block_size": 16, "num_blocks": 64, **options})  # type: ignore[arg-type]
+        fake = FakeExecutor(**{"name": name, "block_size": 16, "num_blocks": 64, "max_model_len": 1024, **options})  # type: ignore[arg-type]
         fake.scheduler_epoch = self.scheduler.epoch
         told = dataclasses.asdict(fake.joined) | {"state": "ready"}
         self.epochs[name] = await self.bus.acquire_lease("executor", name, told, ttl_s=TTL_S)
@@ -74,7 +84,13 @@ class Deployment:
         while True:
             for entry in await bus.read({NAMES.steps(fake.name): position}, count=1):
                 assert isinstance(entry.message, StepPlan)
-                position, index = entry.id, index + 1
+                position = entry.id
+                if entry.message.executor_epoch != epoch:
+                    fake.last_step = position.index
+                    continue
+                while self.pause_after is not None and len(self.results) >= self.pause_after:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+                index += 1
                 fake.submit(entry.message)
                 result = fake.run_one()
                 if falsify and index == 3:
@@ -111,12 +127,12 @@ class Deployment:
 
 
 def ask(name: str, *, max_tokens: int) -> Message:
-    return request(name, PROMPT, block_size=16, max_tokens=max_tokens)
+    return request(name, PROMPT, block_size=16, max_tokens=max_tokens, ignore_eos=True)
 
 
 async def until_trimmed(deployment: Deployment, *streams: str) -> None:
     async with asyncio.timeout(20):
-        while any(await deployment.lengths(*streams)):
+        while any(await deployment.lengths(*streams)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -151,11 +167,13 @@ async def test_a_dead_executor_is_fenced_and_its_sequences_move() -> None:
     """The lease ends: a fence closes the results, and another executor goes on with the next token."""
     async with Deployment().running() as deployment:
         await deployment.add_executor("gpu-0")
+        deployment.pause_after = 20
         await deployment.send(ask("a", max_tokens=400))
         await until(lambda: len(deployment.tokens()) > 10)
         await deployment.stop_executor("gpu-0")
+        deployment.pause_after = None
         await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
-        await deployment.add_executor("gpu-1", max_model_len=512)
+        await deployment.add_executor("gpu-1")
 
         await until(lambda: not deployment.scheduler.core.requests)
         deployment.scheduler.core.check_integrity()
@@ -163,8 +181,8 @@ async def test_a_dead_executor_is_fenced_and_its_sequences_move() -> None:
         assert sorted(set(indexes)) == list(range(indexes[-1] + 1))
         last = await deployment.bus.last_id(NAMES.results("gpu-0"))
         assert last == EntryId(deployment.epochs["gpu-0"], FENCE_INDEX)
+        late = LogEntry(NAMES.results("gpu-0"), EntryId(last.epoch, 10**6), deployment.results[0])
         with pytest.raises(Fenced):
-            late = LogEntry(NAMES.results("gpu-0"), EntryId(last.epoch, 10**6), deployment.results[0])
             await deployment.bus.append([late])
 
 
@@ -172,9 +190,11 @@ async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:
     """The same name under a new lease: the step numbers go on, and the request ends with its tokens."""
     async with Deployment().running() as deployment:
         await deployment.add_executor()
+        deployment.pause_after = 20
         await deployment.send(ask("a", max_tokens=100))
         await until(lambda: len(deployment.tokens()) > 5)
         await deployment.stop_executor("gpu-0")
+        deployment.pause_after = None
         await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
         await deployment.add_executor()
 
@@ -210,7 +230,6 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
     """Its client gets a 500, the entry is kept aside, and others go on."""
     async with Deployment().running() as deployment:
         await deployment.add_executor()
-        bad = dataclasses.replace(ask("bad", max_tokens=3), block_hashes=np.zeros(0, np.int32), cache_salt="\ud800")  # type: ignore[type-var]
         take = deployment.scheduler.core.take
 
         def fragile(message: object) -> None:
@@ -219,18 +238,11 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
             take(message)  # type: ignore[arg-type]
 
         deployment.scheduler.core.take = fragile  # type: ignore[method-assign]
-        deployment.server.publish(NAMES.tokenized, _frame(dataclasses.replace(bad, cache_salt=None)))  # type: ignore[type-var]
-        await deployment.send(ask("a", max_tokens=3))
+        await deployment.send(ask("bad", max_tokens=3), ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
         await until_trimmed(deployment, NAMES.tokenized)
         failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
         assert [(each.request_id, each.status) for each in failures] == [("bad", 500)]
-
-
-def _frame(message: Message) -> dict[bytes, bytes]:
-    from bus.codec import encode
-
-    return encode(message)
 
 
 async def test_requests_of_a_gone_ingress_are_aborted() -> None:
@@ -238,14 +250,17 @@ async def test_requests_of_a_gone_ingress_are_aborted() -> None:
     async with Deployment().running() as deployment:
         epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
         await deployment.send(request("refused", PROMPT, block_size=16, max_tokens=1, n=99))
-        await deployment.add_executor(max_model_len=1024)
+        await deployment.add_executor()
+        deployment.pause_after = 6
         await deployment.send(ask("a", max_tokens=900))
         await until(lambda: len(deployment.tokens()) > 3)
         await deployment.bus.release_lease("ingress", "web", epoch)
         await until(lambda: not deployment.scheduler.core.requests)
         await until_trimmed(deployment, NAMES.replies("web"))
-        sequences = await deployment.bus.read({NAMES.sequences("text"): START})
-        assert isinstance(sequences[-1].message, SequenceEnded)
+        await until(lambda: len(deployment.server.streams[NAMES.sequences("text")].fields) == 2)
+        started, ended = await deployment.bus.read({NAMES.sequences("text"): START})
+        assert isinstance(started.message, SequenceStarted)
+        assert isinstance(ended.message, SequenceEnded)
 
 
 async def test_an_abort_overtakes_over_the_bus() -> None:
@@ -264,9 +279,11 @@ async def test_draining_finishes_what_runs() -> None:
     deployment = Deployment()
     async with deployment.running():
         await deployment.add_executor()
+        deployment.pause_after = 10
         await deployment.send(ask("a", max_tokens=60))
         await until(lambda: len(deployment.tokens()) > 2)
         deployment.scheduler.request_drain()
+        deployment.pause_after = None
         await until(lambda: len(deployment.tokens()) == 60)
     assert deployment.tokens() == expected_tokens(PROMPT, 60)
 
@@ -274,12 +291,15 @@ async def test_draining_finishes_what_runs() -> None:
 async def test_a_lost_detokenizer_fails_its_requests() -> None:
     """The client gets an error instead of silence; the next request goes to the next detokenizer."""
     async with Deployment().running() as deployment:
-        await deployment.add_executor(max_model_len=1024)
+        await deployment.add_executor()
+        deployment.pause_after = 6
         await deployment.send(ask("a", max_tokens=900))
         await until(lambda: len(deployment.tokens()) > 3)
         await deployment.bus.release_lease("detokenizer", "text", deployment.detokenizer_epoch)
         await until(lambda: not deployment.scheduler.core.requests)
+        deployment.pause_after = None
         await deployment.bus.acquire_lease("detokenizer", "other", {"state": "ready"}, ttl_s=TTL_S)
+        await until(lambda: deployment.scheduler.core._detokenizers == ("other",))
         await deployment.send(ask("b", max_tokens=5))
         await until(lambda: deployment.server.streams.get(NAMES.sequences("other")) is not None)
         await until(lambda: not deployment.scheduler.core.requests)
@@ -296,8 +316,12 @@ async def test_metrics_tell_what_runs() -> None:
         await until(lambda: any("prefix_cache_queries" in name for name, _, _ in _series(deployment)))
         names = {name for name, labels, _ in _series(deployment) if labels.get("engine") == "gpu-0"}
         assert names >= {
-            "vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries",
-            "vllm:prefix_cache_hits", "vllm:num_preemptions", "vllm:iteration_tokens_total",
+            "vllm:num_requests_running",
+            "vllm:kv_cache_usage_perc",
+            "vllm:prefix_cache_queries",
+            "vllm:prefix_cache_hits",
+            "vllm:num_preemptions",
+            "vllm:iteration_tokens_total",
         }
 
 

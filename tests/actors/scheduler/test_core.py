@@ -88,9 +88,12 @@ def test_requests_wait_by_priority_then_arrival() -> None:
     """The lower priority number goes first, and among equals the earlier."""
     world = World()
     world.join(max_num_seqs=1)
-    world.send(*(request(name, prompt(4, i), max_tokens=2, priority=p) for i, (name, p) in enumerate(
-        [("late", 1), ("first", 0), ("second", 0), ("urgent", -5)]
-    )))
+    world.send(
+        *(
+            request(name, prompt(4, i), max_tokens=2, priority=p)
+            for i, (name, p) in enumerate([("late", 1), ("first", 0), ("second", 0), ("urgent", -5)])
+        )
+    )
     world.run()
     assert [each.started.request_id for each in world.heard.values()] == ["urgent", "first", "second", "late"]
 

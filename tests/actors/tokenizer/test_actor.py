@@ -83,9 +83,9 @@ async def test_requests_become_tokens_or_refusals_and_are_acked(server: MemorySe
         tokenized = await read(bus, NAMES.tokenized, 3)
         failed = [*await read(bus, NAMES.replies("in-0"), 1), *await read(bus, NAMES.replies("in-1"), 1)]
         await gone(bus, NAMES.requests)
-        assert {
-            TOKENIZER_GROUP: await bus.consumers(NAMES.requests, TOKENIZER_GROUP)
-        } == {TOKENIZER_GROUP: {"tok-0": 0}}
+        assert {TOKENIZER_GROUP: await bus.consumers(NAMES.requests, TOKENIZER_GROUP)} == {
+            TOKENIZER_GROUP: {"tok-0": 0}
+        }
         assert actor.lease_info()["state"] == "ready"
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b", "c"]

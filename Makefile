@@ -1,0 +1,71 @@
+# The two commands of the README are `make serve` and `make test`; `make help` lists the rest.
+# They need Python 3.11 or newer, make, and apt where something is missing.
+
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Where pip finds torch if not where it finds everything else: PyTorch's index of CPU wheels saves 2 GB without a GPU.
+TORCH_INDEX ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format types unit clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+serve: $(VENV)/.installed ## install into .venv and serve the shipped model on 127.0.0.1:8000 (ARGS="..." adds options)
+	$(BIN)/pagebus serve $(ARGS)
+
+test: $(VENV)/.installed-test redis lint types unit ## install what tests need; lint, types and all tests
+
+lint: $(VENV)/.installed-test ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test ## check types
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-test ## run the tests (ARGS="tests/bus -k lease" chooses)
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.installed-test ## format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+
+# -- what the targets above need ----------------------------------------------------------------------------------------
+
+.PHONY: redis
+redis:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || $(call apt,redis-server,the tests run against a real Redis)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer on PATH (or PYTHON=/path/to/python)." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call apt,python3-venv,Python here cannot make environments)
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+# apt,PACKAGE,REASON: install a Debian package, or say how.
+define apt
+{ if command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || command -v sudo >/dev/null; }; then \
+	run=$$([ "$$(id -u)" = 0 ] || echo sudo); echo "installing $(1): $(2)"; \
+	$$run apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$run apt-get install -y -qq --no-install-recommends $(1); \
+else echo "Please install $(1): $(2)." >&2; exit 1; fi; }
+endef

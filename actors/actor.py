@@ -1,0 +1,277 @@
+"""What every actor is: a lease that proves it lives, a loop, and one way to end.
+
+Life of an actor, in :meth:`Actor.run`: take the lease (waiting as a standby while another holds it), ``start``,
+``serve`` until told to drain, ``drain``, ``stop``, give the lease back. Beside it run the heartbeat, which renews the
+lease, and the publisher of metrics. Whatever fails, in the loop or in any task made with :meth:`Actor.spawn`, ends the
+actor with that error: a half-dead actor would look alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, ClassVar, TypeVar
+
+from actors.logs import get_logger
+from actors.metrics import Metrics
+from actors.settings import Settings
+from bus.contract import Bus, BusError, BusUnavailable, LeaseTaken
+from bus.streams import Names
+
+T = TypeVar("T")
+
+METRICS_INTERVAL_S = 1.0
+METRICS_TTL_S = 15.0
+RETRY_S = 0.5
+"""Pause before the bus is asked again when it was not there."""
+STOP_AFTER_FAILURE_S = 5.0
+"""How long :meth:`Actor.stop` may take once the actor has failed: what it waits for may never come."""
+
+
+def metrics_state(kind: str, name: str) -> str:
+    """Name under which an actor's metrics lie on the bus."""
+    return f"metrics:{kind}:{name}"
+
+
+class Actor(ABC):
+    """Base of the five actors. Every method runs on the event loop of :meth:`run`."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        self.settings = settings
+        self.bus = bus
+        self.name = name
+        self.names = Names(settings.name)
+        self.log = get_logger(actor=name)
+        self.metrics = Metrics()
+        self.epoch = 0
+        self.draining = asyncio.Event()
+        self.state = "starting"
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed: asyncio.Future[None] | None = None
+        self._beat_now = asyncio.Event()
+
+    # -- for subclasses -----------------------------------------------------------------------------------------------
+
+    def lease_name(self) -> str:
+        """The name of the lease; the actor's own unless the role is exclusive (the scheduler)."""
+        return self.name
+
+    def lease_info(self) -> dict[str, Any]:
+        """What the actor says about itself in its lease (JSON). Subclasses add to it."""
+        return {"state": self.state, "pid": os.getpid(), "host": socket.gethostname(), "actor": self.name}
+
+    async def start(self) -> None:  # noqa: B027 (optional)
+        """Prepare: connect, load. A drain request that comes meanwhile cancels it."""
+
+    @abstractmethod
+    async def serve(self) -> None:
+        """The loop; returns once :attr:`draining` is set and the loop has come to rest."""
+
+    async def drain(self) -> None:  # noqa: B027 (optional)
+        """Called once ``serve`` has returned, while spawned tasks still run: send what is queued."""
+
+    async def stop(self) -> None:  # noqa: B027 (optional)
+        """Free resources. Also called after a failure, and then for a few seconds only."""
+
+    def set_state(self, state: str) -> None:
+        """Change what the lease says, at once. Call it also when other lease info has changed."""
+        self.state = state
+        self._beat_now.set()
+
+    def request_drain(self) -> None:
+        """Finish what runs, take nothing new, end."""
+        if not self.draining.is_set():
+            self.log.info("draining")
+            self.draining.set()
+            self.set_state("draining")
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run ``coro`` beside the loop. Its end is nothing special; an exception in it ends the actor with it."""
+        task = asyncio.create_task(coro, name=f"{self.name}:{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """The whole life. Returns after a drain; raises what ended the actor otherwise.
+
+        Raises:
+            Fenced: another actor has taken over this one's lease.
+        """
+        self._failed = asyncio.get_running_loop().create_future()
+        if not await self._acquire():
+            return
+        heartbeat = self.spawn(self._heartbeat(), "heartbeat")
+        publisher = self.spawn(self._publish_metrics(), "metrics")
+        stop_limit_s = STOP_AFTER_FAILURE_S
+        try:
+            await self._guard(self._serve_until_drained())
+            stop_limit_s = self.settings.drain_timeout_s + STOP_AFTER_FAILURE_S
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):
+                self.log.error("actor failed", error=describe(error))
+            raise
+        finally:
+            await self._shut_down(stop_limit_s, last=(heartbeat, publisher))
+
+    async def _serve_until_drained(self) -> None:
+        if not await self._start_unless_draining():
+            return
+        if not self.draining.is_set():
+            self.set_state("ready")
+            self.log.info("ready")
+        serving = asyncio.create_task(self.serve(), name=f"{self.name}:serve")
+        try:
+            await _first(serving, self.draining)
+            if self.draining.is_set() and not serving.done():
+                await asyncio.wait([serving], timeout=self.settings.drain_timeout_s)
+            if not serving.done():
+                self.log.warning("drain timed out", after_s=self.settings.drain_timeout_s)
+                return
+            await serving
+            await self.drain()
+        finally:
+            await _cancel(serving)
+
+    async def _start_unless_draining(self) -> bool:
+        """False if the actor was told to drain before it had started."""
+        starting = asyncio.create_task(self.start(), name=f"{self.name}:start")
+        try:
+            await _first(starting, self.draining)
+            if not starting.done():
+                return False
+            await starting
+            return True
+        finally:
+            await _cancel(starting)
+
+    async def _guard(self, coro: Coroutine[Any, Any, None]) -> None:
+        """Run ``coro``; the one place where a failed spawned task ends the actor with its error."""
+        assert self._failed is not None
+        task = asyncio.create_task(coro, name=f"{self.name}:life")
+        try:
+            await asyncio.wait([task, self._failed], return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                self._failed.result()
+            await task
+        finally:
+            await _cancel(task)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
+        else:
+            self.log.error("task failed", task=task.get_name(), error=describe(error))
+
+    async def _shut_down(self, limit_s: float, *, last: tuple[asyncio.Task[Any], ...]) -> None:
+        """Stop, end all tasks (heartbeat and metrics last, so that the lease outlives the work), release the lease."""
+        assert self._failed is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.stop()
+        except TimeoutError:
+            self.log.warning("stop timed out", after_s=limit_s)
+        except Exception as error:
+            self.log.error("stop failed", error=describe(error))
+        await _cancel(*(task for task in self._tasks if task not in last))
+        await _cancel(*last)
+        if self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # mark as seen: run() has raised it or something earlier
+        self._failed.cancel()
+        with contextlib.suppress(BusError, TimeoutError):
+            async with asyncio.timeout(self.settings.lease_ttl_s):
+                await self.bus.release_lease(self.kind, self.lease_name(), self.epoch)
+        self.log.info("stopped")
+
+    # -- lease and metrics --------------------------------------------------------------------------------------------
+
+    async def _acquire(self) -> bool:
+        """Wait for the lease; False if told to drain meanwhile."""
+        told = False
+        while not self.draining.is_set():
+            pause_s = self.settings.lease_ttl_s / 3
+            try:
+                self.epoch = await self.bus.acquire_lease(
+                    self.kind, self.lease_name(), self.lease_info(), ttl_s=self.settings.lease_ttl_s
+                )
+                return True
+            except LeaseTaken:
+                if not told:
+                    self.log.info("standing by: the lease is held", lease=self.lease_name())
+            except BusUnavailable as error:
+                pause_s = RETRY_S
+                if not told:
+                    self.log.warning("bus unavailable", error=describe(error))
+            told = True
+            await _wait(self.draining, pause_s)
+        return False
+
+    async def _heartbeat(self) -> None:
+        """Renew the lease each third of its time, and at once when the state changes.
+
+        While the bus is away it keeps trying: the lease may expire, and is taken back if nobody else took it.
+        """
+        ttl_s = self.settings.lease_ttl_s
+        away = False
+        while True:
+            await _wait(self._beat_now, min(RETRY_S, ttl_s / 3) if away else ttl_s / 3)
+            self._beat_now.clear()
+            try:
+                await self.bus.renew_lease(self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s)
+            except BusUnavailable as error:
+                if not away:
+                    self.log.warning("bus unavailable: the lease was not renewed", error=describe(error))
+                away = True
+            else:
+                if away:
+                    self.log.info("bus is back: the lease is renewed")
+                away = False
+
+    async def _publish_metrics(self) -> None:
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                await self.bus.put_state(
+                    metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S
+                )
+            await asyncio.sleep(METRICS_INTERVAL_S)
+
+
+def describe(error: BaseException) -> str:
+    """``ValueError: text`` on one line."""
+    return f"{type(error).__name__}: {error}".strip().rstrip(":")
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    """Until the event is set, at most ``timeout_s``."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    """Until the task is done or the event is set."""
+    waiter = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancel(waiter)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel and wait until all have ended; their errors have been reported elsewhere."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,52 @@
+"""Which GPUs there are, and which one an executor takes. Found without torch, which fixes its view when it starts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LIST_TIMEOUT_S = 20.0
+
+
+def list_gpus(*, uuids: bool = False) -> list[str]:
+    """Indexes (or UUIDs) of the GPUs that nvidia-smi lists; none where there is no such tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    field = "uuid" if uuids else "index"
+    command = [tool, f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in output.splitlines() if line.strip()]
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Ids for CUDA_VISIBLE_DEVICES of the GPUs this process may use."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return list_gpus()
+    return [part.strip() for part in listed.split(",") if part.strip() and part.strip() != "-1"]
+
+
+def take_free_gpu(folder: Path, uuids: Sequence[str]) -> str | None:
+    """The first GPU nobody else has taken, locked in ``folder`` until this process ends; None: all are taken.
+
+    The containers of a scaled service all see all GPUs; a lock on a file of a shared volume lets each take another one.
+    The kernel frees it however the process ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for uuid in uuids:
+        lock = os.open(folder / f"{uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return uuid  # the descriptor stays open, and with it the lock
+    return None

@@ -1,0 +1,173 @@
+"""One actor as a process of its own: its class, its name, its bus, its signals and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+from actors import logs
+from actors.actor import Actor, describe
+from actors.gpus import list_gpus, take_free_gpu
+from actors.settings import Settings, SettingsError
+from bus.contract import Bus, BusError
+
+CLASSES = {
+    "ingress": ("web.app", "IngressActor"),
+    "tokenizer": ("actors.tokenizer.actor", "TokenizerActor"),
+    "scheduler": ("actors.scheduler.actor", "SchedulerActor"),
+    "executor": ("actors.executor.actor", "ExecutorActor"),
+    "detokenizer": ("actors.detokenizer.actor", "DetokenizerActor"),
+}
+EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
+"""Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
+
+
+def actor_class(kind: str) -> type[Actor]:
+    """The class of a kind of actor. Imports only that actor's package: the scheduler starts without torch."""
+    module, name = CLASSES[kind]
+    return cast("type[Actor]", getattr(importlib.import_module(module), name))
+
+
+def default_name(kind: str) -> str:
+    """``executor-hostname-123``: unique among all machines on the bus."""
+    host = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in socket.gethostname())
+    return f"{kind}-{host}-{os.getpid()}"
+
+
+def make_bus(settings: Settings) -> Bus:
+    """The bus object for ``settings.bus``, not yet connected.
+
+    Raises:
+        SettingsError: there is none, or its URL cannot be understood.
+    """
+    from bus.connect import open_bus
+
+    if settings.bus is None:
+        raise SettingsError("--bus is needed: the URL of the bus that all actors share (or PAGEBUS_BUS)")
+    try:
+        return open_bus(settings.bus, settings.name, client_name=settings.actor_name or "pagebus")
+    except BusError as error:
+        raise SettingsError(f"--bus: {error}") from error
+
+
+def choose_gpu(settings: Settings) -> None:
+    """With ``--gpu-lock-dir``: take a GPU that no other executor of this machine has, and let torch see only that.
+
+    Raises:
+        RuntimeError: all are taken; a restart later may find one.
+    """
+    if settings.gpu_lock_dir is None or settings.device == "cpu":
+        return
+    uuids = list_gpus(uuids=True)
+    chosen = take_free_gpu(Path(settings.gpu_lock_dir), uuids)
+    if chosen is None and uuids:
+        raise RuntimeError(f"all {len(uuids)} GPUs of this machine are taken by other executors")
+    if chosen is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+
+
+def run_actor(kind: str, settings: Settings) -> int:
+    """Run one actor until it ends; returns the exit code."""
+    logs.configure(settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_life(kind, settings))
+
+
+async def _life(kind: str, settings: Settings) -> int:
+    log = logs.get_logger(actor=settings.actor_name or kind)
+    if settings.bus is not None and settings.bus.startswith("memory:"):
+        raise SettingsError("--bus memory:// lives inside one process: use it with `pagebus serve`")
+    bus = make_bus(settings)
+    try:
+        with stop_on_signals() as stop:
+            if not await unless_stopped(stop, bus.connect()):
+                return EXIT_OK
+            if kind == "executor":
+                choose_gpu(settings)
+            actor = actor_class(kind)(settings, bus, settings.actor_name or default_name(kind))
+            log = actor.log
+            stop.then(actor.request_drain)
+            await actor.run()
+        return EXIT_OK
+    except Exception as error:
+        return exit_code(error, log)
+    finally:
+        with contextlib.suppress(BusError):
+            await bus.close()
+
+
+def exit_code(error: BaseException, log: logs.Log) -> int:
+    """The exit code for what ended an actor, with a line in the log."""
+    unusable: tuple[type[BaseException], ...] = (SettingsError, ImportError)
+    for module, name in (("actors.model_config", "ModelError"), ("actors.text_tokenizer", "TokenizerError")):
+        if module in sys.modules:  # what was never imported cannot have raised
+            unusable = (*unusable, getattr(sys.modules[module], name))
+    if isinstance(error, unusable):
+        log.error("cannot start", error=str(error))
+        return EXIT_UNUSABLE
+    if isinstance(error, BusError):
+        log.error("ended by the bus", error=describe(error))
+    else:
+        log.error("ended by an error", exc_info=error)
+    return EXIT_FAILED
+
+
+class StopSignal:
+    """What SIGTERM and SIGINT do: the first asks for a drain, the second calls :attr:`again` (end at once)."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.again: Callable[[], object] = lambda: os._exit(EXIT_FAILED)
+        self._actions: list[Callable[[], None]] = []
+
+    def then(self, action: Callable[[], None]) -> None:
+        """Call ``action`` when the first signal comes, or now if it has come."""
+        self._actions.append(action)
+        if self.event.is_set():
+            action()
+
+    def __call__(self) -> None:
+        if self.event.is_set():
+            self.again()
+            return
+        self.event.set()
+        for action in self._actions:
+            action()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopSignal]:
+    """Install a :class:`StopSignal` on the running loop."""
+    loop, stop = asyncio.get_running_loop(), StopSignal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def unless_stopped(stop: StopSignal, coro: Coroutine[Any, Any, None]) -> bool:
+    """Run ``coro``; cancel it and return False when a signal comes first."""
+    task, waiter = asyncio.create_task(coro), asyncio.create_task(stop.event.wait())
+    try:
+        await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        for each in (task, waiter):
+            each.cancel()
+        await asyncio.gather(task, waiter, return_exceptions=True)

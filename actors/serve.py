@@ -1,0 +1,175 @@
+"""The ``serve`` command: chooses between processes over Redis and one process over memory, and says what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import uvloop
+
+from actors import logs
+from actors.actor import describe
+from actors.child import die_with_parent
+from actors.cli import version
+from actors.gpus import visible_gpus
+from actors.probe import url_of
+from actors.process import EXIT_FAILED, EXIT_OK, StopSignal, make_bus, stop_on_signals, unless_stopped
+from actors.progress import Progress, ProgressStream
+from actors.settings import Settings, SettingsError
+from actors.supervisor import Supervisor, plan_children
+from bus.contract import BusError
+from bus.private_redis import PrivateRedis, find_redis_server
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the exit code.
+
+    Raises:
+        SettingsError: the settings conflict with this machine.
+    """
+    terminal = sys.stderr.isatty()
+    log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
+    settings = settings.replace(log_format=log_format)
+    log = logs.get_logger(actor="serve")
+
+    def tell(phase: str, share: float | None) -> None:
+        log.info("starting", phase=phase, progress=share)
+
+    progress = Progress(sys.stderr, terminal=terminal, tell=tell)
+    logs.configure(settings.log_level, log_format, stream=ProgressStream(progress, terminal))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, progress, terminal))
+
+
+async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
+    started_s = asyncio.get_running_loop().time()
+
+    def on_ready(addresses: list[str]) -> None:
+        print(ready_text(settings, addresses, asyncio.get_running_loop().time() - started_s), flush=True)
+
+    with stop_on_signals() as stop:
+        if uses_one_process(settings):
+            from actors.single_process import SingleProcess
+
+            gpus = visible_gpus(os.environ)
+            check_one_process(settings, gpus)
+            print(banner(settings, one_process=True, gpus=len(gpus)), flush=True)
+            return await SingleProcess(settings, progress, on_ready).run(stop)
+        environ = {**os.environ, "FORCE_COLOR": "1"} if terminal and not os.environ.get("NO_COLOR") else os.environ
+        try:
+            return await _serve_with_processes(settings, progress, environ, stop, on_ready)
+        except BusError as error:
+            logs.get_logger(actor="supervisor").error("no bus", error=describe(error))
+            return EXIT_FAILED
+
+
+async def _serve_with_processes(
+    settings: Settings,
+    progress: Progress,
+    environ: Mapping[str, str],
+    stop: StopSignal,
+    on_ready: Callable[[list[str]], None],
+) -> int:
+    """Processes over the given bus, or over a Redis server of our own."""
+    gpus = visible_gpus(environ)
+    async with contextlib.AsyncExitStack() as stack:
+        redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
+        bus_url = redis.url if redis is not None else settings.bus or ""
+        unique = f"{_host_name()}-" if redis is None else ""
+        cores = len(os.sched_getaffinity(0))
+        plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
+        print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
+        bus = make_bus(settings.replace(bus=bus_url))
+        stack.push_async_callback(bus.close)
+        if not await unless_stopped(stop, bus.connect()):
+            return EXIT_OK
+        return await Supervisor(settings, bus, plans, progress, on_ready, redis).run(stop)
+
+
+@contextlib.asynccontextmanager
+async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
+    """A Redis server for this deployment, in ``data_dir`` or in a folder that goes away with it."""
+    redis = PrivateRedis(data_dir, before_exec=die_with_parent())
+    try:
+        await redis.start()
+        yield redis
+    finally:
+        await redis.stop()
+
+
+def uses_one_process(settings: Settings) -> bool:
+    """Whether everything runs in this process: asked for, or for want of a redis-server."""
+    if settings.bus is not None:
+        return settings.bus.startswith("memory:")
+    return find_redis_server() is None
+
+
+def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
+    """One process can use one GPU only.
+
+    Raises:
+        SettingsError: more executors are asked for.
+    """
+    if settings.executors > 1 and gpus and settings.device != "cpu":
+        raise SettingsError(
+            f"--executors {settings.executors}: in one process all would use the same GPU; install redis-server or "
+            "give --bus, so that each executor gets a process of its own"
+        )
+
+
+def bus_text(settings: Settings) -> str:
+    """The bus in words, without credentials."""
+    if settings.bus is None:
+        return "memory, in this process" if uses_one_process(settings) else "a private redis-server"
+    parts = urlsplit(settings.bus)
+    if parts.scheme == "memory":
+        return "memory, in this process"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
+    """What is about to be started."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    counts = (
+        (settings.ingresses, "ingress"),
+        (settings.tokenizers, "tokenizer"),
+        (1, "scheduler"),
+        (settings.executors, "executor"),
+        (settings.detokenizers, "detokenizer"),
+    )
+    actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for count, kind in counts)
+    lines = [
+        f"Pagebus {version()}",
+        f"  model    {settings.model or 'the shipped one'}",
+        f"  device   {device}",
+        f"  bus      {bus_text(settings)}",
+        f"  actors   {actors}" + (" (one process)" if one_process else ""),
+    ]
+    if one_process:
+        why = "as --bus says" if settings.bus else "there is no redis-server on PATH"
+        lines += [
+            f"  note     all actors run in this one process, {why}: none of them can be restarted or",
+            "           upgraded alone, nothing outlives the process, and they share one interpreter",
+        ]
+    return "\n".join(lines)
+
+
+def ready_text(settings: Settings, addresses: list[str], took_s: float) -> str:
+    """Where the service answers now."""
+    urls = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        urls.append(url_of(host, int(port)))
+    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
+    return f"Ready after {took_s:.1f} s: {' '.join(urls)}\n  curl{key} {urls[0]}/v1/models"
+
+
+def _host_name() -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in socket.gethostname())

@@ -1,0 +1,111 @@
+"""All actors in one process over the memory bus: what `pagebus serve` does where there is no redis-server.
+
+The actors, their settings, messages and drain are those of the processes; what is missing is what processes give: an
+actor cannot be restarted alone, and all of them share one interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from actors import logs
+from actors.actor import Actor
+from actors.probe import http_status
+from actors.process import EXIT_OK, StopSignal, actor_class, exit_code
+from actors.progress import READY, Progress, summary
+from actors.settings import KINDS, Settings
+from actors.supervisor import POLL_S, WAVES, ingress_addresses
+from bus.contract import LeaseInfo
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.streams import Names
+
+
+def make_actors(settings: Settings, server: MemoryServer) -> list[Actor]:
+    """All actors of ``settings``, each with a connection of its own."""
+    counts = {
+        "ingress": settings.ingresses,
+        "tokenizer": settings.tokenizers,
+        "scheduler": 1,
+        "executor": settings.executors,
+        "detokenizer": settings.detokenizers,
+    }
+    names = [(kind, f"{kind}-{i}") for kind in KINDS for i in range(counts[kind])]
+    own = settings.replace(bus="memory://")
+    return [
+        actor_class(kind)(own.replace(actor_name=name), MemoryBus(server, Names(settings.name)), name)
+        for kind, name in names
+    ]
+
+
+class SingleProcess:
+    """Runs actors as tasks of this loop until told to stop or until one of them fails."""
+
+    def __init__(self, settings: Settings, progress: Progress, on_ready: Callable[[list[str]], None]) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._on_ready = on_ready
+        self._log = logs.get_logger(actor="serve")
+        self._server = MemoryServer()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.actors: Sequence[Actor] = ()
+
+    async def run(self, stop: StopSignal) -> int:
+        """Run until a signal (0), a failed actor (1) or a hopeless setting (2); returns that exit code."""
+        try:
+            self.actors = make_actors(self._settings, self._server)
+        except Exception as error:
+            return exit_code(error, self._log)
+        self._tasks = {actor.name: asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors}
+        announcing = asyncio.create_task(self._announce(), name="announce")
+        waiting = asyncio.create_task(stop.event.wait(), name="stop")
+        try:
+            await asyncio.wait({announcing, waiting, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            if announcing.done():
+                announcing.result()
+        finally:
+            announcing.cancel()
+            waiting.cancel()
+            await asyncio.gather(announcing, waiting, return_exceptions=True)
+            self._progress.done()
+            code = self._exit_code()
+            await self._drain()
+        return code
+
+    def _exit_code(self) -> int:
+        errors = [task.exception() for task in self._tasks.values() if task.done() and not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                return exit_code(error, self._log)
+        return EXIT_OK
+
+    async def _announce(self) -> None:
+        while True:
+            leases = self._server_leases()
+            phase, share = summary(
+                [lease.info for lease in leases if lease.kind == "executor"], self._settings.executors
+            )
+            addresses = ingress_addresses(self._settings, leases)
+            if phase == READY and addresses and await http_status(*addresses[0], "/health") == 200:
+                break
+            self._progress.show(*(("waiting for the other actors", None) if phase == READY else (phase, share)))
+            await asyncio.sleep(POLL_S)
+        self._progress.done()
+        self._on_ready([f"{host}:{port}" for host, port in addresses])
+        await asyncio.Event().wait()
+
+    def _server_leases(self) -> list[LeaseInfo]:
+        return [LeaseInfo(actor.kind, actor.lease_name(), actor.epoch, actor.lease_info()) for actor in self.actors]
+
+    async def _drain(self) -> None:
+        """The same order as the supervisor's; each actor limits its own drain."""
+        for wave in WAVES:
+            actors = [actor for actor in self.actors if actor.kind in wave]
+            for actor in actors:
+                actor.request_drain()
+            await asyncio.gather(*(self._tasks[actor.name] for actor in actors), return_exceptions=True)
+        for actor in self.actors:
+            with contextlib.suppress(Exception):
+                await actor.bus.close()

@@ -1,0 +1,255 @@
+"""All actors of one machine as processes: started, watched, restarted, drained.
+
+Children run in sessions of their own, so that Ctrl-C reaches only the supervisor, which then drains them in order:
+first the ingress (no new requests; running ones are finished), then all others, last the private Redis. A child dies
+with the supervisor even if that is killed (:func:`actors.child.die_with_parent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors import logs
+from actors.actor import describe
+from actors.child import Child, Restarts
+from actors.probe import http_status
+from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
+from actors.progress import READY, Progress, summary
+from actors.settings import Settings, SettingsError
+from actors.settings_sources import child_environment
+from bus.contract import Bus, BusError, LeaseInfo
+from bus.private_redis import PrivateRedis
+
+POLL_S = 0.2
+PACKAGES = Path(__file__).resolve().parents[1]
+"""The folder that holds our packages."""
+WAVES = (("ingress",), ("tokenizer", "scheduler", "executor", "detokenizer"))
+"""Order of the drain."""
+LAST_WAVE_S = 5.0
+"""What the second wave gets at least, even if the first took all of the drain timeout."""
+
+
+class GiveUp(Exception):
+    """Serving has become pointless; ``code`` is the exit code, the text the cause."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One actor process to run."""
+
+    kind: str
+    name: str
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def plan_children(
+    settings: Settings, bus_url: str, *, environ: Mapping[str, str], gpus: Sequence[str], cores: int, unique: str = ""
+) -> list[ChildPlan]:
+    """What to start for ``settings``. ``unique`` goes into the names where other machines share the bus.
+
+    Raises:
+        SettingsError: more executors than GPUs.
+    """
+    cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
+    if cuda and gpus and settings.executors > len(gpus):
+        raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
+    threads = settings.threads or max(1, cores // settings.executors)
+    counts = {
+        "ingress": settings.ingresses,
+        "tokenizer": settings.tokenizers,
+        "scheduler": 1,
+        "executor": settings.executors,
+        "detokenizer": settings.detokenizers,
+    }
+    plans = []
+    for kind, count in counts.items():
+        for i in range(count):
+            name = f"{kind}-{unique}{i}"
+            own = settings.replace(bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None)
+            variables = child_environment(own, environ)
+            if kind == "executor" and cuda:
+                variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
+            variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
+            # -P and PYTHONPATH: our packages, whatever folders named `web` or `bus` the working directory holds.
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
+            command = (sys.executable, "-P", "-m", "actors.cli", "actor", kind, *own.to_args())
+            plans.append(ChildPlan(kind, name, command, variables))
+    return plans
+
+
+class Supervisor:
+    """Runs ``plans`` until told to stop. ``bus`` is connected and used only to look at leases."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        plans: Iterable[ChildPlan],
+        progress: Progress,
+        on_ready: Callable[[list[str]], None],
+        redis: PrivateRedis | None = None,
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._bus = bus
+        self._progress = progress
+        self._on_ready = on_ready
+        self._log = logs.get_logger(actor="supervisor")
+        self._ready = False
+        self._stopping = asyncio.Event()
+        self.children = [Child(plan.name, plan.kind, plan.command, plan.environ, progress.line) for plan in plans]
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, stop: StopSignal) -> int:
+        """Run until a signal (0), a crash loop at startup (1) or a hopeless setting (2); returns that exit code."""
+        self._keepers = {c.name: asyncio.create_task(self._keep(c), name=f"keep:{c.name}") for c in self.children}
+        announcing = asyncio.create_task(self._announce(), name="announce")
+        redis = asyncio.create_task(self._keep_redis(), name="keep:redis")
+        waiting = asyncio.create_task(stop.event.wait(), name="stop")
+        stop.again = self.kill
+        code, cause = EXIT_OK, ""
+        try:
+            watched = {announcing, waiting, redis, *self._keepers.values()}
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except GiveUp as error:
+            code, cause = error.code, str(error)
+        finally:
+            for task in (announcing, waiting):
+                task.cancel()
+            await asyncio.gather(announcing, waiting, return_exceptions=True)
+            self._progress.done()
+            await self._drain()
+            redis.cancel()
+            await asyncio.gather(redis, return_exceptions=True)
+        if cause:
+            self._progress.line(cause)
+        return code
+
+    def kill(self) -> None:
+        """End all children at once (the second Ctrl-C)."""
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+
+    # -- children -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, child: Child) -> None:
+        """Run a child, again whenever it ends, until the drain."""
+        while not self._stopping.is_set():
+            code = await child.run_once()
+            if self._stopping.is_set():
+                return
+            pause_s = child.restarts.died()
+            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
+            self._give_up_if_hopeless(child, code)
+            await self._release_lease(child)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _keep_redis(self) -> None:
+        """Start our own Redis again when it dies: its file holds everything, and the actors wait for it."""
+        if self._redis is None:
+            await asyncio.Event().wait()
+            return
+        restarts = Restarts(asyncio.get_running_loop().time)
+        while True:
+            restarts.started()
+            code = await self._redis.wait()
+            pause_s = restarts.died()
+            self._log.warning("redis-server ended", code=code, restart_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._redis.start()
+            except BusError as error:
+                raise GiveUp(f"the private redis-server cannot be started again: {error}") from error
+
+    def _give_up_if_hopeless(self, child: Child, code: int) -> None:
+        """While starting, a process that cannot work ends everything: nobody wants to wait for that."""
+        if self._ready or not (code == EXIT_UNUSABLE or child.restarts.looping):
+            return
+        cause = "cannot work" if code == EXIT_UNUSABLE else "keeps dying"
+        tail = "\n".join("  " + line for line in child.tail)
+        raise GiveUp(
+            f"{child.name} {cause} (exit code {code}). Its last lines:\n{tail}",
+            EXIT_UNUSABLE if code == EXIT_UNUSABLE else EXIT_FAILED,
+        )
+
+    async def _release_lease(self, child: Child) -> None:
+        """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry."""
+        with contextlib.suppress(BusError):
+            for lease in await self._bus.leases(child.kind):
+                if lease.info.get("actor") == child.name:
+                    await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
+
+    # -- readiness ----------------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Show progress until the service answers, then say so, then rest."""
+        while True:
+            try:
+                leases = await self._bus.leases()
+            except BusError as error:
+                self._progress.show(f"waiting for the bus ({describe(error)})")
+            else:
+                phase, share = summary(
+                    [lease.info for lease in leases if lease.kind == "executor"], self._settings.executors
+                )
+                addresses = ingress_addresses(self._settings, leases)
+                if phase == READY and len(addresses) >= self._settings.ingresses and await _all_answer(addresses):
+                    break
+                self._progress.show(*(("waiting for the other actors", None) if phase == READY else (phase, share)))
+            await asyncio.sleep(POLL_S)
+        self._ready = True
+        self._progress.done()
+        self._on_ready([f"{host}:{port}" for host, port in addresses])
+        await self._stopping.wait()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Stop all children in order, within the drain timeout; kill what is left then."""
+        self._stopping.set()
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + self._settings.drain_timeout_s
+        for wave in WAVES:
+            children = [child for child in self.children if child.kind in wave]
+            for child in children:
+                if child.pid is not None:
+                    os.kill(child.pid, signal.SIGTERM)
+            keepers = [self._keepers[child.name] for child in children]
+            limit_s = max(deadline_s - clock(), LAST_WAVE_S)
+            _, late = await asyncio.wait(keepers, timeout=limit_s) if keepers else ((), ())
+            for child in children:
+                if child.pid is not None:
+                    self._log.warning("killed: it did not drain in time", process=child.name)
+                child.signal(signal.SIGKILL)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+
+def ingress_addresses(settings: Settings, leases: Iterable[LeaseInfo]) -> list[tuple[str, int]]:
+    """Where the ready ingresses listen: what their leases say, else what the settings say."""
+    found = []
+    for lease in leases:
+        port = lease.info.get("port", settings.port)
+        if lease.kind == "ingress" and isinstance(port, int) and port:
+            found.append((settings.host, port))
+    return found
+
+
+async def _all_answer(addresses: Sequence[tuple[str, int]]) -> bool:
+    return all([await http_status(host, port, "/health") == 200 for host, port in addresses])

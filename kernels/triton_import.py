@@ -1,0 +1,32 @@
+"""`triton` and `tl`, or stand-ins on platforms without Triton, where only the references can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # Triton has no build for this platform
+
+    class _Missing:
+        """Lets kernels be defined (jit does nothing, constexpr holds its value) but not launched."""
+
+        int32 = int64 = float32 = None
+
+        @staticmethod
+        def constexpr(value: Any) -> Any:
+            return value
+
+        @staticmethod
+        def jit(function: Any = None, **_: Any) -> Any:
+            return function if function is not None else lambda wrapped: wrapped
+
+    triton = tl = _Missing()
+
+__all__ = ["next_power_of_2", "tl", "triton"]
+
+
+def next_power_of_2(value: int) -> int:
+    """The smallest power of two >= value (value >= 1)."""
+    return 1 << (value - 1).bit_length()

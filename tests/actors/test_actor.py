@@ -1,0 +1,283 @@
+"""The life of an actor, on a bus double that holds one lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from actors.actor import Actor, metrics_state
+from actors.settings import Settings
+from bus.contract import Bus, BusUnavailable, Fenced, LeaseTaken
+
+
+class LeaseBus:
+    """The lease and state part of a bus, with faults that a test switches on. ``changed`` is set on every renewal."""
+
+    def __init__(self) -> None:
+        self.taken = False
+        self.unavailable = False
+        self.fenced = False
+        self.infos: list[Mapping[str, Any]] = []
+        self.failed_renewals = 0
+        self.released: list[int] = []
+        self.states: dict[str, Mapping[str, Any]] = {}
+        self.changed = asyncio.Event()
+
+    async def acquire_lease(self, kind: str, name: str, info: Mapping[str, Any], *, ttl_s: float) -> int:
+        if self.unavailable:
+            raise BusUnavailable("gone")
+        if self.taken:
+            raise LeaseTaken(name)
+        self.infos.append(info)
+        return 7
+
+    async def renew_lease(self, kind: str, name: str, epoch: int, info: Mapping[str, Any], *, ttl_s: float) -> None:
+        self.changed.set()
+        if self.unavailable:
+            self.failed_renewals += 1
+            raise BusUnavailable("gone")
+        if self.fenced:
+            raise Fenced("newer holder")
+        self.infos.append(info)
+
+    async def release_lease(self, kind: str, name: str, epoch: int) -> None:
+        self.released.append(epoch)
+
+    async def put_state(self, name: str, value: Mapping[str, Any], *, ttl_s: float | None = None) -> None:
+        self.states[name] = value
+
+    def said(self) -> list[str]:
+        """The states in the lease, without repeats in a row."""
+        states = [str(info["state"]) for info in self.infos]
+        return [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state]
+
+
+class Waiter(Actor):
+    """Serves until it is drained, and writes down what happens."""
+
+    kind = "waiter"
+
+    def __init__(self, bus: LeaseBus, **settings: Any) -> None:
+        super().__init__(Settings(lease_ttl_s=0.2, **settings), cast(Bus, bus), "w-0")
+        self.steps: list[str] = []
+        self.serving = asyncio.Event()
+
+    async def start(self) -> None:
+        self.steps.append("start")
+
+    async def serve(self) -> None:
+        self.steps.append("serve")
+        self.serving.set()
+        await self.draining.wait()
+
+    async def drain(self) -> None:
+        self.steps.append("drain")
+
+    async def stop(self) -> None:
+        self.steps.append("stop")
+
+
+async def until_beat(bus: LeaseBus) -> None:
+    """Wait for one more renewal attempt."""
+    bus.changed.clear()
+    await bus.changed.wait()
+
+
+async def test_life_in_order() -> None:
+    """An actor starts, serves, drains, stops and gives its lease back, and its lease says so."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    await until_beat(bus)
+    actor.request_drain()
+    await running
+    assert actor.steps == ["start", "serve", "drain", "stop"]
+    assert bus.released == [7]
+    assert actor.epoch == 7
+    assert bus.said()[:2] == ["starting", "ready"]
+
+
+async def test_standby_takes_over_when_the_lease_is_free() -> None:
+    """While another holds the lease the actor waits, and does not start."""
+    bus = LeaseBus()
+    bus.taken = True
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await asyncio.sleep(0)
+    assert actor.steps == []
+    bus.taken = False
+    await actor.serving.wait()
+    actor.request_drain()
+    await running
+
+
+async def test_standby_can_be_drained() -> None:
+    """A standby told to drain ends without ever starting."""
+    bus = LeaseBus()
+    bus.taken = True
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await asyncio.sleep(0)
+    actor.request_drain()
+    await running
+    assert (actor.steps, bus.released) == ([], [])
+
+
+async def test_bus_outage_does_not_end_an_actor() -> None:
+    """Renewals go on failing while the bus is away, and succeed once it is back."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    bus.unavailable = True
+    while bus.failed_renewals < 2:
+        await until_beat(bus)
+    bus.unavailable = False
+    seen = len(bus.infos)
+    while len(bus.infos) == seen:
+        await until_beat(bus)
+    assert not running.done()
+    actor.request_drain()
+    await running
+
+
+async def test_fenced_actor_ends_with_that_error() -> None:
+    """An actor whose lease belongs to somebody else ends at once."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    bus.fenced = True
+    with pytest.raises(Fenced, match="newer holder"):
+        await running
+    assert actor.steps == ["start", "serve", "stop"]
+
+
+async def test_failed_task_ends_the_actor() -> None:
+    """An exception in a spawned task is the actor's end, and the task's error is the one raised."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+
+    async def fail() -> None:
+        raise RuntimeError("broken part")
+
+    actor.spawn(fail(), "part")
+    with pytest.raises(RuntimeError, match="broken part"):
+        await running
+    assert bus.released == [7]
+
+
+async def test_finished_task_is_nothing_special() -> None:
+    """A spawned task that returns leaves the actor running; its result can be awaited."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+
+    async def three() -> int:
+        return 3
+
+    assert await actor.spawn(three(), "three") == 3
+    assert not running.done()
+    actor.request_drain()
+    await running
+
+
+async def test_failure_in_start() -> None:
+    """An error while starting ends the actor, which gives its lease back."""
+
+    class Broken(Waiter):
+        async def start(self) -> None:
+            raise ValueError("no model")
+
+    bus = LeaseBus()
+    actor = Broken(bus)
+    with pytest.raises(ValueError, match="no model"):
+        await actor.run()
+    assert (actor.steps, bus.released) == (["stop"], [7])
+
+
+async def test_drain_during_start() -> None:
+    """An actor told to drain while it loads gives up loading."""
+
+    class Slow(Waiter):
+        async def start(self) -> None:
+            self.serving.set()
+            await asyncio.Event().wait()
+
+    bus = LeaseBus()
+    actor = Slow(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    actor.request_drain()
+    await running
+    assert actor.steps == ["stop"]
+
+
+async def test_drain_has_a_limit() -> None:
+    """A loop that does not come to rest is cut off after drain_timeout_s."""
+
+    class Stuck(Waiter):
+        async def serve(self) -> None:
+            self.serving.set()
+            await asyncio.Event().wait()
+
+    bus = LeaseBus()
+    actor = Stuck(bus, drain_timeout_s=0.01)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    actor.request_drain()
+    await running
+    assert actor.steps == ["start", "stop"]
+
+
+async def test_spawned_tasks_end_with_the_actor() -> None:
+    """Tasks still running when the actor stops are cancelled, after stop()."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+
+    async def last() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            actor.steps.append("task cancelled")
+
+    task = actor.spawn(last(), "last")
+    await asyncio.sleep(0)
+    actor.request_drain()
+    await running
+    assert task.cancelled()
+    assert actor.steps[-2:] == ["stop", "task cancelled"]
+
+
+async def test_metrics_are_published() -> None:
+    """The snapshot of the actor's metrics lies on the bus under the actor's name."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    actor.metrics.counter("pagebus:things", "Things.").inc(3)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    await until_beat(bus)
+    assert bus.states[metrics_state("waiter", "w-0")]["series"] == [["pagebus:things", {}, {"value": 3.0}]]
+    actor.request_drain()
+    await running
+
+
+async def test_cancelled_run_cleans_up() -> None:
+    """Cancelling run() stops the actor and gives the lease back too."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (actor.steps, bus.released) == (["start", "serve", "stop"], [7])

@@ -1,0 +1,218 @@
+"""Times every kernel at the shapes of Llama-3.1-8B: `python -m tests.gpu.bench_kernels [--sweep]`.
+
+Each figure is the median of graph replays with one kernel call per layer, over caches larger than the L2. --sweep also
+times other launch shapes of the attention kernels.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: B023 - every closure is timed before its loop goes on
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Iterable
+
+import torch
+
+from kernels.activation import silu_mul
+from kernels.attention_decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
+from kernels.attention_prefill import PrefillConfig, prefill_attention, prefill_config
+from kernels.batch_inputs import prepare_inputs, store_sampled
+from kernels.kv_write import kv_write
+from kernels.norm import add_rms_norm, rms_norm
+from kernels.rotary import rotary_embedding_
+from kernels.sampling import _pick_kernel, sample
+
+Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 32, 8, 128, 16, 32
+CUDA = torch.device("cuda")
+
+
+def ints(values: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int32, device=CUDA)
+
+
+def microseconds(calls: list[Callable[[], object]], replays: int = 7) -> float:
+    """Median time of one call, all of them captured in one graph."""
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+class Cache:
+    """A paged cache of all layers with random contents; every row gets blocks in random order."""
+
+    def __init__(self, num_blocks: int) -> None:
+        shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        self.data = torch.empty(shape, dtype=torch.bfloat16, device=CUDA).normal_()
+        self.order = torch.randperm(num_blocks, device=CUDA, dtype=torch.int32)
+
+    def table(self, rows: int, context: int) -> torch.Tensor:
+        width = -(-context // BLOCK_SIZE)
+        return self.order[: rows * width].view(rows, width).clone()
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.data[:, index, 0], self.data[:, index, 1]
+
+
+def decode_time(cache: Cache, lens: list[int], config: DecodeConfig | None) -> float:
+    rows = len(lens)
+    table, slots, context_lens = cache.table(rows, max(lens)), ints(range(rows)), ints(lens)
+    q = torch.randn(rows, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
+    out = torch.empty_like(q)
+
+    def call(layer: int) -> Callable[[], None]:
+        k, v = cache.layer(layer)
+        return lambda: decode_attention(q, k, v, out, slots, context_lens, table, rows, HEAD_DIM**-0.5, 0, config)
+
+    return microseconds([call(layer) for layer in range(LAYERS)], replays=5)
+
+
+def decode_lines(cache: Cache, sweep: bool) -> None:
+    print("decode attention, 32/8 heads of 128, bf16       us/layer   TB/s  launch shape")
+    mixed = [100 + (row * 997) % 1500 for row in range(131)]
+    batches = {f"batch {rows}, context 576": [576] * rows for rows in (1, 8, 32, 64, 128, 256)}
+    batches |= {
+        "batch 131, context 100-1600": mixed,
+        "batch 1, context 32768": [32768],
+        "batch 8, context 8192": [8192] * 8,
+    }
+    for name, lens in batches.items():
+        moved = sum(lens) * KV_HEADS * HEAD_DIM * 2 * 2
+        shipped = decode_config(len(lens), KV_HEADS, HEAD_DIM, 2, num_multiprocessors(CUDA))
+        time = decode_time(cache, lens, None)
+        print(f"{name:46} {time:9.2f} {moved / time / 1e6:6.2f}  {shipped}")
+        if not sweep:
+            continue
+        found = []
+        splits = [2**power for power in range(8) if 64 <= len(lens) * KV_HEADS * 2**power <= 32 * 132]
+        for count, stages in itertools.product(splits, (2, 3)):
+            config = DecodeConfig(64, count, 4, stages)
+            found.append((decode_time(cache, lens, config), config))
+        for time, config in sorted(found, key=lambda pair: pair[0])[:4]:
+            print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f}  {config}")
+
+
+def prefill_lines(cache: Cache, sweep: bool) -> None:
+    print("prefill attention, causal                       us/layer  TF/s  launch shape")
+    for rows, queries, context in ((16, 512, 512), (4, 2048, 2048), (1, 8192, 8192), (1, 2048, 32768), (8, 64, 4096)):
+        q = torch.randn(rows * queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
+        out, table, slots = torch.empty_like(q), cache.table(rows, context), ints(range(rows))
+        starts, lens = ints(range(0, rows * queries + 1, queries)), ints([context] * rows)
+        operations = 4 * Q_HEADS * HEAD_DIM * rows * queries * (context - queries / 2)
+        shipped = prefill_config(queries, context, HEAD_DIM, 2)
+        configs = [shipped]
+        if sweep:
+            configs += [
+                PrefillConfig(queries_, tile, warps, stages)
+                for queries_, tile, warps, stages in itertools.product((64, 128), (32, 64), (4,), (2, 3))
+            ] + [PrefillConfig(128, 128, 8, 3), PrefillConfig(128, 64, 8, 3)]
+        for config in dict.fromkeys(configs):
+            calls = []
+            for layer in range(4):
+                k, v = cache.layer(layer)
+                calls.append(
+                    lambda k=k, v=v, config=config: prefill_attention(
+                        q, k, v, out, slots, starts, lens, table, 0, queries, context, HEAD_DIM**-0.5, 0, config
+                    )
+                )
+            time = microseconds(calls, replays=3)
+            print(f"{f'{rows} x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}  {config}")
+
+
+def sampling_lines() -> None:
+    print("sampling, float32 logits                        us")
+    for rows, vocab in ((1, 128256), (32, 128256), (256, 128256), (256, 151936)):
+        logits = torch.randn(rows, vocab, device=CUDA) * 3
+        ones, zeros = torch.ones(rows, device=CUDA), torch.zeros(rows, dtype=torch.int32, device=CUDA)
+        seeds = torch.arange(rows, device=CUDA)
+        for name, flags, top_k, top_p, values in (
+            ("greedy", (False, False), 0, 1.0, logits),
+            ("random", (True, False), 0, 1.0, logits),
+            ("top_k 50, top_p 0.9", (True, True), 50, 0.9, logits),
+            ("top_p 0.9", (True, True), 0, 0.9, logits),
+            ("top_p 0.9, nearly flat", (True, True), 0, 0.9, logits * 0.1),
+        ):
+            call = lambda: sample(values, ones, zeros + top_k, ones * top_p, ones * 0, seeds, zeros,  # noqa: E731
+                                  any_random=flags[0], any_truncation=flags[1])  # fmt: skip
+            print(f"{f'{rows} x {vocab}, {name}':46} {microseconds([call] * 3):9.1f}")
+
+
+def pick_sweep() -> None:
+    """Launch shapes of the plain random sampler."""
+    rows, vocab = 256, 128256
+    logits, heat = torch.randn(rows, vocab, device=CUDA) * 3, torch.ones(rows, device=CUDA)
+    seeds, indexes = torch.arange(rows, device=CUDA), torch.zeros(rows, dtype=torch.int32, device=CUDA)
+    best, ids = torch.empty(rows, 256, device=CUDA), torch.empty(rows, 256, dtype=torch.int32, device=CUDA)
+    for block, warps in itertools.product((1024, 2048, 4096, 8192), (4, 8)):
+        call = lambda: _pick_kernel[(rows, -(-vocab // block))](  # noqa: E731
+            logits, best, ids, None, heat, seeds, indexes, vocab,
+            VOCAB=vocab, ANY_RANDOM=True, GREEDY=1e-5, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+        print(f"{f'pick {block} tokens, {warps} warps':46} {microseconds([call] * 5):9.1f}")
+
+
+def small_lines() -> None:
+    print("others                                          us")
+    for tokens in (1, 256, 8192):
+        bf16 = {"dtype": torch.bfloat16, "device": CUDA}
+        x, residual, weight = (
+            torch.randn(tokens, 4096, **bf16),
+            torch.randn(tokens, 4096, **bf16),
+            torch.ones(4096, **bf16),
+        )
+        gated = torch.randn(tokens, 2 * 14336, **bf16)
+        fused = torch.randn(tokens, Q_HEADS + 2 * KV_HEADS, HEAD_DIM, **bf16)
+        q, k, v = fused.split((Q_HEADS, KV_HEADS, KV_HEADS), dim=1)
+        table, positions = torch.rand(4096, HEAD_DIM, device=CUDA), ints(i % 4096 for i in range(tokens))
+        heads = torch.ones(HEAD_DIM, **bf16)
+        cache = torch.zeros(600, 1, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM, **bf16)
+        mapping = torch.randperm(9600, device=CUDA)[:tokens]
+        for name, call in (
+            ("silu_mul", lambda: silu_mul(gated)),
+            ("add_rms_norm", lambda: add_rms_norm(x, residual, weight, 1e-5)),
+            ("rms_norm of q heads", lambda: rms_norm(q, heads, 1e-5)),
+            ("rotary", lambda: rotary_embedding_(q, k, positions, table)),
+            ("kv_write", lambda: kv_write(k, v, cache[:, 0, 0], cache[:, 0, 1], mapping)),
+        ):
+            print(f"{f'{name}, {tokens} tokens':46} {microseconds([call] * 20):9.2f}")
+    rows = 256
+    slots, starts, query_start = ints(range(rows)), ints([500] * rows), ints(range(rows + 1))
+    tokens, tables = torch.zeros(rows, 1024, dtype=torch.int32, device=CUDA), ints(range(rows * 64)).view(rows, 64)
+    outputs = [torch.empty(rows, dtype=torch.int32, device=CUDA) for _ in range(3)]
+    mapping = torch.empty(rows, dtype=torch.int64, device=CUDA)
+    call = lambda: prepare_inputs(tokens, tables, slots, starts, query_start, 16, input_ids=outputs[0],  # noqa: E731
+                                  positions=outputs[1], slot_mapping=mapping, context_lens=outputs[2])  # fmt: skip
+    print(f"{'prepare_inputs, 256 rows':46} {microseconds([call] * 20):9.2f}")
+    call = lambda: store_sampled(tokens, slots, starts, outputs[0])  # noqa: E731
+    print(f"{'store_sampled, 256 rows':46} {microseconds([call] * 20):9.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true", help="also time other launch shapes")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    cache = Cache(256 * 36 + 5000)
+    decode_lines(cache, options.sweep)
+    prefill_lines(cache, options.sweep)
+    sampling_lines()
+    if options.sweep:
+        pick_sweep()
+    small_lines()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The engine on CUDA: Triton kernels and CUDA graphs give the tokens of transformers.
+
+Runs on a bare GPU host too: ``PYTHONPATH=. pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib
+tests/gpu/test_engine.py``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.executor.errors import EngineError
+from actors.executor.runner import Runner
+from tests.engine_driver import Driver, Grown, HandScheduler
+from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+MAX_TOKENS = 16
+SETTINGS: dict[str, Any] = {
+    "device": "cuda", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 32, "max_num_batched_tokens": 2048,
+    "num_gpu_blocks_override": 700,
+}  # fmt: skip
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"repetition_penalty": 1.3},
+    {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"logit_bias": {11: 4.0, 12: -3.0}, "min_tokens": 5, "end_token_ids": (1, 2, 3)},
+]
+
+
+def make_prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    lengths = [1, 2, 15, 16, 17, 31, 33, 64, 100, 200]
+    return [[rng.randrange(vocab_size) for _ in range(rng.choice(lengths))] for _ in range(count)]
+
+
+def runner_of(driver: Driver) -> Runner:
+    return driver.engine._loaded.runner
+
+
+def run(driver: Driver, prompts: list[list[int]], budget: int, **params: Any) -> list[list[int]]:
+    scheduler = driver.scheduler(budget, seed=budget)
+    sequences = [scheduler.add(prompt, MAX_TOKENS, **params) for prompt in prompts]
+    driver.drive(scheduler)
+    return [sequence.output for sequence in sequences]
+
+
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)
+def test_greedy_tokens_equal_transformers(config: ReferenceConfig, tmp_path: Path) -> None:
+    """Float32: alone and 32 at once, budgets of 16, 64 and 2048 tokens, with graphs and without."""
+    folder = make_reference(tmp_path, config)
+    prompts = make_prompts(config.vocab_size, 32, config.seed)
+    expected = reference_generate(folder, prompts, MAX_TOKENS)
+    driver = Driver(folder, **SETTINGS)
+    runner = runner_of(driver)
+    graphs = runner.graphs
+    assert graphs is not None
+
+    for budget in (16, 64, 2048):
+        assert run(driver, prompts, budget) == expected, f"budget {budget}"
+    assert run(driver, prompts[:1], 2048) == expected[:1]
+    runner.graphs = None
+    assert run(driver, prompts, 2048) == expected, "without graphs"
+    driver.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[12])
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> Iterator[Driver]:
+    driver = Driver(folder, **SETTINGS)
+    yield driver
+    driver.close()
+
+
+def sampled(scheduler: HandScheduler, prompts: list[list[int]]) -> list[Grown]:
+    return [
+        scheduler.add(prompt, MAX_TOKENS, **({"seed": i} | EXTRAS[i % len(EXTRAS)])) for i, prompt in enumerate(prompts)
+    ]
+
+
+def test_sampling_equals_the_cpu(driver: Driver, folder: Path) -> None:
+    """Every kind of sampling, in graphs and beside them, draws what the plain torch engine draws."""
+    prompts = make_prompts(300, 21, seed=1)
+    cpu = Driver(folder, **SETTINGS | {"device": "cpu", "threads": 4})
+    on_cpu, on_gpu = cpu.scheduler(64), driver.scheduler(64)
+    expected, answers = sampled(on_cpu, prompts), sampled(on_gpu, prompts)
+
+    cpu.drive(on_cpu)
+    driver.drive(on_gpu)
+    cpu.close()
+
+    assert [(sequence.output, sequence.end) for sequence in answers] == [
+        (sequence.output, sequence.end) for sequence in expected
+    ]
+
+
+def test_end_tokens_free_slots_under_pipelining(driver: Driver, folder: Path) -> None:
+    """With five plans in flight, rows beyond an end are dropped and slots and blocks come back."""
+    prompts = make_prompts(300, 40, seed=2)
+    expected = reference_generate(folder, prompts, MAX_TOKENS)
+    scheduler = driver.scheduler(100)
+    sequences = [
+        scheduler.add(prompt, MAX_TOKENS, end_token_ids=(answer[5],))
+        for prompt, answer in zip(prompts, expected, strict=True)
+    ]
+
+    driver.drive(scheduler, depth=5)
+
+    assert [sequence.output for sequence in sequences] == [answer[: answer.index(answer[5]) + 1] for answer in expected]
+    assert driver.engine.num_occupied_slots == 0
+    assert sorted(scheduler.free_blocks) == list(range(700))
+
+
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS[::3], ids=lambda config: config.name)
+def test_bfloat16_logits_are_near_float32(config: ReferenceConfig, tmp_path: Path) -> None:
+    """Relative error at most 2e-2 for prompt and decode, against float32 with the same (rounded) weights."""
+    folder = make_reference(tmp_path, config)
+    reference = load_reference(folder)
+    for weight in reference.parameters():
+        weight.data = weight.data.bfloat16().float()
+    driver = Driver(folder, **SETTINGS | {"dtype": "bfloat16"})
+    runner = runner_of(driver)
+    seen: list[torch.Tensor] = []
+    model: Any = runner.model
+    plain_logits = model.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(plain_logits(hidden))
+        return seen[-1]
+
+    model.logits = logits
+    scheduler = driver.scheduler()
+    sequence = scheduler.add(make_prompts(config.vocab_size, 1, 3)[0] + [5, 6, 7], 8)
+    graphs = runner.graphs
+    assert graphs is not None
+    while (plan := scheduler.plan()) is not None:
+        scheduler.process(driver.run_plan(plan))
+        if plan.num_decodes:
+            seen.append(graphs._captured[1].logits.clone())
+    driver.close()
+
+    ids = torch.tensor([sequence.prompt + sequence.output[:-1]])
+    with torch.inference_mode():
+        exact = reference(ids).logits[0, len(sequence.prompt) - 1 :]
+    assert len(seen) == len(exact) == 8
+    for row, wanted in zip(seen, exact, strict=True):
+        error = (row[0].cpu() - wanted).norm() / wanted.norm()
+        assert error < 2e-2
+
+
+def test_the_cache_takes_the_wanted_share(folder: Path) -> None:
+    """A quarter of the GPU means a quarter, and the cache holds the sequences it says."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    settings = SETTINGS | {"num_gpu_blocks_override": None, "gpu_memory_utilization": (total - free) / total + 0.25}
+    driver = Driver(folder, **settings)
+    after, _ = torch.cuda.mem_get_info()
+    cache = runner_of(driver).kv_cache
+
+    assert cache.shape[0] == driver.info.num_blocks
+    assert 0.2 * total < cache.numel() * cache.element_size() < 0.25 * total
+    assert free - after < 0.26 * total
+    driver.close()
+
+
+def test_a_share_too_small_for_anything_is_refused(folder: Path) -> None:
+    """With the numbers."""
+    settings = SETTINGS | {"num_gpu_blocks_override": None, "gpu_memory_utilization": 1e-4}
+
+    with pytest.raises(EngineError, match="no GPU memory is left for the KV cache"):
+        Driver(folder, **settings)

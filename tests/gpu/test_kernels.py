@@ -1,0 +1,349 @@
+"""Every kernel at the shapes of real models, on the GPU, against its reference in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.activation import silu_mul, silu_mul_reference
+from kernels.attention_decode import decode_config
+from kernels.batch_inputs import prepare_inputs, prepare_inputs_reference, store_sampled
+from kernels.kv_write import kv_write, kv_write_reference
+from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from kernels.paged_attention import paged_attention, paged_attention_reference
+from kernels.penalties import apply_penalties, apply_penalties_reference
+from kernels.rotary import rotary_embedding_, rotary_embedding_reference_
+from kernels.sampling import sample, sample_reference
+from kernels.sampling_limits import sampling_cuts
+from tests.kernels.attention_cases import AttentionCase, make_case
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+CUDA = "cuda"
+SHAPES = {  # query heads, KV heads, head dim, sliding window
+    "llama8b": (32, 8, 128, 0),
+    "qwen06b": (16, 8, 128, 0),
+    "qwen7b": (28, 4, 128, 0),
+    "mistral": (32, 8, 128, 700),
+    "smollm": (15, 5, 64, 0),
+    "phi": (32, 32, 96, 300),
+    "head80": (12, 4, 80, 0),
+    "gemma": (8, 4, 256, 0),
+    "multiquery": (24, 1, 64, 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is expected; NaN if anything is."""
+    return float((result.double() - expected.double()).norm() / expected.double().norm())
+
+
+def expected_attention(case: AttentionCase, keywords: dict[str, Any]) -> torch.Tensor:
+    return paged_attention_reference(case.q.float(), case.k_cache.float(), case.v_cache.float(), **keywords)
+
+
+def check_attention(case: AttentionCase) -> None:
+    """Compare on poisoned output, as a whole and row of heads by row of heads."""
+    out = torch.full(case.q.shape, torch.nan, dtype=case.q.dtype, device=CUDA)
+    result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, out=out)
+    expected = expected_attention(case, case.keywords)
+    limit = 2e-6 if case.q.dtype == torch.float32 else 8e-3
+    assert relative_error(result, expected) < limit
+    worst = (result.float() - expected).norm(dim=2) / (expected.norm(dim=2) + 1e-2)
+    assert float(worst.max()) < 10 * limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention(shape: str, dtype: torch.dtype) -> None:
+    """A mixed batch: short and long decodes, whole prompts, chunks deep inside a context, padding."""
+    q_heads, kv_heads, head_dim, window = SHAPES[shape]
+    contexts = [1, 2, 1500, 577, 16, 65, 0, 900, 1200, 400, 33, 2000, 1]
+    queries = [1, 1, 1, 1, 1, 1, 1, 900, 300, 17, 33, 64, 1]
+    if dtype == torch.float32:
+        contexts[7], queries[7] = 300, 300
+    case = make_case(
+        contexts, queries, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, window=window, padding=11,
+        dtype=dtype, device=CUDA,
+    )  # fmt: skip
+    check_attention(case)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_long_prefill(head_dim: int) -> None:
+    """A large chunk late in a long context, which has its own launch shape."""
+    check_attention(
+        make_case(
+            [50, 9000, 3000],
+            [1, 1100, 1500],
+            q_heads=8,
+            kv_heads=2,
+            head_dim=head_dim,
+            dtype=torch.bfloat16,
+            device=CUDA,
+        )
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 32, 100, 256])
+def test_decode_batches(rows: int) -> None:
+    """Decode batches of every number of splits, with very different lengths."""
+    contexts = [1 + (row * 7919) % 1600 for row in range(rows)]
+    contexts[0] = 4000 if rows < 64 else 1
+    check_attention(
+        make_case(contexts, [1] * rows, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, device=CUDA)
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 5, 30])
+def test_decodes_are_deterministic(rows: int) -> None:
+    """Split contexts give the same bits every time."""
+    case = make_case(
+        [3000 - 61 * row for row in range(rows)], [1] * rows, q_heads=32, kv_heads=8, head_dim=128,
+        dtype=torch.bfloat16, device=CUDA,
+    )  # fmt: skip
+    first = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
+    differences = torch.zeros((), dtype=torch.int64, device=CUDA)
+    for _ in range(200):
+        out = torch.full_like(first, torch.nan)
+        differences += (paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, out=out) != first).sum()
+    assert int(differences) == 0
+
+
+@pytest.mark.parametrize("block_size", [32, 48, 128])
+def test_other_block_sizes(block_size: int) -> None:
+    """Blocks larger than a tile, and no power of two."""
+    check_attention(
+        make_case(
+            [700, 100, 500, 129],
+            [1, 1, 400, 129],
+            q_heads=8,
+            kv_heads=2,
+            head_dim=128,
+            block_size=block_size,
+            dtype=torch.bfloat16,
+            device=CUDA,
+        )
+    )
+
+
+def test_offsets_beyond_int32() -> None:
+    """Blocks whose elements lie more than 2**31 into the cache are written and read."""
+    layers, kv_heads, head_dim, block_size = 32, 8, 128, 16
+    per_block = layers * 2 * block_size * kv_heads * head_dim
+    num_blocks = 2**31 // per_block + 40
+    cache = torch.zeros((num_blocks, layers, 2, block_size, kv_heads, head_dim), dtype=torch.bfloat16, device=CUDA)
+    k_cache, v_cache = cache[:, -1, 0], cache[:, -1, 1]
+    length, first = 300, num_blocks - 20
+    k, v = torch.randn(2, length, kv_heads, head_dim, device=CUDA).bfloat16().unbind(0)
+    places = first * block_size + torch.arange(length, device=CUDA)
+    kv_write(k, v, k_cache, v_cache, places)
+    assert torch.equal(k_cache[first : first + 19].flatten(0, 1)[:length], k)
+    assert torch.equal(v_cache[first : first + 19].flatten(0, 1)[:length], v)
+    table = torch.arange(first, first + 19, dtype=torch.int32, device=CUDA).unsqueeze(0)
+    for queries in (1, 100):
+        q = torch.randn(queries, 32, head_dim, device=CUDA).bfloat16()
+        keywords = {
+            "slots": torch.zeros(1, dtype=torch.int32, device=CUDA),
+            "query_start": torch.tensor([0, queries], dtype=torch.int32, device=CUDA),
+            "context_lens": torch.tensor([length], dtype=torch.int32, device=CUDA),
+            "scale": head_dim**-0.5, "max_query_len": queries, "num_decodes": int(queries == 1),
+            "max_context_len": length,
+        }  # fmt: skip
+        result = paged_attention(q, k_cache, v_cache, block_tables=table, **keywords)
+        expected = paged_attention_reference(
+            q.float(), k_cache[first:].float(), v_cache[first:].float(), block_tables=table - first, **keywords
+        )
+        assert relative_error(result, expected) < 8e-3
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_decode_step_in_a_graph(rows: int) -> None:
+    """Inputs, cache writes, attention and sampling captured once serve any later lengths, slots and tables."""
+    kv_heads, head_dim, vocab, longest, block_size = 2, 64, 5000, 512, 16
+    ints = {"dtype": torch.int32, "device": CUDA}
+    tokens = torch.zeros((rows + 1, longest), **ints)
+    blocks = rows * (longest // block_size)
+    tables = torch.zeros((rows + 1, longest // block_size), **ints)
+    cache = torch.randn(blocks, 2, 2, block_size, kv_heads, head_dim, device=CUDA).bfloat16()
+    k_cache, v_cache = cache[:, 1, 0], cache[:, 1, 1]
+    slots, starts = torch.zeros(rows, **ints), torch.zeros(rows, **ints)
+    ids, positions, lens = (torch.zeros(rows, **ints) for _ in range(3))
+    mapping, query_start = torch.zeros(rows, dtype=torch.int64, device=CUDA), torch.arange(rows + 1, **ints)
+    embedding = torch.randn(1000, (8 + 2 * kv_heads) * head_dim, device=CUDA).bfloat16()
+    head = torch.randn(8 * head_dim, vocab, device=CUDA).bfloat16()
+    heat, seeds = torch.full((rows,), 0.8, device=CUDA), torch.arange(rows, device=CUDA)
+    keywords: dict[str, Any] = {
+        "slots": slots, "query_start": query_start, "context_lens": lens, "block_tables": tables,
+        "scale": head_dim**-0.5, "max_query_len": 1, "num_decodes": rows, "max_context_len": longest,
+    }  # fmt: skip
+
+    def step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        prepare_inputs(tokens, tables, slots, starts, query_start, block_size, input_ids=ids, positions=positions,
+                       slot_mapping=mapping, context_lens=lens)  # fmt: skip
+        q, k, v = embedding[ids.long()].view(rows, -1, head_dim).split((8, kv_heads, kv_heads), dim=1)
+        kv_write(k, v, k_cache, v_cache, mapping)
+        attended = paged_attention(q, k_cache, v_cache, **keywords)
+        logits = (attended.flatten(1) @ head).float()
+        chosen = sample(logits, heat, ids, heat, heat, seeds, starts, any_random=True, any_truncation=False)
+        store_sampled(tokens, slots, starts + 1, chosen % 1000)
+        return attended, logits, chosen
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attended, logits, chosen = step()
+    for longest_now in (1, 17, 400):
+        tokens.copy_(torch.randint(0, 1000, tokens.shape))
+        tables[:rows].copy_(torch.randperm(blocks).view(rows, -1))
+        slots.copy_(torch.randperm(rows))
+        starts.copy_(torch.randint(0, longest_now, (rows,)))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(lens, starts + 1)
+        q = embedding[ids.long()].view(rows, -1, head_dim)[:, :8]
+        expected = paged_attention_reference(q.float(), k_cache.float(), v_cache.float(), **keywords)
+        assert relative_error(attended, expected) < 8e-3
+        wanted = sample_reference(logits, heat, ids, heat, heat, seeds, starts, any_random=True, any_truncation=False)
+        assert int((wanted != chosen).sum()) <= 1
+        assert torch.equal(tokens[slots.long(), starts.long() + 1], chosen % 1000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["llama8b", "qwen06b"])
+def test_layers(shape: str, dtype: torch.dtype) -> None:
+    """Norms, rotary embedding, activation and cache writes at a model's sizes, one token to many."""
+    q_heads, kv_heads, head_dim, _window = SHAPES[shape]
+    hidden, inner = (4096, 14336) if shape == "llama8b" else (1024, 3072)
+    limit = 1e-6 if dtype == torch.float32 else 3e-3
+    for tokens in (1, 257, 2048):
+        x, residual = torch.randn(2, tokens, hidden, device=CUDA).to(dtype).unbind(0)
+        weight = torch.randn(hidden, device=CUDA).to(dtype)
+        assert relative_error(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5)) < limit
+        other = residual.clone()
+        result, expected = add_rms_norm(x, residual, weight, 1e-5), add_rms_norm_reference(x, other, weight, 1e-5)
+        assert torch.equal(residual, other)
+        assert relative_error(result, expected) < limit
+        gated = torch.randn(tokens, 2 * inner, device=CUDA).to(dtype)
+        assert relative_error(silu_mul(gated), silu_mul_reference(gated)) < limit
+
+        fused = torch.randn(tokens, q_heads + 2 * kv_heads, head_dim, device=CUDA).to(dtype)
+        again, sizes = fused.clone(), (q_heads, kv_heads, kv_heads)
+        table = torch.rand(5000, head_dim, device=CUDA) * 2 - 1
+        positions = torch.randint(0, 5000, (tokens,), dtype=torch.int32, device=CUDA)
+        q, k, v = fused.split(sizes, dim=1)
+        heads = torch.randn(head_dim, device=CUDA).to(dtype)
+        assert relative_error(rms_norm(q, heads, 1e-5), rms_norm_reference(q, heads, 1e-5)) < limit
+        rotary_embedding_(q, k, positions, table)
+        rotary_embedding_reference_(again[:, :q_heads], again[:, q_heads:-kv_heads], positions, table)
+        assert relative_error(fused, again) < limit
+        assert torch.equal(fused[:, -kv_heads:], again[:, -kv_heads:])
+        caches = torch.zeros(2, 200, 3, 2, 16, kv_heads, head_dim, dtype=dtype, device=CUDA)
+        mapping = torch.randperm(3200, device=CUDA)[:tokens]
+        mapping[::5] = -1
+        kv_write(k, v, caches[0][:, 2, 0], caches[0][:, 2, 1], mapping)
+        kv_write_reference(k, v, caches[1][:, 2, 0], caches[1][:, 2, 1], mapping)
+        assert torch.equal(caches[0], caches[1])
+
+
+def sampling_rows(rows: int) -> dict[str, torch.Tensor]:
+    """Temperatures and limits of all sorts, greedy rows among them."""
+    index = torch.arange(rows, device=CUDA)
+    return {
+        "temperature": torch.where(index % 5 == 0, 0.0, 0.3 + 0.2 * (index % 7)),
+        "top_k": torch.where(index % 3 == 0, 0, 1 + index % 90).to(torch.int32),
+        "top_p": torch.where(index % 4 == 0, 1.0, 0.05 + 0.9 * (index % 11) / 11),
+        "min_p": torch.where(index % 6 == 0, 0.02, 0.0),
+        "seeds": index * 0x9876543210 - 77,
+        "indexes": (index % 13).to(torch.int32),
+    }
+
+
+@pytest.mark.parametrize("vocab", [128256, 151936])
+@pytest.mark.parametrize("spread", [4.0, 0.1])
+def test_sampling(vocab: int, spread: float) -> None:
+    """Real vocabularies, peaked and flat: same tokens as the reference but where a last bit decides."""
+    rows = 40
+    words, logits = sampling_rows(rows), torch.randn(40, vocab, device=CUDA) * spread
+    greedy = sample(logits, **words, any_random=False, any_truncation=False)
+    assert torch.equal(greedy.long(), logits.argmax(1))
+    for truncation in (False, True):
+        result = sample(logits, **words, any_random=True, any_truncation=truncation)
+        expected = sample_reference(logits, **words, any_random=True, any_truncation=truncation)
+        assert int((result != expected).sum()) <= 1
+        assert torch.equal(result[::5].long(), logits.argmax(1)[::5])
+    on_cpu = {name: value[:8].cpu() for name, value in words.items()}
+    elsewhere = sample_reference(logits[:8].cpu(), **on_cpu, any_random=True, any_truncation=True)
+    assert int((elsewhere != result[:8].cpu()).sum()) <= 1
+
+
+def test_sampling_limits_are_exact() -> None:
+    """top_k keeps exactly k of different logits, top_p the fewest that reach its share."""
+    rows, vocab = 60, 128256
+    words, logits = sampling_rows(rows), torch.randn(60, vocab, device=CUDA) * 3
+    names = ("temperature", "top_k", "top_p", "min_p")
+    no_p, no_k = torch.ones(rows, device=CUDA), torch.zeros(rows, dtype=torch.int32, device=CUDA)
+    heat = words["temperature"].clamp(min=0.3)
+    cuts = sampling_cuts(logits, heat, words["top_k"], no_p, no_p * 0, 1e-5)
+    kept = (logits >= cuts.unsqueeze(1)).sum(1)
+    ties = torch.where(
+        words["top_k"] > 0, logits.sort(1, descending=True).values[torch.arange(rows), words["top_k"] - 1], 0
+    )
+    wanted = torch.where(words["top_k"] > 0, (logits >= ties.unsqueeze(1)).sum(1), vocab)
+    assert torch.equal(kept, wanted)
+    cuts = sampling_cuts(logits, heat, no_k, words["top_p"], no_p * 0, 1e-5)
+    shares = (logits.double() / heat.unsqueeze(1).double()).softmax(1)
+    held = torch.where(logits >= cuts.unsqueeze(1), shares, 0).sum(1)
+    without_last = torch.where(logits > cuts.unsqueeze(1), shares, 0).sum(1)
+    assert bool((held >= words["top_p"] - 1e-5).all())
+    limited = words["top_p"] < 1
+    assert bool((without_last < words["top_p"] + 1e-5)[limited].all())
+    assert set(names) <= set(words)
+
+
+def test_prepare_inputs_and_penalties() -> None:
+    """A large mixed pass, and penalties over long histories."""
+    rows, longest = 300, 4096
+    ints = {"dtype": torch.int32, "device": CUDA}
+    tokens = torch.randint(0, 128256, (rows + 1, longest), **ints)
+    tables = torch.randint(0, 1 << 20, (rows + 1, longest // 16), **ints)
+    slots = torch.randperm(rows + 1)[:rows].to(**ints)
+    starts = torch.randint(-1, 2000, (rows,), **ints)
+    counts = torch.ones(rows, dtype=torch.int64)
+    counts[200:] = torch.randint(0, 60, (100,))
+    query_start = torch.cat((torch.zeros(1), counts.cumsum(0))).to(**ints)
+    num_tokens = int(query_start[-1]) + 33
+    outputs = [
+        {name: torch.full((size,), -5, dtype=dtype, device=CUDA) for name, size, dtype in (
+            ("input_ids", num_tokens, torch.int32), ("positions", num_tokens, torch.int32),
+            ("slot_mapping", num_tokens, torch.int64), ("context_lens", rows, torch.int32))}
+        for _ in range(2)
+    ]  # fmt: skip
+    prepare_inputs(tokens, tables, slots, starts, query_start, 16, **outputs[0])
+    prepare_inputs_reference(tokens, tables, slots, starts, query_start, 16, **outputs[1])
+    for name in outputs[0]:
+        assert torch.equal(outputs[0][name], outputs[1][name]), name
+
+    logits = torch.randn(rows, 128256, device=CUDA)
+    again = logits.clone()
+    lens = torch.randint(0, longest, (rows,), **ints)
+    factors = [1 + torch.rand(rows, device=CUDA), torch.rand(rows, device=CUDA), torch.rand(rows, device=CUDA)]
+    factors[0][:50], factors[1][:50], factors[2][:50] = 1, 0, 0
+    apply_penalties(logits, tokens, slots, lens // 3, lens, *factors)
+    apply_penalties_reference(again, tokens, slots, lens // 3, lens, *factors)
+    torch.testing.assert_close(logits, again, atol=1e-5, rtol=1e-5)
+
+
+def test_grid_depends_on_rows_alone() -> None:
+    """The launch shape of decodes fills the device for few rows and needs no merging for many."""
+    assert decode_config(1, 8, 128, 2, 132).splits == 64
+    assert decode_config(256, 8, 128, 2, 132).splits == 1

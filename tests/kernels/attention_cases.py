@@ -1,0 +1,99 @@
+"""Random attention problems over a paged cache, and an obvious way to solve them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NO_SUCH_BLOCK = 1 << 29  # in unused block table entries: following one is a fault, not a wrong number
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """Arguments of one paged_attention call, and the ragged lengths they were made of."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    keywords: dict[str, Any]
+    context_lens: list[int]
+    query_lens: list[int]
+
+
+def make_case(
+    context_lens: list[int],
+    query_lens: list[int],
+    *,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int = 16,
+    window: int = 0,
+    padding: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> AttentionCase:
+    """Rows with these lengths (leading rows with one query are decodes) and `padding` tokens after them.
+
+    Every cache element that is no row's context is NaN. q is a view of a fused qkv, the cache one layer of three.
+    """
+    num_rows, num_tokens = len(context_lens), sum(query_lens) + padding
+    num_decodes = next((row for row, length in enumerate(query_lens) if length != 1), num_rows)
+    widest = max(1, *(-(-length // block_size) for length in context_lens))
+    num_slots, num_blocks = num_rows + 2, num_rows * widest + 3
+    fused = torch.randn(num_tokens, (q_heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
+    cache = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), math.nan, dtype=dtype, device=device)
+    tables = torch.full((num_slots, widest), NO_SUCH_BLOCK, dtype=torch.int32, device=device)
+    slots = torch.randperm(num_slots)[:num_rows].to(device=device, dtype=torch.int32)
+    blocks = torch.randperm(num_blocks).to(device=device, dtype=torch.int32)
+    for row, length in enumerate(context_lens):
+        used = -(-length // block_size)
+        mine = blocks[row * widest : row * widest + used]
+        tables[slots[row], :used] = mine
+        for part in range(2):
+            values = torch.randn(used * block_size, kv_heads, head_dim, device=device).to(dtype)
+            values[length:] = math.nan
+            cache[mine.long(), 1, part] = values.view(used, block_size, kv_heads, head_dim)
+    ends = torch.tensor([0, *query_lens]).cumsum(0)
+    return AttentionCase(
+        fused.view(num_tokens, -1, head_dim)[:, :q_heads],
+        cache[:, 1, 0],
+        cache[:, 1, 1],
+        {
+            "slots": slots,
+            "query_start": ends.to(device=device, dtype=torch.int32),
+            "context_lens": torch.tensor(context_lens, dtype=torch.int32, device=device),
+            "block_tables": tables,
+            "scale": head_dim**-0.5,
+            "max_query_len": max(query_lens),
+            "num_decodes": num_decodes,
+            "max_context_len": max(context_lens),
+            "sliding_window": window,
+        },
+        context_lens,
+        query_lens,
+    )
+
+
+def naive_attention(case: AttentionCase) -> torch.Tensor:
+    """The definition in float64, one query after the other; zeros where a row has no context."""
+    out = torch.zeros(case.q.shape, dtype=torch.float64, device=case.q.device)
+    block_size, kv_heads = case.k_cache.shape[1:3]
+    group, window = case.q.shape[1] // kv_heads, case.keywords["sliding_window"]
+    token = 0
+    for row, (length, count) in enumerate(zip(case.context_lens, case.query_lens, strict=True)):
+        table = case.keywords["block_tables"][case.keywords["slots"][row]].tolist()
+        for position in range(length - count, length):
+            if length > 0:
+                first = max(0, position - window + 1) if window else 0
+                places = [(table[p // block_size], p % block_size) for p in range(first, position + 1)]
+                index = tuple(torch.tensor(column) for column in zip(*places, strict=True))
+                k = case.k_cache[index].double().repeat_interleave(group, 1)
+                v = case.v_cache[index].double().repeat_interleave(group, 1)
+                scores = torch.einsum("hd,phd->hp", case.q[token].double(), k) * case.keywords["scale"]
+                out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v)
+            token += 1
+    return out

@@ -1,0 +1,145 @@
+"""Compiles what the kernels' wrappers launch for a GPU that need not be here: `python compile_kernels.py 90`.
+
+Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import kernels.attention_decode
+from kernels.norm import add_rms_norm, rms_norm
+from kernels.paged_attention import paged_attention
+from kernels.sampling import sample
+
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+launches: list[tuple[str, JITFunction, list[object], dict[str, object]]] = []
+case = ""
+
+
+def record(self: JITFunction, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+    """Stands in for a launch: keeps what would have been launched."""
+    launches.append((case, self, list(args), kwargs))
+
+
+def source_of(kernel: JITFunction, args: list[object], kwargs: dict[str, object]) -> ASTSource:
+    """The kernel specialised as a launch would: 16-byte alignment and divisibility by 16 where they are looked at."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, param in enumerate(kernel.params):
+        value = args[index] if index < len(args) else kwargs[param.name]
+        if param.is_constexpr or value is None or (type(value) is int and value == 1 and not param.do_not_specialize):
+            signature[param.name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[param.name], aligned = "*" + TYPES[value.dtype], True
+        elif isinstance(value, float):
+            signature[param.name], aligned = "fp32", False
+        else:
+            signature[param.name], aligned = "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
+        if aligned and not param.do_not_specialize and not param.do_not_specialize_on_alignment:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def report(
+    name: str, kernel: JITFunction, args: list[object], kwargs: dict[str, object], arch: int
+) -> dict[str, object]:
+    """Compile one launch and read the assembler's resource report."""
+    options = {key: kwargs[key] for key in OPTIONS if key in kwargs}
+    compiled = triton.compile(source_of(kernel, args, kwargs), target=GPUTarget("cuda", arch, 32), options=options)
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        suffix = "a" if arch >= 90 else ""
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{suffix}", str(path), "-o", str(path) + ".out"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "case": name,
+        "kernel": kernel.fn.__name__,
+        "registers": int(re.search(r"Used (\d+) registers", text).group(1)),
+        "spilled": sum(int(n) for n in re.findall(r"(\d+) bytes spill", text)),
+        "shared": compiled.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
+        "cp_async": ptx.count("cp.async.c"),
+    }
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch_attention(
+    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int
+) -> None:
+    """Launch attention on tensors without memory; `queries` tokens in each row that is no decode."""
+    global case
+    case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window}"
+    tokens = decodes + (rows - decodes) * queries
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
+    paged_attention(
+        meta(tokens, q_heads, head_dim, dtype=dtype), cache[:, 1, 0], cache[:, 1, 1], slots=meta(rows),
+        query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
+        max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
+    )  # fmt: skip
+
+
+def launch_sampling(rows: int, vocab: int) -> None:
+    global case
+    for truncation in (False, True):
+        case = f"sample {rows}x{vocab} truncation {truncation}"
+        floats = meta(rows, dtype=torch.float32)
+        sample(
+            meta(rows, vocab, dtype=torch.float32), floats, meta(rows), floats, floats, meta(rows, dtype=torch.int64),
+            meta(rows), any_random=True, any_truncation=truncation,
+        )  # fmt: skip
+
+
+def launch_all() -> None:
+    global case
+    bf16, fp32 = torch.bfloat16, torch.float32
+    launch_attention(32, 8, 128, bf16, 256, 256, 1, 0)  # many decodes: one split
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 0)  # few decodes: several splits; long prefills
+    launch_attention(16, 8, 128, bf16, 8, 4, 4096, 0)  # very long prefills
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 4096)
+    launch_attention(15, 5, 64, bf16, 8, 4, 512, 0)
+    launch_attention(32, 32, 96, bf16, 8, 4, 512, 0)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0)
+    launch_attention(4, 2, 256, fp32, 8, 4, 512, 0)
+    launch_attention(8, 8, 64, fp32, 8, 4, 512, 0)
+    launch_attention(16, 8, 128, fp32, 8, 4, 512, 0)
+    launch_sampling(256, 128256)
+    case = "norm"
+    rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+    add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+
+
+def main() -> None:
+    kernels.attention_decode.num_multiprocessors = lambda _device: 132
+    JITFunction.run = record
+    launch_all()
+    for launch in launches:
+        print(json.dumps(report(*launch, arch=int(sys.argv[1]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

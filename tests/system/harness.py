@@ -1,0 +1,241 @@
+"""Whole systems in one process, for tests: real actors over a real bus, and a client that counts what is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+
+from actors.actor import Actor
+from actors.executor.actor import ExecutorActor
+from actors.scheduler.actor import SchedulerActor
+from actors.settings import Settings
+from actors.tokenizer.actor import TokenizerActor
+from bus.contract import START, Bus, EntryId
+from bus.messages import (
+    END_NONE,
+    GenerateRequest,
+    ReplyBatch,
+    RequestFailed,
+    SamplingParams,
+    SequenceEnded,
+    SequenceStarted,
+    StepResult,
+)
+from bus.streams import Names
+
+OpenBus = Callable[[], Bus]
+
+
+class TokenCollector(Actor):
+    """Stands where a detokenizer stands, but hands out token ids: random-weight models have no text."""
+
+    kind = "detokenizer"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        super().__init__(settings, bus, name)
+        self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.tokens_from: Counter[str] = Counter()
+        """Tokens by the stream they came in."""
+        self.done: dict[str, asyncio.Future[list[int]]] = {}
+        self._request_of: dict[int, str] = {}
+        self._positions: dict[str, EntryId] = {self.names.sequences(name): START}
+
+    def lease_info(self) -> dict[str, object]:
+        positions = {stream: str(position) for stream, position in self._positions.items()}
+        return {**super().lease_info(), "positions": {k.split(":", 2)[2]: v for k, v in positions.items()}}
+
+    def expect(self, request_id: str) -> asyncio.Future[list[int]]:
+        self.done[request_id] = asyncio.get_running_loop().create_future()
+        return self.done[request_id]
+
+    async def serve(self) -> None:
+        own = self.names.sequences(self.name)
+        while not self.draining.is_set():
+            for lease in await self.bus.leases("executor"):
+                self._positions.setdefault(self.names.results(lease.name), START)
+            for entry in await self.bus.read(self._positions, block_ms=50):
+                self._positions[entry.stream] = entry.id
+                self._take(entry.stream, entry.message)
+            await self.bus.trim(own, self._positions[own])
+            self.set_state("ready")
+
+    def _take(self, stream: str, message: object) -> None:
+        if isinstance(message, SequenceStarted):
+            self._request_of[message.sequence_id] = message.request_id
+            self.tokens.setdefault(message.request_id, [])
+            self.cached[message.request_id] = message.num_cached_tokens
+        elif isinstance(message, SequenceEnded):
+            self._request_of.pop(message.sequence_id, None)
+        elif isinstance(message, StepResult):
+            self.tokens_from[stream] += len(message.token_ids)
+            rows = zip(message.sequence_ids, message.token_ids, message.token_indexes, message.ends, strict=True)
+            for sequence_id, token, index, end in rows:
+                request_id = self._request_of.get(int(sequence_id))
+                if request_id is None or index < len(self.tokens[request_id]):
+                    continue
+                assert index == len(self.tokens[request_id]), "a token was lost"
+                self.tokens[request_id].append(int(token))
+                if end != END_NONE:
+                    del self._request_of[int(sequence_id)]
+                    if not self.done[request_id].done():
+                        self.done[request_id].set_result(self.tokens[request_id])
+
+
+class System:
+    """Tokenizer, scheduler, executors and a :class:`TokenCollector`, each with a bus connection of its own."""
+
+    def __init__(self, model: Path, open_bus: OpenBus, *, executors: int = 1, **settings: object) -> None:
+        self.settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, **settings})  # type: ignore[arg-type]
+        self.names = Names(self.settings.name)
+        self.open_bus = open_bus
+        self.num_executors = executors
+        self.actors: list[Actor] = []
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._ids = itertools.count()
+
+    async def start(self) -> None:
+        self.bus = await self._bus()
+        self.collector = TokenCollector(self.settings, await self._bus(), "collector")
+        self.scheduler = SchedulerActor(self.settings, await self._bus(), "scheduler-0")
+        tokenizer = TokenizerActor(self.settings, await self._bus(), "tokenizer-0")
+        for actor in (self.collector, self.scheduler, tokenizer):
+            self._run(actor)
+        for index in range(self.num_executors):
+            await self.add_executor(f"executor-{index}")
+        await self._until_ready()
+
+    async def add_executor(self, name: str) -> ExecutorActor:
+        executor = ExecutorActor(self.settings, await self._bus(), name)
+        self._run(executor)
+        return executor
+
+    async def remove_executor(self, name: str) -> None:
+        """As SIGTERM would."""
+        next(actor for actor in self.actors if actor.name == name).request_drain()
+        await self._runs.pop(name)
+
+    async def kill(self, name: str) -> None:
+        """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
+        run = self._runs.pop(name)
+        actor = next(actor for actor in self.actors if actor.name == name)
+
+        async def vanished(*_: object, **__: object) -> None:
+            return None
+
+        actor.bus.release_lease = vanished  # type: ignore[method-assign]
+        run.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await run
+
+    async def stop(self) -> None:
+        for actor in self.actors:
+            actor.request_drain()
+        await asyncio.gather(*self._runs.values())
+        for actor in self.actors:
+            await actor.bus.close()
+        await self.bus.close()
+
+    def submit(self, prompt: list[int], **sampling: object) -> tuple[str, asyncio.Future[list[int]]]:
+        """Publish a request; returns its id and the future of its output token ids."""
+        request_id = f"request-{next(self._ids)}-{uuid.uuid4().hex[:6]}"
+        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+        message = GenerateRequest(
+            request_id=request_id, ingress="test", sampling=params, prompt_token_ids=np.asarray(prompt, np.int32)
+        )
+        future = self.collector.expect(request_id)
+        publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))
+        future.add_done_callback(lambda _: publishing.done())
+        return request_id, future
+
+    async def generate(self, prompts: list[list[int]], **sampling: object) -> list[list[int]]:
+        futures = [self.submit(prompt, **sampling)[1] for prompt in prompts]
+        async with asyncio.timeout(90):
+            return list(await asyncio.gather(*futures))
+
+    async def failures(self) -> list[RequestFailed]:
+        entries = await self.bus.read({self.names.replies("test"): START}, block_ms=0)
+        return [entry.message for entry in entries if isinstance(entry.message, RequestFailed)]
+
+    async def leftovers(self) -> dict[str, int]:
+        """What is still held once everything is idle: entries of every stream, blocks, slots. All must become 0."""
+        streams = [self.names.requests, self.names.tokenized, self.names.control, self.names.sequences("collector")]
+        for actor in self.actors:
+            if actor.kind == "executor":
+                streams += [self.names.steps(actor.name), self.names.results(actor.name)]
+        counts = {stream: await self.bus.length(stream) for stream in streams}
+        core = self.scheduler.core
+        counts |= {
+            "requests": len(core.requests),
+            "waiting sequences": len(core.waiting),
+            "slots": core.num_running,
+            "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),
+            "steps in flight": sum(len(replica.in_flight) for replica in core.replicas.values()),
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    async def until_clean(self) -> None:
+        """Wait until nothing is left over; fails with what is."""
+        left: dict[str, int] = {}
+
+        async def is_clean() -> bool:
+            nonlocal left
+            left = await self.leftovers()
+            return not left
+
+        with contextlib.suppress(TimeoutError):
+            await eventually(is_clean)
+        assert not left, left
+        self.scheduler.core.check_integrity()
+
+    async def _bus(self) -> Bus:
+        bus = self.open_bus()
+        await bus.connect()
+        return bus
+
+    def _run(self, actor: Actor) -> None:
+        self.actors.append(actor)
+        self._runs[actor.name] = asyncio.create_task(actor.run(), name=actor.name)
+
+    async def _until_ready(self) -> None:
+        await eventually(self._all_ready)
+
+    async def _all_ready(self) -> bool:
+        for run in self._runs.values():
+            if run.done():
+                run.result()
+        ready = [lease for lease in await self.bus.leases() if lease.info.get("state") == "ready"]
+        return len(ready) == 3 + self.num_executors
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
+    """Wait until ``holds`` says so."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if await holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(model: Path, open_bus: OpenBus, **options: object) -> AsyncIterator[System]:
+    """A started :class:`System`; afterwards nothing may be left over."""
+    system = System(model, open_bus, **options)  # type: ignore[arg-type]
+    await system.start()
+    try:
+        yield system
+        await system.until_clean()
+    finally:
+        await system.stop()
+
+
+def replies(entries: list[object]) -> list[ReplyBatch]:
+    """The reply batches among bus entries."""
+    return [entry.message for entry in entries if isinstance(entry.message, ReplyBatch)]  # type: ignore[attr-defined]

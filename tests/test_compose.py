@@ -1,0 +1,166 @@
+"""compose.yaml and the Dockerfile, checked against the real command line, and run as processes without containers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from actors.cli import build_parser
+from actors.settings import KINDS, Settings
+from actors.settings_sources import from_environment, load_settings
+from bus.streams import Names
+
+ROOT = Path(__file__).parents[1]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ACTORS = {name: service for name, service in SERVICES.items() if name != "redis"}
+CORES = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_command_parses(name: str) -> None:
+    """Each service's command and environment are understood by the real command, and name the shared bus."""
+    service = ACTORS[name]
+    arguments = build_parser().parse_args(service["command"])
+    settings = load_settings(arguments, service["environment"])
+    assert arguments.kind == name.partition("-")[0]
+    assert settings.bus == "redis://redis:6379/0"
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_healthcheck_exists(name: str) -> None:
+    """Each service's health check is a command of ours about the service's own kind of actor."""
+    mark, command, *arguments = ACTORS[name]["healthcheck"]["test"]
+    parsed = build_parser().parse_args(arguments)
+    assert (mark, command, parsed.command, parsed.kind) == ("CMD", "pagebus", "healthcheck", name.partition("-")[0])
+
+
+def test_every_kind_has_a_service() -> None:
+    """Redis and the five actors; the sixth is the executor for machines without a GPU, on request only."""
+    assert set(SERVICES) == {"redis", *KINDS, "executor-cpu"}
+    assert SERVICES["executor-cpu"]["profiles"] == ["cpu"]
+
+
+def test_services_can_be_scaled() -> None:
+    """No fixed container name and no host port, except the ingress's."""
+    for name, service in SERVICES.items():
+        assert "container_name" not in service
+        assert ("ports" in service) == (name == "ingress")
+
+
+def test_containers_get_time_to_drain() -> None:
+    """The grace period is longer than the default drain timeout."""
+    for service in ACTORS.values():
+        assert int(service["stop_grace_period"].removesuffix("s")) > Settings().drain_timeout_s
+
+
+def test_volumes_are_declared() -> None:
+    """Every named volume that a service mounts exists."""
+    used = {mount.partition(":")[0] for service in SERVICES.values() for mount in service["volumes"]}
+    assert used == set(COMPOSE["volumes"])
+
+
+def test_redis_keeps_its_data() -> None:
+    """Redis writes an append-only file into a volume, and never evicts."""
+    command = " ".join(SERVICES["redis"]["command"])
+    assert "--appendonly yes" in command
+    assert "--maxmemory-policy noeviction" in command
+    assert SERVICES["redis"]["volumes"] == ["redis-data:/data"]
+
+
+def test_dockerfile_copies_what_exists() -> None:
+    """Every COPY source is there, is not ignored, and the default command parses."""
+    text = (ROOT / "Dockerfile").read_text()
+    sources = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for word in line.split()]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert [source for source in sources if not (ROOT / source).exists() or source not in allowed] == []
+    found = re.search(r"^CMD (\[.*\])$", text, re.M)
+    assert found is not None
+    assert build_parser().parse_args(json.loads(found[1])).host == "0.0.0.0"
+
+
+class Deployment:
+    """The services of compose.yaml as processes of this machine: Redis, the ports and the paths are replaced."""
+
+    def __init__(self, redis_url: str, names: Names, port: int, folder: Path) -> None:
+        self.port = port
+        self._replaced = {
+            "PAGEBUS_BUS": redis_url,
+            "PAGEBUS_PORT": str(port),
+            "PAGEBUS_GPU_LOCK_DIR": str(folder / "locks"),
+        }
+        self._extra = {"PAGEBUS_NAME": names.deployment, "OMP_NUM_THREADS": "1"}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+
+    def environ(self, name: str) -> dict[str, str]:
+        own = {key: self._replaced.get(key, value) for key, value in ACTORS[name]["environment"].items()}
+        assert from_environment(own)
+        return {**os.environ, **self._extra, **own}
+
+    async def up(self, name: str) -> None:
+        self.processes[name] = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "actors.cli", *ACTORS[name]["command"], cwd=ROOT, env=self.environ(name)
+        )
+
+    async def until_healthy(self, name: str) -> None:
+        """Run the service's health check until it succeeds."""
+        arguments = ACTORS[name]["healthcheck"]["test"][2:]
+        while True:
+            assert self.processes[name].returncode is None, f"{name} ended"
+            check = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "actors.cli", *arguments, cwd=ROOT, env=self.environ(name)
+            )
+            if await check.wait() == 0:
+                return
+            await asyncio.sleep(0.5)
+
+    async def down(self) -> dict[str, int]:
+        """Stop all as compose does, dependents first; returns exit codes."""
+        for process in self.processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+        return {name: await process.wait() for name, process in self.processes.items()}
+
+
+def complete(port: int, prompt: str) -> dict[str, Any]:
+    """One request, as a client would make it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20) as response:
+        model = json.load(response)["data"][0]["id"]
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+async def test_the_services_serve_a_request(
+    redis_url: str, redis_names: Names, unused_tcp_port: int, tmp_path: Path
+) -> None:
+    """Five processes with exactly the commands and environment of compose.yaml answer, and drain without an error."""
+    deployment = Deployment(redis_url, redis_names, unused_tcp_port, tmp_path)
+    try:
+        for name in CORES:
+            await deployment.up(name)
+        async with asyncio.timeout(100):
+            for name in reversed(CORES):
+                await deployment.until_healthy(name)
+        answer = await asyncio.to_thread(complete, unused_tcp_port, "A dog is")
+        assert answer["usage"]["completion_tokens"] == 4
+        assert await deployment.down() == dict.fromkeys(CORES, 0)
+    finally:
+        for process in deployment.processes.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

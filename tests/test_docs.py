@@ -1,0 +1,108 @@
+"""The documentation names things that exist, and its examples are valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from actors.cli import build_parser
+from actors.settings import flag_of
+from actors.settings_sources import field_types, from_file
+from bus import messages
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, text) of every code block in a language."""
+    return [(page, body) for page, text in TEXTS.items() for lang, body in FENCE.findall(text) if lang == language]
+
+
+def shell_lines() -> list[list[str]]:
+    """Words of every command line in the documentation, without comments and variable assignments."""
+    lines = [line for _, body in blocks("sh") for line in body.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [[word for word in line if not re.match(r"^[A-Z_]+=", word)] for line in words if line]
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "pagebus"], ids=" ".join)
+def test_pagebus_commands_parse(line: list[str]) -> None:
+    """Every pagebus command in the documentation is understood by the real one."""
+    build_parser().parse_args(line[1:])
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "make"], ids=" ".join)
+def test_make_targets_exist(line: list[str]) -> None:
+    """Every make target in the documentation is in the Makefile, with a description."""
+    assert re.search(rf"^{line[1]}:.* ## \w", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_the_two_commands_are_documented() -> None:
+    """A newcomer finds `make serve` and `make test` in the README."""
+    assert {("make", "serve"), ("make", "test")} <= {tuple(line) for line in shell_lines()}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_flags_exist(page: str) -> None:
+    """Every --flag in running text is a setting, or belongs to another program named here."""
+    prose = FENCE.sub("", TEXTS[page])
+    others = {"--scale", "--profile", "--here", "--config", "--help", "--version", "--strict", "--name"}
+    known = {flag_of(name) for name in field_types()} | others
+    known |= {"--no-" + flag_of(name)[2:] for name, (kind, _) in field_types().items() if kind is bool}
+    found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z-]+)", prose))
+    assert found - known == set()
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_variables_exist(page: str) -> None:
+    """Every PAGEBUS_ variable is a setting."""
+    found = set(re.findall(r"PAGEBUS_([A-Z_]+[A-Z])", TEXTS[page]))
+    assert {name.lower() for name in found} - set(field_types()) == set()
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page: str) -> None:
+    """Relative links point to files of the repository."""
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", TEXTS[page])
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+def test_paths_in_the_architecture_exist() -> None:
+    """Folders and files named on the architecture page are there."""
+    found = re.findall(r"`((?:bus|kernels|actors|web|tests)/[\w/.]*)`", TEXTS["docs/architecture.md"])
+    assert found
+    assert [path for path in found if not (ROOT / path).exists()] == []
+
+
+def test_messages_on_the_architecture_page_exist() -> None:
+    """Each message that the life of a request names is a message."""
+    life = TEXTS["docs/architecture.md"].partition("## The life of a request")[2].partition("\n## ")[0]
+    found = set(re.findall(r"`([A-Z]\w+)`", life))
+    assert {"GenerateRequest", "StepPlan", "ReplyBatch"} <= found
+    assert [name for name in found if not hasattr(messages, name)] == []
+
+
+@pytest.mark.parametrize(("page", "body"), blocks("python"))
+def test_python_examples_compile(page: str, body: str) -> None:
+    """Python in the documentation is valid, and imports what exists."""
+    tree = ast.parse(body)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = __import__(str(node.module), fromlist=[alias.name for alias in node.names])
+            assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize(("page", "body"), blocks("toml"))
+def test_toml_examples_are_settings(page: str, body: str, tmp_path: Path) -> None:
+    """Configuration files in the documentation are accepted."""
+    file = tmp_path / "example.toml"
+    file.write_text(body)
+    assert set(from_file(str(file))) == set(tomllib.loads(body))

@@ -128,6 +128,8 @@ class ExecutorActor(Actor):
         if plan.step != entry.id.index:
             raise EngineError(f"entry {entry.id} of {entry.stream} says it is step {plan.step}")
         self._position = entry.id
+        if plan.executor_epoch not in (0, self.epoch):
+            return  # meant for the executor that had this name before
         self._engine.submit(plan, entry.id.epoch)
 
     def _publish(self, result: StepResult) -> None:

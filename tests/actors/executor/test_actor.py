@@ -133,6 +133,17 @@ async def test_plans_of_an_earlier_life_are_passed_over(folder: Path) -> None:
         assert (await running.result()).step == 3
 
 
+async def test_a_plan_for_the_executor_before_is_passed_over(folder: Path) -> None:
+    """A plan that names the lease epoch of another executor is not run and gets no result."""
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        other = running.actor.epoch + 1
+        await running.send(StepPlan(step=1, planned_s=0.0, num_decodes=0, executor_epoch=other), epoch=5)
+        await running.send(StepPlan(step=2, planned_s=0.0, num_decodes=0, executor_epoch=other - 1), epoch=5)
+
+        assert (await running.result()).step == 2
+
+
 async def test_a_drain_finishes_the_plans_it_has(folder: Path) -> None:
     """Their results are on the bus when the lease is given back, and the actor ends well."""
     async with world(settings(folder)) as running:

@@ -1,17 +1,23 @@
-"""A server for real clients: the one at ``PAGEBUS_TEST_BASE_URL`` if that is set, else an ingress with a fake backend.
+"""Servers for real clients: an ingress with a fake backend, and ``pagebus serve`` with the shipped model.
 
-The tests know of the server only what :class:`Expectations` says, so they run against a whole system as well.
+With ``PAGEBUS_TEST_BASE_URL`` the tests run against that server instead. They know of a server only what
+:class:`Expectations` says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -24,6 +30,7 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 
 API_KEY = "test-key"
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Expectations:
     min_tokens: int = 12
     completion: str | None = None
     api_key: str = "none"
+    is_whole: bool = False
+    """A scheduler and an executor stand behind it, and their metrics are there."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +88,49 @@ class Background:
         await served.stop()
 
 
-@pytest.fixture(scope="session")
-def target() -> Iterator[Target]:
-    """The server all client tests talk to."""
-    url = os.environ.get("PAGEBUS_TEST_BASE_URL")
-    if url:
-        expects = Expectations(
-            model=os.environ.get("PAGEBUS_TEST_MODEL", "pagebus"),
-            max_model_len=int(os.environ.get("PAGEBUS_TEST_MAX_MODEL_LEN", "512")),
-            api_key=os.environ.get("PAGEBUS_TEST_API_KEY", "none"),
-        )
-        yield Target(url, expects)
-        return
+@contextmanager
+def fake_backend() -> Iterator[Target]:
+    """The real ingress in front of a backend that always says the same sentence."""
     with Background() as served:
         expects = Expectations(
             model=MODEL.name, max_model_len=MODEL.max_model_len or 0, completion="".join(SENTENCE), api_key=API_KEY
         )
         yield Target(f"{served.url}/v1", expects)
+
+
+@contextmanager
+def whole_system() -> Iterator[Target]:
+    """``pagebus serve`` as a user starts it: every actor a process, over a private redis-server."""
+    command = [sys.executable, "-m", "actors.cli", "serve", "--port", "0", "--device", "cpu", "--threads", "1"]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert server.stdout is not None
+        try:
+            lines = list(takewhile(lambda line: "Ready after" not in line, server.stdout))
+            assert server.poll() is None, lines
+            # takewhile has read the line with the address; the next one shows it in a command
+            url = server.stdout.readline().split()[-1].removesuffix("/models")
+            yield Target(url, Expectations(model="pagebus", max_model_len=1024, is_whole=True))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(60) == 0
+            server.stdout.close()
+
+
+@pytest.fixture(scope="session", params=["fake backend", "whole system"])
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """The server all client tests talk to."""
+    url = os.environ.get("PAGEBUS_TEST_BASE_URL")
+    if url:
+        expects = Expectations(
+            model=os.environ.get("PAGEBUS_TEST_MODEL", "pagebus"),
+            max_model_len=int(os.environ.get("PAGEBUS_TEST_MAX_MODEL_LEN", "1024")),
+            api_key=os.environ.get("PAGEBUS_TEST_API_KEY", "none"),
+        )
+        yield Target(url, expects)
+        return
+    with fake_backend() if request.param == "fake backend" else whole_system() as server:
+        yield server
 
 
 @pytest.fixture

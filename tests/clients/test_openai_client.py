@@ -187,7 +187,7 @@ def test_chat_stream(client, expects):
 
 def test_the_stream_helper(client, expects):
     """The client's own accumulator understands the chunks."""
-    with client.chat.completions.stream(model=expects.model, messages=question(expects), max_tokens=8) as stream:
+    with client.chat.completions.stream(model=expects.model, messages=question(expects)) as stream:
         final = stream.get_final_completion()
 
     assert final.choices[0].message.content

@@ -19,7 +19,6 @@ from tests.system.harness import OpenBus, System, running
 NUM_PROMPTS = 32
 NUM_TOKENS = 16
 IDS = [config.name for config in REFERENCE_CONFIGS]
-ONE_PER_ARCHITECTURE = list({config.arch: config for config in REFERENCE_CONFIGS}.values())
 
 
 def prompts_for(vocab_size: int, count: int = NUM_PROMPTS) -> list[list[int]]:
@@ -69,7 +68,7 @@ async def test_equals_transformers_alone_together_and_in_chunks(config, models):
 
 
 @pytest.mark.parametrize("budget", [16, 2048])
-@pytest.mark.parametrize("config", ONE_PER_ARCHITECTURE, ids=lambda config: config.arch)
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
 async def test_equals_transformers_at_any_budget(config, budget, models):
     """The token budget changes the chunks, never the tokens."""
     folder, prompts, expected = models(config)
@@ -78,7 +77,7 @@ async def test_equals_transformers_at_any_budget(config, budget, models):
         await check(system, prompts, expected)
 
 
-@pytest.mark.parametrize("config", ONE_PER_ARCHITECTURE, ids=lambda config: config.arch)
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
 async def test_prefix_hits_change_no_token(config, models):
     """The second time the same prompts are read from the cache, and give the same tokens."""
     folder, prompts, expected = models(config)
@@ -90,7 +89,7 @@ async def test_prefix_hits_change_no_token(config, models):
         assert sum(system.collector.cached.values()) >= 16 * (NUM_PROMPTS // 2)
 
 
-@pytest.mark.parametrize("config", ONE_PER_ARCHITECTURE, ids=lambda config: config.arch)
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
 async def test_preemption_changes_no_token(config, models):
     """With a pool of 14 blocks for 32 requests sequences are preempted and recomputed, and give the same tokens."""
     folder, prompts, expected = models(config)
@@ -102,7 +101,7 @@ async def test_preemption_changes_no_token(config, models):
         assert system.scheduler.core.num_preemptions > 0
 
 
-@pytest.mark.parametrize("config", ONE_PER_ARCHITECTURE, ids=lambda config: config.arch)
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
 async def test_equals_transformers_over_redis_with_two_executors(config, models, redis_bus_factory):
     """The same over real Redis with two executors, both of which take part."""
     folder, prompts, expected = models(config)

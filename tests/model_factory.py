@@ -90,12 +90,12 @@ REFERENCE_CONFIGS: list[ReferenceConfig] = [
 
 
 def make_model(
-    folder: Path, arch: str, *, seed: int, max_shard_size: str | int | None = None, **overrides: Any
+    folder: Path, arch: str, *, seed: int, std: float = 0.2, max_shard_size: str | int | None = None, **overrides: Any
 ) -> Path:
     """Save a random float32 model of family ``arch`` into ``folder`` and return it. ``overrides`` are config fields.
 
-    The weights are wide enough that every layer changes the answer, and biases and norms are random too: a mistake
-    in any of them shows. There is no tokenizer; prompts are token ids.
+    With the default ``std`` the weights are wide enough that every layer changes the answer, and biases and norms are
+    random too: a mistake in any of them shows. There is no tokenizer; prompts are token ids.
     """
     import transformers
 
@@ -108,7 +108,7 @@ def make_model(
     with torch.no_grad():
         for name, weight in model.named_parameters():
             mean = 1.0 if "norm" in name else 0.0
-            weight.normal_(mean, 0.2, generator=generator)
+            weight.normal_(mean, std, generator=generator)
     shards = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.save_pretrained(str(folder), **shards)
     return folder

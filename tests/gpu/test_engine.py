@@ -17,7 +17,14 @@ import torch
 from actors.executor.errors import EngineError
 from actors.executor.runner import Runner
 from tests.engine_driver import Driver, Grown, HandScheduler
-from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
+from tests.model_factory import (
+    REFERENCE_CONFIGS,
+    ReferenceConfig,
+    load_reference,
+    make_model,
+    make_reference,
+    reference_generate,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +36,10 @@ MAX_TOKENS = 16
 SETTINGS: dict[str, Any] = {
     "device": "cuda", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 32, "max_num_batched_tokens": 2048,
     "num_gpu_blocks_override": 700,
+}  # fmt: skip
+BFLOAT16_SHAPE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64,
 }  # fmt: skip
 EXTRAS: list[dict[str, Any]] = [
     {},
@@ -128,10 +139,14 @@ def test_end_tokens_free_slots_under_pipelining(driver: Driver, folder: Path) ->
     assert sorted(scheduler.free_blocks) == list(range(700))
 
 
-@pytest.mark.parametrize("config", REFERENCE_CONFIGS[::3], ids=lambda config: config.name)
-def test_bfloat16_logits_are_near_float32(config: ReferenceConfig, tmp_path: Path) -> None:
-    """Relative error at most 2e-2 for prompt and decode, against float32 with the same (rounded) weights."""
-    folder = make_reference(tmp_path, config)
+@pytest.mark.parametrize("arch", ["llama2", "llama3", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_logits_are_near_float32(arch: str, tmp_path: Path) -> None:
+    """Relative error at most 2e-2 for prompt and decode, against float32 with the same (rounded) weights.
+
+    The weights are as wide as these architectures begin with (0.02). On such models transformers' own bfloat16 differs
+    from its float32 by up to 1.4e-2.
+    """
+    folder = make_model(tmp_path, arch, seed=21, std=0.02, **BFLOAT16_SHAPE)
     reference = load_reference(folder)
     for weight in reference.parameters():
         weight.data = weight.data.bfloat16().float()
@@ -147,7 +162,7 @@ def test_bfloat16_logits_are_near_float32(config: ReferenceConfig, tmp_path: Pat
 
     model.logits = logits
     scheduler = driver.scheduler()
-    sequence = scheduler.add(make_prompts(config.vocab_size, 1, 3)[0] + [5, 6, 7], 8)
+    sequence = scheduler.add(make_prompts(driver.info.vocab_size, 1, 3)[0] + [5, 6, 7], 8)
     graphs = runner.graphs
     assert graphs is not None
     while (plan := scheduler.plan()) is not None:

@@ -89,7 +89,7 @@ async def run_batch(
         "step_ms_p50": 1e3 * statistics.median(steps),
         "step_ms_p99": 1e3 * float(np.quantile(steps, 0.99)),
         "decode_steps": len(steps),
-        "output_tokens_per_s": batch * OUTPUT_TOKENS / (done[-1][0] - submitted) if batch > 1 else float("nan"),
+        "output_tokens_per_s": batch * OUTPUT_TOKENS / (done[-1][0] - submitted),
     }, position
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from actors.settings import KINDS, Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
+from actors.simulator.command import add_commands as add_simulator_commands
+from actors.simulator.command import run_command as run_simulator_command
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
 EPILOG = (
@@ -66,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     health.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     health.add_argument("--here", action="store_true", help="only actors of this host count")
     add_arguments(health, model=False)
+    add_simulator_commands(commands.add_parser)
     return parser
 
 
@@ -73,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
     arguments = build_parser().parse_args(argv)
     try:
+        if arguments.command in ("simulate", "record"):
+            return run_simulator_command(arguments)
         settings = load_settings(arguments)
         if arguments.command == "serve":
             return _serve(settings)

@@ -1,0 +1,188 @@
+"""The commands ``pagebus simulate`` and ``pagebus record``: their arguments, and what they do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actors.settings import Settings, SettingsError
+from actors.settings_sources import add_arguments, load_settings
+
+SIMULATED = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_gpu_blocks_override",
+    "swap_space",
+    "preemption_mode",
+    "enable_prefix_caching",
+    "pipeline_depth",
+    "max_num_queued_requests",
+    "scheduling_policy",
+    "priority_aging_s",
+    "itl_target_ms",
+    "ttft_target_ms",
+    "lease_ttl_s",
+)
+"""The settings that make a difference to the core or to a modelled executor."""
+
+_Commands = Callable[..., argparse.ArgumentParser]
+
+
+def add_commands(add_parser: _Commands) -> None:
+    """Add ``simulate`` and ``record`` to the command line."""
+    simulate = add_parser(
+        "simulate",
+        help="run the scheduler against modelled executors, faster than real time",
+        description="Run the scheduler's core against executors whose step times come from a measured profile, on a "
+        "virtual clock, and report latencies and throughput.",
+        allow_abbrev=False,
+    )
+    _add_simulate(simulate)
+    add_arguments(simulate, model=False, only=SIMULATED)
+    record = add_parser(
+        "record",
+        help="write down the traffic and the steps of a running deployment, for simulate and for fitting profiles",
+        description="Read the streams of a running deployment beside its actors, without any effect on it, and write "
+        "a trace: arrivals with lengths and shared blocks, and a log of all steps. Ends with Ctrl-C.",
+        allow_abbrev=False,
+    )
+    record.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON Lines)")
+    record.add_argument("--seconds", type=float, metavar="S", help="end after so long")
+    add_arguments(record, model=False, only=("bus", "name"))
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    run = parser.add_argument_group("run", "what is simulated")
+    what = run.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trace", metavar="FILE", help="requests from a trace file (JSON Lines)")
+    what.add_argument("--workload", metavar="NAME", help="requests of a named workload; 'list' shows them")
+    run.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's)")
+    run.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals per second; 0: all at once")
+    run.add_argument("--clients", type=int, metavar="N", help="so many at a time, each after the one before")
+    run.add_argument("--seed", dest="workload_seed", type=int, default=0, help="of the workload (default: 0)")
+    run.add_argument("--executors", dest="num_executors", type=int, default=1, metavar="N", help="(default: 1)")
+    run.add_argument("--profile", default="h200-llama8b", metavar="NAME|FILE", help="(default: h200-llama8b)")
+    run.add_argument(
+        "--faults", default="", metavar="SPEC", help="'kill executor-3 at 12.5; drain executor-0 at 14; add 2 at 20'"
+    )
+    run.add_argument("--check", action="store_true", help="check every invariant of the scheduler after every step")
+    out = parser.add_argument_group("report")
+    out.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="good requests: time to first token at most this")
+    out.add_argument("--slo-itl-ms", type=float, metavar="MS", help="good requests: mean time per token at most this")
+    out.add_argument("--json", metavar="FILE", help="write the report there too")
+    out.add_argument("--plot", metavar="FOLDER", help="draw pictures (SVG) into this folder")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Run ``simulate`` or ``record``.
+
+    Raises:
+        SettingsError: something was asked for that cannot be.
+    """
+    settings = load_settings(arguments)
+    if arguments.command == "record":
+        from actors.simulator.record import record
+
+        return asyncio.run(record(settings, Path(arguments.out), arguments.seconds))
+    return _simulate(arguments, settings)
+
+
+def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
+    from actors.simulator.clients import Slo
+    from actors.simulator.deployment import Deployment
+    from actors.simulator.faults import parse_faults
+    from actors.simulator.plots import Recorder, draw
+    from actors.simulator.profile import load_profile
+    from actors.simulator.report import make_report, table
+    from actors.simulator.workloads import WORKLOADS
+
+    if arguments.workload == "list":
+        print("\n".join(f"{name:16} {workload.text}" for name, workload in WORKLOADS.items()))
+        return 0
+    if arguments.num_executors < 1:
+        raise SettingsError("--executors must be at least 1")
+    slo = Slo(_limit_s(arguments.slo_ttft_ms), _limit_s(arguments.slo_itl_ms))
+    try:
+        deployment = Deployment(
+            _trace(arguments),
+            load_profile(arguments.profile),
+            settings,
+            num_executors=arguments.num_executors,
+            faults=parse_faults(arguments.faults),
+            slo=slo,
+            check=arguments.check,
+        )
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    recorder = Recorder(deployment) if arguments.plot else None
+    memory = [_rss_mib()]
+    trace = deployment.clients.trace
+    if len(trace) >= 10 and not trace.clients:
+        tenth_s = float(trace.arrival_s[len(trace) // 10])
+        deployment.simulation.at(tenth_s, lambda _: memory.append(_rss_mib()))
+    began_s = time.perf_counter()
+    deployment.run()
+    took_s = time.perf_counter() - began_s
+    report = make_report(deployment)
+    print(table(report))
+    _say_speed(report, took_s, [*memory, _rss_mib()])
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+    if recorder is not None:
+        draw(recorder, Path(arguments.plot))
+    return 0 if report["requests"]["unserved"] == 0 else 1
+
+
+def _say_speed(report: dict[str, Any], took_s: float, memory_mib: list[float]) -> None:
+    done, steps = report["requests"]["done"], report["steps"]
+    print(
+        f"\nsimulated {report['duration_s']:.1f} s in {took_s:.1f} s: {done / took_s:.0f} requests/s, "
+        f"{took_s / max(steps, 1) * 1e6:.0f} us a step; memory at the start, after a tenth of the requests and at the "
+        f"end: {', '.join(f'{each:.0f}' for each in memory_mib)} MiB",
+        file=sys.stderr,
+    )
+
+
+def _trace(arguments: argparse.Namespace) -> Any:
+    from actors.simulator.trace import read_trace
+    from actors.simulator.workloads import WORKLOADS, make_workload
+
+    if arguments.trace:
+        try:
+            return read_trace(arguments.trace)
+        except OSError as error:
+            raise SettingsError(f"--trace: {error}") from error
+    if arguments.workload not in WORKLOADS:
+        raise SettingsError(f"--workload: no {arguments.workload!r}; there are {', '.join(WORKLOADS)}")
+    for name in ("requests", "rate", "clients"):
+        value = getattr(arguments, name)
+        if value is not None and value < (name == "requests"):
+            raise SettingsError(f"--{name} {value} is too small")
+    return make_workload(
+        arguments.workload,
+        seed=arguments.workload_seed,
+        requests=arguments.requests,
+        rate=arguments.rate,
+        clients=arguments.clients,
+    )
+
+
+def _limit_s(limit_ms: float | None) -> float:
+    return float("inf") if limit_ms is None else limit_ms / 1e3
+
+
+def _rss_mib() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,115 @@
+"""One simulated run: clients, scheduler and executors put together from settings, a trace and a profile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actors.scheduler.core import CoreConfig
+from actors.scheduler.events import ReplicaJoined
+from actors.settings import Settings
+from actors.simulator.clients import Clients, Slo
+from actors.simulator.executor import ModelExecutor
+from actors.simulator.faults import Fault, FaultError
+from actors.simulator.profile import Profile
+from actors.simulator.simulation import Simulation, Timing
+from actors.simulator.trace import Trace
+
+DEFAULT_BUDGET = 8192
+
+
+def core_config(settings: Settings) -> CoreConfig:
+    """What the scheduler actor gives its core, from the same settings."""
+    values: dict[str, Any] = {}
+    for spec in dataclasses.fields(CoreConfig):
+        if hasattr(settings, spec.name):
+            values[spec.name] = getattr(settings, spec.name)
+        elif spec.name.endswith("_s") and hasattr(settings, spec.name[:-1] + "ms"):
+            value = getattr(settings, spec.name[:-1] + "ms")
+            values[spec.name] = None if value is None else value / 1e3
+    values["priorities"] = settings.scheduling_policy == "priority"
+    return CoreConfig(**values)
+
+
+class Deployment:
+    """``num_executors`` executors named ``executor-0`` and so on, each like ``profile`` says, and the clients of
+    ``trace``. After :meth:`run`, ``clients`` and ``simulation`` hold what came of it.
+
+    Args:
+        check: check every invariant of the core after every step.
+        sample: called with the time after every result that came, for pictures.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        profile: Profile,
+        settings: Settings,
+        *,
+        num_executors: int = 1,
+        faults: Sequence[Fault] = (),
+        slo: Slo | None = None,
+        check: bool = False,
+        clients: Callable[..., Clients] = Clients,
+    ) -> None:
+        self.profile, self.settings = profile, settings
+        self.block_size = settings.block_size
+        self.clients = clients(
+            trace, self.block_size, request_s=profile.request_s, reply_s=profile.reply_s, slo=slo or Slo()
+        )
+        timing = Timing(
+            bus_s=profile.bus_s,
+            input_s=profile.scheduler_input_s,
+            plan_s=profile.scheduler_plan_s,
+            lease_ttl_s=settings.lease_ttl_s,
+        )
+        self.simulation = Simulation(core_config(settings), self.clients, timing, check=check)
+        self._num_executors = 0
+        self.add(0.0, num_executors)
+        known = num_executors + sum(fault.count for fault in faults)
+        names = {self._name(number) for number in range(known)}
+        for fault in faults:
+            if fault.verb != "add" and fault.executor not in names:
+                raise FaultError(f"there is no executor {fault.executor!r}")
+            self.simulation.at(fault.at_s, self._action(fault))
+
+    @staticmethod
+    def _name(number: int) -> str:
+        return f"executor-{number}"
+
+    def _action(self, fault: Fault) -> Callable[[float], None]:
+        if fault.verb == "add":
+            return lambda at_s: self.add(at_s, fault.count)
+        act = self.simulation.kill if fault.verb == "kill" else self.simulation.drain
+        return lambda at_s: act(at_s, fault.executor)
+
+    def add(self, at_s: float, count: int) -> None:
+        """More executors are ready."""
+        for _ in range(count):
+            executor = ModelExecutor(self._joined(), self.profile, self.clients.output_tokens_of)
+            self._num_executors += 1
+            self.simulation.join(at_s, executor)
+
+    def _joined(self) -> ReplicaJoined:
+        profile, settings = self.profile, self.settings
+        block_bytes = profile.kv_bytes_per_token * self.block_size
+        num_blocks = settings.num_gpu_blocks_override or profile.num_blocks * profile.block_size // self.block_size
+        return ReplicaJoined(
+            replica=self._name(self._num_executors),
+            epoch=self.simulation.next_epoch(),
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len or profile.max_model_len,
+            max_num_batched_tokens=settings.max_num_batched_tokens or DEFAULT_BUDGET,
+            num_host_blocks=int(settings.swap_space * 2**30) // block_bytes,
+            block_bytes=block_bytes,
+            copy_bytes_per_s=profile.copy_bytes_per_s,
+            prefill_tokens_per_s=profile.prefill_tokens_per_s,
+        )
+
+    def run(self) -> None:
+        """From the first arrival until nothing happens any more."""
+        self.clients.start(self.simulation)
+        self.simulation.run()

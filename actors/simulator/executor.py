@@ -1,0 +1,129 @@
+"""An executor as the scheduler sees it: plans in, results out, in the time that a profile says. No tokens are computed;
+every sampled token is a number without meaning."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.scheduler.events import ReplicaJoined
+from actors.simulator.profile import Profile
+from bus.messages import END_LENGTH, END_NONE, END_STOP, Int32Array, NewSequence, StepPlan, StepResult
+
+_NO_INTS = np.empty(0, np.int32)
+_NO_ENDS = np.full(16_384, END_NONE, np.int32)
+
+
+class ModelExecutor:
+    """The persistent batch of one device. Steps are executed in the order in which they are submitted.
+
+    Args:
+        output_tokens: how many tokens the model generates for a sequence id before it ends it.
+    """
+
+    def __init__(
+        self, joined: ReplicaJoined, profile: Profile, output_tokens: Callable[[int], int], *, scheduler_epoch: int = 1
+    ) -> None:
+        self.joined = joined
+        self._scheduler_epoch = scheduler_epoch
+        self._output_tokens = output_tokens
+        self._base_s = profile.base_table_s(max(joined.max_num_batched_tokens, joined.max_num_seqs))
+        self._kv_token_s, self._pair_s = profile.kv_token_s, profile.pair_s
+        self._mixed_floor_s = profile.mixed_floor_ms / 1e3
+        block_bytes = profile.kv_bytes_per_token * joined.block_size
+        self._block_copy_s = block_bytes / profile.kv_read_bytes_per_s
+        self._swap_s = block_bytes / profile.copy_bytes_per_s
+        self._copies_free_s = 0.0
+        self._copies: deque[tuple[int, float]] = deque()
+        """Steps whose copies may not be done, and when they are."""
+        slots = joined.max_num_seqs
+        self._ids = np.zeros(slots, np.int32)
+        self._prompt = np.zeros(slots, np.int32)
+        self._computed = np.zeros(slots, np.int32)
+        self._total = np.zeros(slots, np.int32)
+        self._limit = np.zeros(slots, np.int32)
+        self._stop = np.zeros(slots, np.int32)
+
+    def execute(self, plan: StepPlan, received_s: float, free_s: float) -> StepResult:
+        """Execute a plan that came at ``received_s``, on a device that is free from ``free_s`` on. The result says when
+        the step is done."""
+        for new in plan.new_sequences:
+            self._enter(new)
+        slots, counts = plan.slots, plan.num_scheduled
+        seconds, sampled, num_tokens = 0.0, _NO_INTS, 0
+        if len(slots):
+            computed = self._computed[slots]
+            computed += counts
+            self._computed[slots] = computed
+            if plan.num_decodes == len(slots):
+                sampled, num_tokens = slots, len(slots)
+                seconds = self._base_s[num_tokens] + int(computed.sum()) * self._kv_token_s
+            else:
+                sampled, num_tokens = slots[computed == self._total[slots]], int(counts.sum())
+                seconds = self._mixed_s(plan, computed, num_tokens)
+        if len(plan.copy_sources):
+            seconds += len(plan.copy_sources) * self._block_copy_s
+        if len(plan.swap_in_blocks) or len(plan.swap_out_blocks):
+            free_s = max(free_s, self._swapped_s(plan, received_s))
+        done_s = (free_s if free_s > received_s else received_s) + seconds
+        while self._copies and self._copies[0][1] <= done_s:
+            self._copies.popleft()
+        ids, indexes, ends = self._sample(sampled)
+        return StepResult(
+            step=plan.step,
+            scheduler_epoch=self._scheduler_epoch,
+            received_s=received_s,
+            launched_s=received_s,
+            done_s=done_s,
+            num_computed_tokens=num_tokens,
+            sequence_ids=ids,
+            token_ids=ids & 0x3FFF,
+            token_indexes=indexes,
+            ends=ends,
+            copied_step=self._copies[0][0] - 1 if self._copies else plan.step,
+        )
+
+    def _enter(self, new: NewSequence) -> None:
+        slot = new.slot
+        self._ids[slot] = new.sequence_id
+        self._prompt[slot] = new.num_prompt_tokens
+        self._computed[slot] = new.num_computed_tokens
+        self._total[slot] = new.num_tokens
+        self._limit[slot] = new.max_total_tokens
+        self._stop[slot] = min(new.max_total_tokens, new.num_prompt_tokens + self._output_tokens(new.sequence_id))
+
+    def _mixed_s(self, plan: StepPlan, computed: Int32Array, num_tokens: int) -> float:
+        """A step with prompts in it. A row of n tokens that reaches position c attends to n * (c - n + 1) + ... pairs;
+        its keys and values are read once, which counts little beside them."""
+        decodes = plan.num_decodes
+        counts = plan.num_scheduled[decodes:].astype(np.float64)
+        pairs = float((counts * (computed[decodes:] - (counts - 1) / 2)).sum())
+        seconds = self._base_s[num_tokens] + int(computed[:decodes].sum()) * self._kv_token_s + pairs * self._pair_s
+        return max(seconds, self._mixed_floor_s)
+
+    def _swapped_s(self, plan: StepPlan, received_s: float) -> float:
+        """When the step may begin. Copies between the tiers have a queue of their own, beside the computing; only what
+        is swapped in is waited for."""
+        out_s, in_s = len(plan.swap_out_blocks) * self._swap_s, len(plan.swap_in_blocks) * self._swap_s
+        self._copies_free_s = max(self._copies_free_s, received_s) + out_s + in_s
+        self._copies.append((plan.step, self._copies_free_s))
+        return self._copies_free_s if in_s else 0.0
+
+    def _sample(self, slots: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Ids, token indexes and ends of the rows that sample. A sequence that has ended has no more rows."""
+        total = self._total[slots]
+        indexes = total - self._prompt[slots]
+        total += 1
+        self._total[slots] = total
+        stop = self._stop[slots]
+        over = total >= stop
+        if not over.any():
+            return self._ids[slots], indexes, _NO_ENDS[: len(slots)]
+        ends = np.where(over, np.where(total >= self._limit[slots], END_LENGTH, END_STOP), END_NONE).astype(np.int32)
+        late = total > stop
+        if late.any():
+            keep = ~late
+            return self._ids[slots[keep]], indexes[keep], ends[keep]
+        return self._ids[slots], indexes, ends

@@ -1,0 +1,241 @@
+"""The core, its replicas and the time between them, as a heap of events on a virtual clock.
+
+The scheduler is one server: it takes in everything that has come, plans, and is busy for as long as the profile says;
+what comes meanwhile waits. A plan reaches its executor after ``bus_s``; plans of one executor run one after another,
+and a result is back ``bus_s`` after its step is done. As executing a plan depends on the plans before it only, it is
+computed as soon as the plan is made; an executor that is killed simply never says the results that lie behind its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.events import (
+    DetokenizersLive,
+    Input,
+    Note,
+    ReplicaJoined,
+    ReplicaLost,
+    ReplicaResult,
+    ReplicaSuspended,
+    ToDetokenizer,
+    ToIngress,
+    ToReplica,
+)
+from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
+
+NEVER_S = float("inf")
+COUNTS = ("prefix_queries", "prefix_hits", "num_preemptions")
+"""What replicas count."""
+
+
+class Executor(Protocol):
+    """Something that executes plans in order."""
+
+    @property
+    def joined(self) -> ReplicaJoined:
+        """What the scheduler is told about it."""
+
+    def execute(self, plan: StepPlan, received_s: float, free_s: float) -> StepResult:
+        """The result of a plan that came at ``received_s``; the device is free from ``free_s`` on."""
+
+
+class Observer:
+    """Hears what detokenizers, ingresses and the log would; overridden where somebody wants to know."""
+
+    def started(self, at_s: float, started: SequenceStarted) -> None:
+        """A sequence enters the batch of a replica for the first time."""
+
+    def ended(self, at_s: float, ended: SequenceEnded) -> None:
+        """The scheduler ended a sequence that had been started."""
+
+    def failed(self, at_s: float, failed: RequestFailed) -> None:
+        """A request was answered with an error."""
+
+    def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        """A plan was sent."""
+
+    def result(self, at_s: float, replica: str, result: StepResult) -> None:
+        """The results of a step can be read."""
+
+    def noted(self, at_s: float, note: Note) -> None:
+        """A line for the log."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One executor's life; times in seconds. ``free_s``: when its last step so far is done."""
+
+    executor: Executor
+    joined_s: float
+    free_s: float = 0.0
+    killed_s: float = NEVER_S
+    busy_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """See :class:`actors.simulator.profile.Profile`. ``lease_ttl_s``: until a dead executor is noticed."""
+
+    bus_s: float = 0.0
+    input_s: float = 0.0
+    plan_s: float = 0.0
+    lease_ttl_s: float = 5.0
+
+
+Action = Callable[[float], None]
+
+
+class Simulation:
+    """``check``: every invariant of the core is checked after every step."""
+
+    def __init__(self, config: CoreConfig, observer: Observer, timing: Timing, *, check: bool = False) -> None:
+        self.core = Core(config)
+        self.observer = observer
+        self.members: dict[str, Member] = {}
+        self.past: list[tuple[str, Member]] = []
+        self.now_s = 0.0
+        self.busy_s = 0.0
+        """How long the scheduler worked, by the profile."""
+        self.num_steps = self.num_events = self.swapped_out = self.swapped_in = 0
+        self._counts: Counter[str] = Counter()
+        self._timing = timing
+        self._check = check
+        self._heap: list[tuple[float, int, Member | None, object]] = []
+        self._pushed = 0
+        self._epochs = 0
+        self.core.take(DetokenizersLive(("text",)))
+
+    # -- what happens when --------------------------------------------------------------------------------------------
+    def at(self, at_s: float, what: Input | Action) -> None:
+        """The scheduler reads a message at a time, or ``what(at_s)`` is called then."""
+        self._push(at_s, None, what)
+
+    def _push(self, at_s: float, member: Member | None, what: object) -> None:
+        self._pushed += 1
+        heappush(self._heap, (at_s, self._pushed, member, what))
+
+    def next_epoch(self) -> int:
+        """A lease epoch, above all before it."""
+        self._epochs += 1
+        return self._epochs
+
+    def join(self, at_s: float, executor: Executor) -> None:
+        """An executor is ready now; one that had its name before is gone."""
+        name = executor.joined.replica
+        if name in self.members:
+            self.kill(at_s, name)
+            self._count(name, self._counts)
+        self.members[name] = Member(executor, at_s, free_s=at_s)
+        self.core.take(executor.joined)
+
+    def kill(self, at_s: float, name: str) -> None:
+        """An executor dies. The scheduler notices when its lease has expired."""
+        member = self.members.get(name)
+        if member is None or member.killed_s <= at_s:
+            return
+        member.killed_s = at_s
+        noticed_s = at_s + self._timing.lease_ttl_s
+        self.at(noticed_s, lambda _: self._leave(member, "its lease expired"))
+
+    def drain(self, at_s: float, name: str) -> None:
+        """An executor is asked to end: it finishes the steps it has."""
+        member = self.members.get(name)
+        if member is None or member.killed_s <= at_s:
+            return
+        self.core.take(ReplicaSuspended(name))
+        self.at(max(at_s, member.free_s) + 2 * self._timing.bus_s, lambda _: self._leave(member, "drained"))
+
+    def _leave(self, member: Member, reason: str) -> None:
+        name = member.executor.joined.replica
+        if self.members.get(name) is member:
+            del self.members[name]
+            self._count(name, self._counts)
+            self.core.take(ReplicaSuspended(name))
+            self.core.take(ReplicaLost(name, reason))
+        member.killed_s = min(member.killed_s, self.now_s)
+        self.past.append((name, member))
+
+    def _count(self, name: str, counts: Counter[str]) -> None:
+        replica = self.core.replicas.get(name)
+        for key in COUNTS:
+            counts[key] += getattr(replica, key, 0)
+
+    def totals(self) -> dict[str, int]:
+        """Counts of all replicas there were: prefix lookups in tokens, and preemptions."""
+        counts = Counter(self._counts)
+        for name in self.core.replicas:
+            self._count(name, counts)
+        return {key: counts[key] for key in COUNTS}
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+    def run(self, until_s: float = NEVER_S) -> None:
+        """Until nothing happens any more, or ``until_s``."""
+        heap, timing, core = self._heap, self._timing, self.core
+        free_s = self.now_s
+        while heap and heap[0][0] <= until_s:
+            now_s = self.now_s = max(heap[0][0], free_s)
+            inputs = 0
+            while heap and heap[0][0] <= now_s:
+                at_s, _, member, what = heappop(heap)
+                inputs += 1
+                self._handle(at_s, member, what)
+            outputs = core.plan(now_s)
+            plans = sum(type(output) is ToReplica for output in outputs)
+            worked_s = inputs * timing.input_s + plans * timing.plan_s
+            free_s = now_s + worked_s
+            self.busy_s += worked_s
+            for output in outputs:
+                self._send(free_s, output)
+            self.num_events += inputs
+            if self._check:
+                core.check_integrity()
+
+    def _handle(self, at_s: float, member: Member | None, what: object) -> None:
+        if member is not None:
+            assert isinstance(what, StepResult)
+            name = member.executor.joined.replica
+            if what.done_s <= member.killed_s and self.members.get(name) is member:
+                self.observer.result(at_s, name, what)
+                self.core.take(ReplicaResult(name, what))
+        elif callable(what):
+            what(at_s)
+        else:
+            self.core.take(what)  # type: ignore[arg-type]
+
+    def _send(self, at_s: float, output: object) -> None:
+        match output:
+            case ToReplica(replica, plan):
+                self._execute(at_s, replica, plan)
+            case ToDetokenizer(_, SequenceStarted() as started):
+                self.observer.started(at_s, started)
+            case ToDetokenizer(_, SequenceEnded() as ended):
+                self.observer.ended(at_s, ended)
+            case ToIngress(_, failed):
+                self.observer.failed(at_s, failed)
+            case Note():
+                self.observer.noted(at_s, output)
+
+    def _execute(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        member = self.members[replica]
+        self.num_steps += 1
+        self.swapped_out += len(plan.swap_out_blocks)
+        self.swapped_in += len(plan.swap_in_blocks)
+        self.observer.planned(at_s, replica, plan)
+        received_s = at_s + self._timing.bus_s
+        if received_s >= member.killed_s:
+            return
+        result = member.executor.execute(plan, received_s, member.free_s)
+        done_s = result.done_s
+        if done_s > member.killed_s:
+            return
+        member.busy_s += done_s - max(received_s, member.free_s)
+        member.free_s = done_s
+        member.steps += 1
+        self._push(done_s + self._timing.bus_s, member, result)

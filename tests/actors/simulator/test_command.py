@@ -1,0 +1,75 @@
+"""``pagebus simulate`` on the command line: tables, files, pictures, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from actors.cli import main
+
+SMALL = ["simulate", "--workload", "chat", "--requests", "20"]
+
+
+def test_simulate_prints_and_stores_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table goes to standard output, speed to standard error, and --json stores the same for programs."""
+    path = tmp_path / "report.json"
+    assert main([*SMALL, "--executors", "2", "--json", str(path), "--slo-ttft-ms", "50"]) == 0
+    printed = capsys.readouterr()
+    assert "time to first token" in printed.out
+    assert "us a step" in printed.err
+    report = json.loads(path.read_text())
+    assert report["requests"] == {"sent": 20, "done": 20, "failed": 0, "unserved": 0}
+    assert len(report["executors"]) == 2
+
+
+def test_simulate_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--plot makes pictures that are valid XML; a block map only of a small cache."""
+    assert main([*SMALL, "--num-gpu-blocks-override", "64", "--plot", str(tmp_path / "a")]) == 0
+    assert main([*SMALL, "--plot", str(tmp_path / "b")]) == 0
+    pictures = {path.name: ElementTree.parse(path).getroot() for path in (tmp_path / "a").glob("*.svg")}
+    assert set(pictures) == {"batch.svg", "latency.svg", "blocks.svg", "sequences.svg", "block-map.svg"}
+    assert all(root.tag.endswith("svg") and len(root) > 10 for root in pictures.values())
+    assert not (tmp_path / "b" / "block-map.svg").exists()
+
+
+def test_a_trace_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests of a file; those that nobody serves make the command fail."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_s": 0, "prompt_tokens": 20, "output_tokens": 500}\n')
+    assert main(["simulate", "--trace", str(path)]) == 0
+    assert main(["simulate", "--trace", str(path), "--faults", "kill executor-0 at 0.1"]) == 1
+    assert "1 unserved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--workload", "nonsense"], "no 'nonsense'; there are mixed256"),
+        (["--trace", "/nowhere"], "--trace"),
+        (["--workload", "chat", "--profile", "x"], "no profile 'x'"),
+        (["--workload", "chat", "--faults", "boom"], "'boom': write"),
+        (["--workload", "chat", "--requests", "0"], "--requests 0 is too small"),
+        (["--workload", "chat", "--executors", "0"], "--executors"),
+        (["--workload", "chat", "--pipeline-depth", "99"], "--pipeline-depth"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is said, and the exit code is 2."""
+    assert main(["simulate", *arguments]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_workloads_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """--workload list shows what there is."""
+    assert main(["simulate", "--workload", "list"]) == 0
+    assert "mixed256" in capsys.readouterr().out
+
+
+def test_record_needs_a_bus(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --bus there is nothing to record."""
+    assert main(["record", "--out", "/dev/null"]) == 2
+    assert "--bus is needed" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Recording a deployment: the trace and the step log say what happened, and nothing on the bus changes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from world import World, request
+
+from actors.scheduler.events import ToDetokenizer, ToReplica
+from actors.simulator.fit import read_steps
+from actors.simulator.record import Follower, Recording
+from actors.simulator.trace import read_trace
+from bus.contract import Entry, EntryId, LogEntry
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.messages import TokenizedRequest
+from bus.streams import SCHEDULER_GROUP, Names
+
+NAMES = Names("test")
+
+
+def play(world: World, recording: Recording, *messages: TokenizedRequest, tokenized: bool = True) -> None:
+    """Run requests to their ends and tell the recording all that goes over the bus."""
+    took = (Entry(NAMES.tokenized, EntryId(0, 1), message) for message in messages)
+    if tokenized:
+        for entry in took:
+            recording.take(entry)
+    outputs = world.send(*messages)
+    while True:
+        for output in outputs:
+            if isinstance(output, ToDetokenizer):
+                recording.take(Entry(NAMES.sequences("text"), EntryId(1, 1), output.message))
+            elif isinstance(output, ToReplica):
+                recording.take(Entry(NAMES.steps(output.replica), EntryId(1, output.message.step), output.message))
+        executor = world.executors["gpu-0"]
+        if not executor.queue:
+            return
+        seen = len(world.plans)
+        started = len(world.heard)
+        result = world.step("gpu-0")
+        recording.take(Entry(NAMES.results("gpu-0"), EntryId(1, result.step), result))
+        new = list(world.heard.values())[started:]
+        outputs = [ToDetokenizer("text", heard.started) for heard in new]
+        outputs += [ToReplica(*plan) for plan in world.plans[seen:]]
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_recording_can_be_simulated(tmp_path: Path, tokenized: bool) -> None:
+    """Lengths, shared blocks and choices of all requests are in the trace, also of those missed in ``tokenized``."""
+    path = tmp_path / "run.jsonl"
+    world = World()
+    world.join()
+    with path.open("w") as out:
+        recording = Recording(out, NAMES, 0.0, block_size=4)
+        head = list(range(12))
+        play(
+            world,
+            recording,
+            request("a", head, max_tokens=5),
+            request("b", [*head, 7, 8], max_tokens=3),
+            tokenized=tokenized,
+        )
+        play(world, recording, request("c", [9] * 6, max_tokens=4, n=2, stop_token_ids=(2,)), tokenized=tokenized)
+        assert recording.finish() == 0
+    trace = read_trace(path)
+    rows = sorted(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), trace.choices.tolist(), strict=True))
+    heard = [len(each.tokens) for each in world.heard.values() if each.started.request_id == "c"]
+    assert rows == [(6, max(heard), 2), (12, 5, 1), (14, 3, 1)]
+    blocks = {len(trace.blocks[row]): trace.blocks[row] for row in range(3)}
+    assert [trace.blocks[row] for row in range(3) if trace.prompt_tokens[row] > 6] == [(0, 1, 2), (0, 1, 2)]
+    assert len(blocks[1]) == 1
+    assert trace.block_size == 4
+
+
+def test_the_step_log_says_what_was_computed() -> None:
+    """Decode rows with their context, prefill tokens with their pairs; all steps are there."""
+    out = io.StringIO()
+    recording = Recording(out, NAMES, 0.0, block_size=4)
+    world = World(pipeline_depth=1)
+    world.join()
+    play(world, recording, request("a", [1, 2, 3], max_tokens=3))
+    steps = [json.loads(line) for line in out.getvalue().splitlines() if "step" in json.loads(line)]
+    work = [(each["decodes"], each["decode_context"], each["prefill_tokens"], each["prefill_pairs"]) for each in steps]
+    assert work[:3] == [(0, 0, 3, 6.0), (1, 4, 0, 0.0), (1, 5, 0, 0.0)]
+    assert recording.num_steps == len(world.plans)
+
+
+async def test_reading_leaves_the_bus_as_it_is() -> None:
+    """Everything new is read once, from now on, and a consumer group still gets every entry."""
+    bus = MemoryBus(MemoryServer(), NAMES)
+    await bus.connect()
+    await bus.acquire_lease("detokenizer", "text", {}, ttl_s=60)
+    await bus.acquire_lease("executor", "gpu-0", {"block_size": 32}, ttl_s=60)
+    await bus.create_group(NAMES.tokenized, SCHEDULER_GROUP)
+    old, new = request("old", [1]), request("new", [2])
+    await bus.publish([(NAMES.tokenized, old)])
+    follower = Follower(bus, NAMES)
+    assert await follower.read(0) == []
+    assert follower.block_size == 32
+    await bus.publish([(NAMES.tokenized, new)])
+    world = World()
+    world.join()
+    world.send(new)
+    (_, plan), *_ = world.plans
+    await bus.append([LogEntry(NAMES.steps("gpu-0"), EntryId(5, 1), plan)])
+    read = await follower.read(0)
+    assert sorted(type(entry.message).__name__ for entry in read) == ["StepPlan", "TokenizedRequest"]
+    assert await follower.read(0) == []
+    left = await bus.read_group(SCHEDULER_GROUP, "leader", [NAMES.tokenized], block_ms=0)
+    assert [entry.message.request_id for entry in left if isinstance(entry.message, TokenizedRequest)] == ["old", "new"]
+    assert [await bus.length(stream) for stream in (NAMES.tokenized, NAMES.steps("gpu-0"))] == [2, 1]
+    await bus.close()
+
+
+def test_steps_of_a_recording_have_device_times(tmp_path: Path) -> None:
+    """A step begins when it is launched, or when the step before it is done."""
+    path = tmp_path / "run.jsonl"
+    step = {"replica": "a", "planned_s": 0, "received_s": 0, "decodes": 1, "decode_context": 5, "prefill_tokens": 0}
+    step |= {"prefill_pairs": 0, "swapped_in": 0}
+    rows = [
+        {**step, "step": number, "launched_s": begun, "done_s": done} for number, begun, done in ((1, 1, 3), (2, 2, 4))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert np.allclose([row["seconds"] for row in read_steps(path)], [2.0, 1.0])

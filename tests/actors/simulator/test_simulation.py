@@ -1,0 +1,187 @@
+"""Simulated runs: times follow from the profile, tokens are conserved whatever happens, and runs repeat exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from actors.scheduler.core import CoreConfig
+from actors.settings import Settings
+from actors.simulator.clients import Slo
+from actors.simulator.deployment import Deployment, core_config
+from actors.simulator.faults import Fault, FaultError, parse_faults
+from actors.simulator.profile import Profile
+from actors.simulator.report import make_report, table
+from actors.simulator.trace import Trace, make_trace
+from actors.simulator.workloads import make_workload
+
+PROFILE = Profile(
+    num_blocks=600,
+    max_model_len=8192,
+    kv_bytes_per_token=1000,
+    base_tokens=(1, 100, 1000),
+    base_ms=(2.0, 4.0, 40.0),
+    kv_read_bytes_per_s=1e9,
+    attention_flops_per_pair=100.0,
+    attention_flops_per_s=1e12,
+    bus_s=0.0001,
+    request_s=0.003,
+    reply_s=0.002,
+)
+
+
+def run(
+    trace: Trace, profile: Profile = PROFILE, *, faults: str = "", executors: int = 1, **settings: Any
+) -> Deployment:
+    """A run with all checks."""
+    deployment = Deployment(
+        trace, profile, Settings(**settings), num_executors=executors, faults=parse_faults(faults), check=True
+    )
+    deployment.run()
+    return deployment
+
+
+def test_one_request_takes_what_the_profile_says() -> None:
+    """Time to first token and between tokens of a lone request are the sums of their parts."""
+    deployment = run(make_trace(100, 4))
+    clients = deployment.clients
+    prefill_s = 0.004 + 100 * 101 / 2 * 1e-10
+    decodes_s = [0.002 + context * 1e-6 for context in (101, 102, 103)]
+    assert clients.ttft.mean == pytest.approx(0.003 + 0.0001 + prefill_s + 0.002, rel=1e-9)
+    assert clients.itl.mean == pytest.approx(sum(decodes_s) / 3, rel=1e-9)
+    assert clients.itl.count == 3
+    assert clients.e2e.mean == pytest.approx(0.0051 + prefill_s + sum(decodes_s), rel=1e-9)
+
+
+def test_without_pipelining_every_step_waits_for_the_bus() -> None:
+    """One plan in flight: result and next plan lie between two steps."""
+    lone = run(make_trace(100, 4), pipeline_depth=1).clients
+    piped = run(make_trace(100, 4), pipeline_depth=2).clients
+    assert lone.itl.mean == pytest.approx(piped.itl.mean + 2 * PROFILE.bus_s, rel=1e-9)
+
+
+def test_a_busy_scheduler_delays_plans() -> None:
+    """What comes while the scheduler works waits for it."""
+    slow = dataclasses.replace(PROFILE, scheduler_plan_s=0.01)
+    assert run(make_trace(100, 20), slow).clients.itl.mean == pytest.approx(0.01, rel=0.1)
+
+
+def test_the_same_run_gives_the_same_report() -> None:
+    """A seed says everything; another seed is another run."""
+    reports = [make_report(run(make_workload("chat", seed=seed, requests=60))) for seed in (1, 1, 2)]
+    assert reports[0] == reports[1] != reports[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pipeline_depth": 1},
+        {"enable_prefix_caching": False},
+        {"preemption_mode": "recompute"},
+        {"swap_space": 0.0},
+    ],
+    ids=str,
+)
+def test_tokens_are_conserved_in_a_small_cache(settings: dict[str, Any]) -> None:
+    """With preemptions, forks and early ends, every request gets exactly its tokens and nothing is left."""
+    count = 40
+    trace = make_trace(
+        [20 + 7 * (i % 9) for i in range(count)],
+        [10 + 5 * (i % 11) for i in range(count)],
+        [i * 0.004 for i in range(count)],
+        max_tokens=[90 if i % 3 == 0 else 10 + 5 * (i % 11) for i in range(count)],
+        choices=[3 if i % 5 == 0 else 1 for i in range(count)],
+    )
+    profile = dataclasses.replace(PROFILE, num_blocks=24)
+    deployment = run(trace, profile, max_num_seqs=8, max_num_batched_tokens=64, **settings)
+    clients, core = deployment.clients, deployment.simulation.core
+    assert (clients.num_done, clients.num_failed, clients.num_unserved) == (count, 0, 0)
+    assert clients.output_tokens == int((trace.output_tokens * trace.choices).sum())
+    assert core.is_idle
+    assert core.num_preemptions > 0
+    held = core.leftovers()
+    assert {name: held[name] for name in held if "host" not in name} == {name: 0 for name in held if "host" not in name}
+
+
+def test_executors_come_and_go() -> None:
+    """Killed, drained and added executors change when tokens come, not which."""
+    trace = make_workload("chat", requests=80, rate=100.0)
+    deployment = run(trace, executors=3, faults="kill executor-1 at 0.2; add 2 at 0.3; drain executor-0 at 0.4")
+    clients = deployment.clients
+    assert clients.num_done == 80
+    assert clients.output_tokens == int(trace.output_tokens.sum())
+    report = make_report(deployment)
+    assert [each["name"] for each in report["executors"]] == [f"executor-{i}" for i in range(5)]
+    assert all(each["steps"] for each in report["executors"])
+
+
+def test_requests_wait_for_an_executor() -> None:
+    """Without any executor left requests are unserved; a later one serves them."""
+    trace = make_trace([50] * 4, [10] * 4)
+    assert run(trace, faults="kill executor-0 at 0.01").clients.num_unserved == 4
+    assert run(trace, faults="kill executor-0 at 0.01; add 1 at 60").clients.num_done == 4
+
+
+def test_what_was_computed_before_a_loss_is_not_sent_again() -> None:
+    """After a loss a stream has a gap as long as it takes to notice, and goes on with the next token."""
+    trace = make_trace(50, 100)
+    clients = run(trace, executors=2, faults="kill executor-0 at 0.1", lease_ttl_s=5.0).clients
+    assert clients.itl.count == 99
+    assert 5.0 < clients.itl.percentile(1.0) < 5.1
+
+
+def test_clients_send_one_after_another() -> None:
+    """With clients, as many requests are under way as there are clients."""
+    one, four = (run(make_trace([64] * 8, [5] * 8, clients=number)).clients for number in (1, 4))
+    assert one.num_done == four.num_done == 8
+    assert one.e2e.mean * 8 == pytest.approx(one.last_token_s, rel=1e-6)
+    assert four.last_token_s < one.last_token_s / 2
+
+
+def test_shared_prefixes_are_found() -> None:
+    """Requests of a group find each other's blocks, others do not."""
+    alone = make_trace([160] * 10, [2] * 10, [i * 0.5 for i in range(10)])
+    group = make_trace([160] * 10, [2] * 10, [i * 0.5 for i in range(10)], prefix_groups=0, prefix_tokens=128)
+    assert make_report(run(alone))["prefix_hit_rate"] == 0
+    assert make_report(run(group))["prefix_hit_rate"] == pytest.approx(9 * 128 / 1600, rel=1e-4)
+
+
+def test_goodput_counts_requests_that_keep_the_limits() -> None:
+    """A limit below what is possible leaves no good request, one above leaves all."""
+    trace = make_trace([100] * 3, [4] * 3, [0.0, 1.0, 2.0])
+    for slo, good in ((Slo(0.02, 0.01), 3), (Slo(0.005, 0.01), 0), (Slo(0.02, 0.002), 0)):
+        deployment = Deployment(trace, PROFILE, Settings(), slo=slo)
+        deployment.run()
+        assert deployment.clients.num_good == good
+
+
+def test_what_cannot_run_fails() -> None:
+    """A prompt longer than the context is answered with an error, and the rest goes on."""
+    deployment = run(make_trace([9000, 10], [5, 5]))
+    assert (deployment.clients.num_failed, deployment.clients.num_done) == (1, 1)
+    assert "1 failed" in table(make_report(deployment))
+
+
+def test_faults_are_read() -> None:
+    """Faults are parsed into order of time; nonsense and unknown executors are refused."""
+    assert parse_faults("add 2 at 20; kill executor-3 at 12.5;") == [
+        Fault("kill", 12.5, executor="executor-3"),
+        Fault("add", 20.0, count=2),
+    ]
+    with pytest.raises(FaultError, match="write 'kill NAME"):
+        parse_faults("explode executor-1")
+    with pytest.raises(FaultError, match="no executor 'executor-7'"):
+        run(make_trace(1, 1), faults="kill executor-7 at 1")
+
+
+def test_the_core_is_configured_as_in_a_deployment() -> None:
+    """Every setting of the core comes from the settings of the same meaning."""
+    settings = Settings(itl_target_ms=20.0, scheduling_policy="priority", pipeline_depth=3, block_size=32)
+    config = core_config(settings)
+    assert (config.itl_target_s, config.priorities, config.pipeline_depth, config.block_size) == (0.02, True, 3, 32)
+    own = {"epoch", "eos_token_ids", "priorities"}
+    fields = {spec.name for spec in dataclasses.fields(CoreConfig)} - own
+    assert [name for name in fields if not hasattr(settings, name) and not hasattr(settings, name[:-1] + "ms")] == []

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bus.messages import FinishReason
 from web.errors import ApiError
+from web.report import PromptInfo, Report, Token, TokenTexts
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,14 @@ class Choice:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     changed: bool = False
+    tokens: list[Token] = field(default_factory=list)
+    """What has come and was not taken yet, for calls that report tokens."""
+    cumulative_logprob: float = 0.0
+
+    def take_tokens(self) -> list[Token]:
+        """The tokens since the last call, once."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
 
     def take_text(self) -> str:
         """The text since the last call, once."""
@@ -45,9 +54,12 @@ class OpenRequest:
         "first_token_seen",
         "last_progress_s",
         "losses_seen",
+        "needs_prompt",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_unfinished",
+        "prompt",
+        "prompt_text",
         "request_id",
         "started_s",
         "suspect_since_s",
@@ -65,9 +77,18 @@ class OpenRequest:
         self.last_progress_s = now_s
         self.losses_seen = losses_seen
         self.suspect_since_s: float | None = None
+        self.needs_prompt = False
+        """Whether the answer tells something about the prompt, which has to come before any choice ends."""
+        self.prompt: PromptInfo | None = None
+        self.prompt_text: str | None = None
+        """The prompt as the client wrote it, if it did so as text."""
 
     @property
     def num_output_tokens(self) -> int:
+        """As the client is to know it: a call that only wants its prompt told has none."""
+        report = self.call.report
+        if report is not None and report.prompt_only:
+            return 0
         return sum(choice.num_tokens for choice in self.choices)
 
 
@@ -80,6 +101,9 @@ class Call:
         ]
         self.choices = [choice for request in self.requests for choice in request.choices]
         self.failure: ApiError | None = None
+        self.texts = TokenTexts()
+        self.report: Report | None = None
+        """What the answer tells besides text."""
         self._num_unfinished = len(self.choices)
         self._streaming = streaming
         self._changed: list[Choice] = []

@@ -14,12 +14,13 @@ from contextlib import suppress
 
 from actors.logs import Log
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
-from bus.messages import AbortRequest, GenerateRequest, Message, ReplyBatch, RequestFailed
+from bus.messages import AbortRequest, GenerateRequest, Message, PromptReply, ReplyBatch, RequestFailed
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, OpenRequest
 from web.errors import ApiError, from_failure, internal, unavailable
 from web.metrics import IngressMetrics
+from web.report import Token, read_prompt, read_tokens
 
 READ_COUNT = 256
 READ_BLOCK_MS = 1000
@@ -80,6 +81,7 @@ class Inbox:
         call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), losses_seen=self._losses())
         for request, opened in zip(requests, call.requests, strict=True):
             self._open[request.request_id] = opened
+            opened.needs_prompt = request.sampling.returns_prompt
             self._outbox.publish(self._names.requests, request)
         self._idle.clear()
         return call
@@ -155,6 +157,9 @@ class Inbox:
         if isinstance(message, RequestFailed):
             self._deliver_failure(message)
             return ""
+        if isinstance(message, PromptReply):
+            self._deliver_prompt(message)
+            return ""
         return f"{type(message).__name__} is not a reply"
 
     def _deliver_batch(self, batch: ReplyBatch) -> str:
@@ -171,7 +176,9 @@ class Inbox:
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
-        for request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached in zip(*columns, strict=True):
+        reported = reported_tokens(batch) if len(batch.token_counts) else {}
+        rows = enumerate(zip(*columns, strict=True))
+        for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached) in rows:
             request = self._open.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
@@ -182,6 +189,10 @@ class Inbox:
             if finish in ("error", "abort"):
                 self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
                 continue
+            if finish is not None and request.needs_prompt and request.prompt is None:
+                self._log.error("a choice ended before its prompt was told", request_id=request_id)
+                self._fail(request, internal(), others_run=request.num_unfinished > 1)
+                continue
             request.num_prompt_tokens = num_prompt
             request.num_cached_tokens = num_cached
             if new_tokens > 0:
@@ -190,6 +201,10 @@ class Inbox:
                 request.last_progress_s = now_s
             if text:
                 choice.texts.append(text)
+            if row in reported and new_tokens > 0:
+                request.call.texts.add(batch.token_texts, batch.token_bytes)
+                choice.tokens += reported[row]
+                choice.cumulative_logprob += sum(token.logprob or 0.0 for token in reported[row])
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop
@@ -205,6 +220,12 @@ class Inbox:
             del self._open[request.request_id]
             if not self._open:
                 self._idle.set()
+
+    def _deliver_prompt(self, reply: PromptReply) -> None:
+        request = self._open.get(reply.request_id)
+        if request is not None and request.prompt is None:
+            request.prompt = read_prompt(reply)
+            request.call.texts.add(reply.token_texts, reply.token_bytes)
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         request = self._open.get(failure.request_id)
@@ -227,3 +248,15 @@ def _ended_by(finish: str) -> ApiError:
     if finish == "abort":
         return unavailable("The request was ended by the server.")
     return internal("The request failed while it was computed.")
+
+
+def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
+    """The tokens that a batch tells, by row."""
+    reported: dict[int, list[Token]] = {}
+    tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))
+    start = 0
+    for row, count in enumerate(batch.token_counts.tolist()):
+        if count:
+            reported[row] = tokens[start : start + count]
+            start += count
+    return reported

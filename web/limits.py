@@ -17,6 +17,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
+MAX_LOGPROBS = 20
+"""Alternatives per token."""
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_BYTES = 1024
+MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
 MAX_METADATA = 16

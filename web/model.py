@@ -27,6 +27,8 @@ class ServedModel:
     max_model_len: int | None = None
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     created_s: int = 0
+    priorities: bool = False
+    """Whether requests may have a priority (``--scheduling-policy priority``)."""
 
     @property
     def name(self) -> str:
@@ -59,4 +61,5 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         max_model_len=effective_max_model_len(settings, config),
         default_sampling={name: wanted[name] for name in SAMPLING_DEFAULTS if wanted.get(name) is not None},
         created_s=created_s,
+        priorities=settings.scheduling_policy == "priority",
     )

@@ -11,6 +11,9 @@ from web.limits import (
     INT32_MAX,
     INT64_MAX,
     INT64_MIN,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_BYTES,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -56,12 +59,16 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         spaces_between_special_tokens=fields.boolean("spaces_between_special_tokens", True),
         logit_bias=_read_logit_bias(fields, model.vocab_size),
+        bad_words=_read_bad_words(fields),
+        allowed_token_ids=_read_allowed_token_ids(fields, model.vocab_size),
     )
 
 
-def read_max_tokens(fields: Fields, name: str, default: int | None, model: ServedModel) -> int | None:
-    """A token count of at least 1, and no more than the context holds."""
-    value = fields.integer(name, default, 1, INT32_MAX)
+def read_max_tokens(
+    fields: Fields, name: str, default: int | None, model: ServedModel, *, least: int = 1
+) -> int | None:
+    """A token count of at least ``least``, and no more than the context holds."""
+    value = fields.integer(name, default, least, INT32_MAX)
     given = value is not None and value != default
     if given and value is not None and model.max_model_len is not None and value > model.max_model_len:
         raise bad_field(name, f"must be at most {model.max_model_len}, the maximum context length, got {value}")
@@ -112,6 +119,29 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 def _read_stop_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, ...]:
     ids = fields.array("stop_token_ids", max_items=MAX_STOP_TOKEN_IDS) or []
     check_token_ids(ids, "stop_token_ids", vocab_size)
+    return tuple(ids)
+
+
+def _read_bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.array("bad_words", max_items=MAX_BAD_WORDS) or []
+    for index, word in enumerate(words):
+        name = f"bad_words[{index}]"
+        if not isinstance(word, str):
+            raise bad_field(name, f"must be a string, got {type_name(word)}", code="invalid_type")
+        if not word.strip():
+            raise bad_field(name, "must not be empty")
+        if len(word.encode("utf-8", "surrogatepass")) > MAX_BAD_WORD_BYTES:
+            raise bad_field(name, f"must have at most {MAX_BAD_WORD_BYTES} bytes")
+    return tuple(words)
+
+
+def _read_allowed_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, ...]:
+    ids = fields.array("allowed_token_ids", max_items=MAX_ALLOWED_TOKEN_IDS)
+    if ids is None:
+        return ()
+    if not ids:
+        raise bad_field("allowed_token_ids", "must not be empty")
+    check_token_ids(ids, "allowed_token_ids", vocab_size)
     return tuple(ids)
 
 

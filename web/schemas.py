@@ -18,16 +18,15 @@ from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, type_name
 from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS
 from web.model import ServedModel
+from web.report import Report
+from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling
 
 COMPLETION_MAX_TOKENS = 16
 
 _NEVER: tuple[Any, ...] = ()
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "detokenize": (True,),
-    "echo": (False,),
     "ec_transfer_params": _NEVER,
     "guided_choice": _NEVER,
     "guided_decoding_backend": _NEVER,
@@ -38,13 +37,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "prompt_logprobs": _NEVER,
     "repetition_detection": _NEVER,
     "request_id": _NEVER,
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "session_id": _NEVER,
     "stream_interval": (1,),
     "structured_outputs": _NEVER,
@@ -56,8 +52,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI's and vLLM's API that come later, with the values that ask for nothing."""
 UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
-    "best_of": (1,),
-    "logprobs": _NEVER,
     "prompt_embeds": _NEVER,
     "suffix": ("",),
 }
@@ -65,10 +59,10 @@ UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
     "chat_template": _NEVER,
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
-    "logprobs": (False,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -78,7 +72,6 @@ UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "reasoning_effort": _NEVER,
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": _NEVER,
 }
@@ -141,6 +134,8 @@ class Asked:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    report: Report | None = None
+    """What the answer tells besides text; None: nothing."""
 
     def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
         """One message per prompt, in order."""
@@ -159,7 +154,7 @@ class Asked:
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 arrived_s=arrived_s,
-                **({} if prompt.token_ids is None else {"prompt_token_ids": prompt.token_ids}),
+                prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
             )
             for request_id, prompt in zip(request_ids, self.prompts, strict=True)
         ]
@@ -181,9 +176,12 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     fields = Fields(data)
     name = _read_model(fields, model)
     stream, options = _read_stream(fields)
-    sampling = read_sampling(
-        fields, model, max_tokens=read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model)
-    )
+    echo = fields.boolean("echo", False)
+    max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
+    sampling, report = read_completion_report(
+        fields, read_sampling(fields, model, max_tokens=max_tokens),
+        echo=echo, prompt_only=max_tokens == 0, stream=stream,
+    )  # fmt: skip
     prompts = _read_prompts(fields, model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
@@ -195,8 +193,9 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         stream_options=options,
         add_special_tokens=fields.boolean("add_special_tokens", True),
         truncate_prompt_tokens=_read_truncation(fields, model),
-        priority=fields.integer("priority", 0, -INT32_MAX, INT32_MAX),
+        priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
+        report=report,
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS)
     return asked
@@ -210,6 +209,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
     sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
+    sampling, report = read_chat_report(fields, sampling, stream=stream)
     messages = read_messages(fields)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
@@ -226,8 +226,9 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         continue_final_message=continues,
         chat_template_kwargs=read_template_kwargs(fields),
         truncate_prompt_tokens=_read_truncation(fields, model),
-        priority=fields.integer("priority", 0, -INT32_MAX, INT32_MAX),
+        priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
+        report=report,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS)
     return asked
@@ -240,6 +241,13 @@ def _read_model(fields: Fields, model: ServedModel) -> str:
     if name not in model.names:
         raise model_not_found(name)
     return name
+
+
+def _read_priority(fields: Fields, model: ServedModel) -> int:
+    priority = fields.integer("priority", 0, -INT32_MAX, INT32_MAX)
+    if priority and not model.priorities:
+        raise bad_field("priority", f"is {priority}, but this server was not started with --scheduling-policy priority")
+    return priority
 
 
 def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:

@@ -120,6 +120,14 @@ def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
     )
 
 
+def choice_usage(choice: Choice) -> dict[str, Any]:
+    """Token counts of one choice so far."""
+    request = choice.request
+    report = request.call.report
+    num_tokens = 0 if report is not None and report.prompt_only else choice.num_tokens
+    return _usage(request.num_prompt_tokens, num_tokens, request.num_cached_tokens)
+
+
 def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
@@ -135,9 +143,9 @@ class Chunks:
     object: str
 
     def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
-        self._head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":[{"index":'
-        self._options = options
+        self.head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+        self._prefix = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":[{"index":'
+        self.options = options
 
     def of(self, changed: Sequence[Choice]) -> bytes:
         """Events for what is new in these choices; empty if nothing is to be shown."""
@@ -145,20 +153,18 @@ class Chunks:
 
     def last(self, call: Call) -> bytes:
         """The end of the stream: the usage chunk, if asked for, and ``[DONE]``."""
-        if not self._options.usage:
+        if not self.options.usage:
             return DONE
-        return event({**self._head, "choices": [], "usage": usage_of(call.requests)}) + DONE
+        return event({**self.head, "choices": [], "usage": usage_of(call.requests)}) + DONE
 
     def _choice(self, choice: Choice) -> bytes:
         raise NotImplementedError
 
     def _tail(self, choice: Choice) -> bytes:
         """From the end of the choice to the end of the event."""
-        if self._options.continuous:
-            request = choice.request
-            usage = _usage(request.num_prompt_tokens, choice.num_tokens, request.num_cached_tokens)
-            return b'}],"usage":' + orjson.dumps(usage) + b"}\n\n"
-        return b'}],"usage":null}\n\n' if self._options.usage else b"}]}\n\n"
+        if self.options.continuous:
+            return b'}],"usage":' + orjson.dumps(choice_usage(choice)) + b"}\n\n"
+        return b'}],"usage":null}\n\n' if self.options.usage else b"}]}\n\n"
 
 
 def _finish(choice: Choice) -> bytes:
@@ -178,7 +184,7 @@ class CompletionChunks(Chunks):
     def _choice(self, choice: Choice) -> bytes:
         text = choice.take_text()
         finished = choice.finish_reason is not None
-        if not text and not finished and not self._options.continuous:
+        if not text and not finished and not self.options.continuous:
             return b""
         fields = b"," + _finish(choice) if finished else GOES_ON
         start = b'%s%d,"text":' % (self._prefix, choice.index)
@@ -201,7 +207,7 @@ class ChatChunks(Chunks):
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             events = start + b'"role":"assistant","content":""}' + GOES_ON + tail
-        if text or (self._options.continuous and choice.finish_reason is None):
+        if text or (self.options.continuous and choice.finish_reason is None):
             events += start + b'"content":' + orjson.dumps(text) + b"}" + GOES_ON + tail
         if choice.finish_reason is not None:
             events += start + b"}," + _finish(choice) + tail

@@ -174,6 +174,8 @@ class DetokenizerActor(Actor):
         assert self._sequences is not None
         assert self._outbox is not None
         output = self._sequences.take()
+        for ingress, prompt in output.prompts:
+            self._outbox.publish(self.names.replies(ingress), prompt)
         for ingress, batch in output.replies.items():
             self._outbox.publish(self.names.replies(ingress), batch)
         for ingress, failure in output.failures:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.detokenizer.scores import PromptScores, Score, TokenColumns, UnsentTokens, add_prompt_parts, row_scores
 from actors.detokenizer.stops import StopMatch, StopMatcher
 from actors.detokenizer.text import Decoder, TextState
 from bus.messages import (
@@ -20,6 +21,7 @@ from bus.messages import (
     END_STOP,
     AbortRequest,
     FinishReason,
+    PromptReply,
     ReplyBatch,
     RequestFailed,
     SequenceEnded,
@@ -42,6 +44,14 @@ class SequenceState:
     unsent: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    tokens: UnsentTokens | None = None
+    """For clients that want tokens or log probabilities."""
+    prompt: PromptScores | None = None
+    """While something about the prompt is to be sent."""
+
+
+_Row = tuple[SequenceState, int, int, Score | None]
+"""A token of a sequence: which one, the id, how it ends the sequence, its log probabilities."""
 
 
 @dataclass(slots=True)
@@ -50,6 +60,8 @@ class Output:
 
     replies: dict[str, ReplyBatch] = field(default_factory=dict)
     """One batch per ingress name."""
+    prompts: list[tuple[str, PromptReply]] = field(default_factory=list)
+    """(ingress name, message); they go out before the batches."""
     failures: list[tuple[str, RequestFailed]] = field(default_factory=list)
     """(ingress name, terminal message)."""
     controls: list[StopSequence | AbortRequest] = field(default_factory=list)
@@ -63,7 +75,7 @@ class Sequences:
         self._live: dict[int, SequenceState] = {}
         self._by_request: dict[str, list[int]] = {}
         self._touched: dict[int, SequenceState] = {}
-        self._early: list[tuple[int, int, int, int]] = []
+        self._early: list[tuple[int, int, int, int, Score | None]] = []
         self._output = Output()
         self.num_tokens = 0
         """Tokens taken in, ever."""
@@ -86,8 +98,14 @@ class Sequences:
             spaces=message.spaces_between_special_tokens,
         )
         stops = StopMatcher(message.stop, include=message.include_stop_str_in_output) if any(message.stop) else None
-        self._live[message.sequence_id] = SequenceState(message, text, stops)
+        state = SequenceState(message, text, stops)
+        if message.return_token_ids or message.logprobs is not None:
+            state.tokens = UnsentTokens()
+        self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
+        if len(message.prompt_token_ids):
+            state.prompt = PromptScores(message)
+            self._tell_prompt(state)
 
     def end(self, message: SequenceEnded) -> None:
         """The scheduler ends a sequence: silently (abort), with an error for its request, or as finished."""
@@ -104,11 +122,14 @@ class Sequences:
 
     def apply(self, result: StepResult) -> None:
         """The tokens of one step, all sequences at once."""
-        rows: list[tuple[SequenceState, int, int]] = []
+        rows: list[_Row] = []
+        scores = row_scores(result) if len(result.logprob_rows) else {}
+        if len(result.prompt_sequence_ids):
+            self._take_prompts(result)
         ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
         indexes, ends = result.token_indexes.tolist(), result.ends.tolist()
         in_rows: set[int] = set()
-        for sequence_id, token, index, end in zip(ids, tokens, indexes, ends, strict=True):
+        for row, (sequence_id, token, index, end) in enumerate(zip(ids, tokens, indexes, ends, strict=True)):
             if sequence_id in in_rows:  # several tokens of one sequence: one after the other
                 self._advance(rows)
                 rows, in_rows = [], set()
@@ -116,9 +137,9 @@ class Sequences:
             if state is None or index < state.num_tokens:
                 continue
             if index > state.num_tokens:
-                self._early.append((index, sequence_id, token, end))
+                self._early.append((index, sequence_id, token, end, scores.get(row)))
                 continue
-            rows.append((state, token, end))
+            rows.append((state, token, end, scores.get(row)))
             in_rows.add(sequence_id)
         self._advance(rows)
 
@@ -127,14 +148,14 @@ class Sequences:
 
         ``complete`` says that everything written before them has been read, so what is still missing is lost.
         """
-        early, self._early = sorted(self._early), []
+        early, self._early = sorted(self._early, key=lambda row: row[:2]), []
         for row in early:
-            index, sequence_id, token, end = row
+            index, sequence_id, token, end, score = row
             state = self._live.get(sequence_id)
             if state is None or index < state.num_tokens:
                 continue
             if index == state.num_tokens:
-                self._advance([(state, token, end)])
+                self._advance([(state, token, end, score)])
             elif complete:
                 self._fail(state, f"tokens {state.num_tokens} to {index - 1} of the output were lost")
             else:
@@ -147,19 +168,38 @@ class Sequences:
         for state in self._touched.values():
             by_ingress.setdefault(state.started.ingress, []).append(state)
         self._touched = {}
-        output.replies = {ingress: _reply_batch(states) for ingress, states in by_ingress.items()}
+        output.replies = {ingress: _reply_batch(states, self._decoder) for ingress, states in by_ingress.items()}
         return output
 
-    def _advance(self, rows: list[tuple[SequenceState, int, int]]) -> None:
+    def _take_prompts(self, result: StepResult) -> None:
+        """Log probabilities of parts of prompts."""
+
+        def prompt_of(sequence_id: int) -> PromptScores | None:
+            state = self._live.get(sequence_id)
+            return None if state is None else state.prompt
+
+        for sequence_id in add_prompt_parts(result, prompt_of):
+            self._tell_prompt(self._live[sequence_id])
+
+    def _tell_prompt(self, state: SequenceState) -> None:
+        """Send what is to be said about the prompt, once it is all there."""
+        if state.prompt is not None and state.prompt.complete:
+            self._output.prompts.append((state.started.ingress, state.prompt.reply(self._decoder)))
+            state.prompt = None
+
+    def _advance(self, rows: list[_Row]) -> None:
         """One token each for different live sequences: text, stop strings, ends."""
         live = [row for row in rows if row[0].started.sequence_id in self._live]  # a request may have failed meanwhile
         texts = iter(
             self._decoder.push(
-                [state.text for state, _, end in live if not _is_silent(state, end)],
-                [token for state, token, end in live if not _is_silent(state, end)],
+                [state.text for state, _, end, _ in live if not _is_silent(state, end)],
+                [token for state, token, end, _ in live if not _is_silent(state, end)],
             )
         )
-        for state, token, end in live:
+        for state, token, end, score in live:
+            if state.tokens is not None:
+                state.tokens.ids.append(token)
+                state.tokens.scores.append(score)
             text = "" if _is_silent(state, end) else next(texts)
             state.num_tokens += 1
             self._touched[state.started.sequence_id] = state
@@ -227,11 +267,13 @@ def _is_silent(state: SequenceState, end: int) -> bool:
     return end == END_STOP and not state.started.include_stop_str_in_output
 
 
-def _reply_batch(states: Iterable[SequenceState]) -> ReplyBatch:
+def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
     """The rows of one ingress; takes the unsent text."""
     rows = list(states)
     texts = []
+    columns = TokenColumns()
     for state in rows:
+        columns.add(state.tokens)
         texts.append("".join(state.unsent))
         state.unsent.clear()
     return ReplyBatch(
@@ -243,4 +285,5 @@ def _reply_batch(states: Iterable[SequenceState]) -> ReplyBatch:
         num_output_tokens=np.array([state.num_tokens for state in rows], np.int32),
         num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
         num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
+        **columns.fields(decoder),  # type: ignore[arg-type]
     )

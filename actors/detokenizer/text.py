@@ -65,6 +65,10 @@ class Decoder(ABC):
     def finish(self, state: TextState) -> str:
         """What was held back, as text. The state must not be used afterwards."""
 
+    @abstractmethod
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        """One token as text, special tokens too (U+FFFD for bytes that are no text alone, then with the bytes)."""
+
 
 class NoTextDecoder(Decoder):
     """For a model without tokenizer: no text."""
@@ -77,6 +81,9 @@ class NoTextDecoder(Decoder):
 
     def finish(self, state: TextState) -> str:
         return ""
+
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        return "", None
 
 
 class Vocabulary:
@@ -130,6 +137,9 @@ class ByteLevelDecoder(Decoder):
     def finish(self, state: TextState) -> str:
         return state.pending.decode("utf-8", "replace")
 
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        return _as_text(self._bytes[token_id] if token_id < self._size else b"")
+
 
 class SentencePieceDecoder(Decoder):
     """Pieces with ``▁`` for a space and ``<0xNN>`` for bytes no piece covers.
@@ -177,6 +187,12 @@ class SentencePieceDecoder(Decoder):
 
     def finish(self, state: TextState) -> str:
         return self._strip(state, _run_text(state.pending))
+
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        if token_id >= self._size:
+            return "", None
+        byte = self._byte.get(token_id)
+        return (self._pieces[False][token_id] or "", None) if byte is None else _as_text(byte)
 
 
 class WindowDecoder(Decoder):
@@ -254,6 +270,11 @@ class WindowDecoder(Decoder):
     def finish(self, state: TextState) -> str:
         return self._decode([state.ids])[0][state.settled :] if state.ids else ""
 
+    def token(self, token_id: int) -> tuple[str, bytes | None]:
+        if token_id in self._bytes:
+            return _as_text(self._bytes[token_id])
+        return (self._decode([[token_id]])[0] if token_id in self._known else ""), None
+
 
 def make_decoder(backend: Tokenizer | None) -> Decoder:
     """The cheapest decoder that gives exactly the text of ``backend.decode``; None is a model without tokenizer."""
@@ -307,6 +328,12 @@ def _whole_text(data: bytes) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return None
+
+
+def _as_text(data: bytes) -> tuple[str, bytes | None]:
+    """Text, with the bytes where the text does not say them."""
+    text = _whole_text(data)
+    return (data.decode("utf-8", "replace"), data) if text is None else (text, None)
 
 
 def _byte_tokens(vocabulary: Vocabulary) -> dict[int, bytes]:

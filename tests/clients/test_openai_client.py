@@ -193,6 +193,46 @@ def test_the_stream_helper(client, expects):
     assert final.choices[0].message.content
 
 
+def test_completion_logprobs(client, expects):
+    """Every token with its log probability and its place in the text; the echoed prompt too."""
+    answer = greedy(client, expects, logprobs=2, max_tokens=4)
+    echoed = greedy(client, expects, logprobs=2, max_tokens=4, echo=True)
+
+    told, whole = answer.choices[0].logprobs, echoed.choices[0].logprobs
+    assert "".join(told.tokens) == answer.choices[0].text
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 4
+    assert all(value <= 0 for value in told.token_logprobs)
+    assert all(tops[token] == value for tops, token, value in
+               zip(told.top_logprobs, told.tokens, told.token_logprobs, strict=True))  # fmt: skip
+    assert echoed.choices[0].text == expects.prompt + answer.choices[0].text
+    assert whole.token_logprobs[0] is None
+    assert whole.tokens[-4:] == told.tokens
+
+
+def test_chat_logprobs(client, expects):
+    """The same whole and streamed; bytes spell the text."""
+    options = {"max_tokens": 4, "temperature": 0, "logprobs": True, "top_logprobs": 2, "model": expects.model}
+    whole = client.chat.completions.create(messages=question(expects), **options)
+    with client.chat.completions.create(messages=question(expects), stream=True, **options) as stream:
+        parts = [chunk.choices[0].logprobs for chunk in stream]
+
+    content = whole.choices[0].logprobs.content
+    assert 0 < len(content) <= 4
+    assert b"".join(bytes(entry.bytes) for entry in content).decode().startswith(whole.choices[0].message.content)
+    assert all(len(entry.top_logprobs) == 2 for entry in content)
+    assert [entry for part in parts if part for entry in part.content] == content
+
+
+def test_the_stream_helper_with_logprobs(client, expects):
+    """The client's own accumulator understands them."""
+    with client.chat.completions.stream(
+        model=expects.model, messages=question(expects), max_tokens=8, logprobs=True
+    ) as stream:
+        final = stream.get_final_completion()
+
+    assert final.choices[0].logprobs.content
+
+
 def test_raw_headers(client, expects):
     """The request id comes back."""
     answer = client.completions.with_raw_response.create(

@@ -20,9 +20,12 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import kernels.attention_decode
+from kernels.bad_words import apply_bad_words
+from kernels.logprobs import token_logprobs
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.paged_attention import paged_attention
 from kernels.sampling import sample
+from kernels.token_masks import apply_token_masks
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
@@ -128,6 +131,11 @@ def launch_all() -> None:
     launch_attention(8, 8, 64, fp32, 8, 4, 512, 0)
     launch_attention(16, 8, 128, fp32, 8, 4, 512, 0)
     launch_sampling(256, 128256)
+    case = "scores"
+    logits, rows, table = meta(256, 128256, dtype=fp32), meta(256), meta(257, 512)
+    token_logprobs(logits, rows, 20)
+    apply_token_masks(logits, rows, meta(257, 4008))
+    apply_bad_words(logits, meta(257, 8192), rows, rows, rows, table, table)
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)

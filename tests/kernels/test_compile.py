@@ -32,9 +32,10 @@ def test_kernels_compile(arch: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     variants = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {"_decode_kernel", "_combine_kernel", "_prefill_kernel", "_pick_kernel", "_limits_kernel"} <= {
-        variant["kernel"] for variant in variants
-    }
+    assert {
+        "_decode_kernel", "_combine_kernel", "_prefill_kernel", "_pick_kernel", "_limits_kernel", "_logprobs_kernel",
+        "_token_masks_kernel", "_bad_words_kernel",
+    } <= {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
         if "fp32" in variant["case"]:

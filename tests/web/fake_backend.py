@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from actors.settings import Settings
 from bus.contract import Bus
-from bus.messages import AbortRequest, FinishReason, GenerateRequest, Message, ReplyBatch, RequestFailed
+from bus.messages import (
+    AbortRequest,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    PromptReply,
+    ReplyBatch,
+    RequestFailed,
+    SamplingParams,
+)
 from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
 from web.app import IngressActor
 from web.model import ServedModel
@@ -91,6 +100,47 @@ def speak(request: GenerateRequest, choice: int) -> list[Delta]:
         if last:
             break
     return deltas
+
+
+def tell_tokens(replies: ReplyBatch, sampling: SamplingParams) -> ReplyBatch:
+    """The batch with a token per row, if asked for.
+
+    Its id is 10 more than its index, its log probability -1 - index / 4; alternatives are 21, 22 ... with -0.25 ...
+    """
+    if sampling.logprobs is None and not sampling.return_token_ids:
+        return replies
+    count, indexes = len(replies.texts), replies.num_output_tokens - 1
+    num_top = -1 if sampling.logprobs is None else sampling.logprobs
+    texts = {10 + int(index): word for index, word in zip(indexes, replies.texts, strict=True)}
+    return replace(
+        replies,
+        token_texts=texts | {21 + place: f"t{place}" for place in range(num_top)},
+        token_bytes={21: "e4bd"} if num_top > 0 else {},
+        token_counts=np.ones(count, np.int32),
+        token_ids=10 + indexes,
+        token_bits=(-1 - indexes / 4).astype(np.float32).view(np.int32),
+        top_counts=np.full(count, num_top, np.int32),
+        top_ids=np.tile(np.arange(21, 21 + max(num_top, 0), dtype=np.int32), count),
+        top_bits=np.tile(-0.25 * np.arange(1, 1 + max(num_top, 0), dtype=np.float32), count).view(np.int32),
+    )
+
+
+def tell_prompt(request: GenerateRequest) -> PromptReply:
+    """The prompt's words with ids 1, 2 ..., each with the log probability -3 and rank 7."""
+    count, num_top = num_prompt_tokens(request), request.sampling.prompt_logprobs
+    words = request.prompt.split() if request.prompt else [f"<{place}>" for place in range(count)]
+    scored = 0 if num_top is None else count - 1
+    return PromptReply(
+        request_id=request.request_id,
+        text=" ".join(words),
+        num_top=num_top,
+        token_texts=dict(enumerate(words, 1)) | {21 + i: f"t{i}" for i in range(num_top or 0)},
+        token_ids=np.arange(1, count + 1, dtype=np.int32),
+        token_bits=np.full(scored, -3, np.float32).view(np.int32),
+        ranks=np.full(scored, 7, np.int32),
+        top_ids=np.tile(np.arange(21, 21 + (num_top or 0), dtype=np.int32), scored),
+        top_bits=np.tile(-0.25 * np.arange(1, 1 + (num_top or 0), dtype=np.float32), scored).view(np.int32),
+    )
 
 
 @dataclass
@@ -171,8 +221,11 @@ class FakeBackend:
             return
         rows = [speak(request, choice) for choice in range(request.sampling.n)]
         steps = max(map(len, rows))
+        if request.sampling.returns_prompt:
+            await self.send(request.ingress, tell_prompt(request))
         for step in range(steps):
-            await self.send(request.ingress, batch(row[step] for row in rows if step < len(row)))
+            deltas = [row[step] for row in rows if step < len(row)]
+            await self.send(request.ingress, tell_tokens(batch(deltas), request.sampling))
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -29,7 +29,7 @@ def shape(body: dict) -> dict:
         (b"", 400, "invalid_json"),
         (b'{"prompt": "x", "n": 0}', 400, "invalid_value"),
         (b'{"prompt": "x", "frobnicate": 1}', 400, "unknown_parameter"),
-        (b'{"prompt": "x", "echo": true}', 400, "unsupported_parameter"),
+        (b'{"prompt": "x", "suffix": "y"}', 400, "unsupported_parameter"),
         (b'{"prompt": "x", "model": "y"}', 404, "model_not_found"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bus.codec import decode, encode
@@ -68,6 +70,8 @@ GOOD = [
     ("stop", ["a", "b"], ("a", "b")), ("stop_token_ids", [0, 99], (0, 99)), ("ignore_eos", True, True),
     ("include_stop_str_in_output", True, True), ("skip_special_tokens", False, False),
     ("spaces_between_special_tokens", False, False), ("logit_bias", {"5": 1, "99": -200.0}, {5: 1.0, 99: -100.0}),
+    ("bad_words", ["a", " b"], ("a", " b")), ("bad_words", [], ()), ("allowed_token_ids", [0, 99], (0, 99)),
+    ("prompt_logprobs", 0, 0), ("prompt_logprobs", 20, 20), ("return_token_ids", True, True),
 ]  # fmt: skip
 
 
@@ -97,6 +101,8 @@ BAD = [
     ("model", 5), ("priority", 1.5), ("priority", 2**31), ("cache_salt", ""), ("cache_salt", 5),
     ("cache_salt", "x" * 257), ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", 65),
     ("truncate_prompt_tokens", -2), ("add_special_tokens", 0), ("user", 5), ("store", True),
+    ("bad_words", [""]), ("bad_words", ["x" * 1025]), ("allowed_token_ids", []), ("allowed_token_ids", [100]),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("return_tokens_as_token_ids", 1),
     ("service_tier", "flex"), ("metadata", {"a": 1}), ("metadata", "x"),
 ]  # fmt: skip
 
@@ -115,10 +121,9 @@ def test_bad_values(name, value):
 
 
 UNSUPPORTED = [
-    ("logprobs", 1), ("logprobs", 0), ("echo", True), ("suffix", "x"), ("best_of", 2), ("prompt_logprobs", 0),
+    ("suffix", "x"),
     ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}), ("guided_json", {}),
-    ("use_beam_search", True), ("allowed_token_ids", [1]), ("bad_words", ["x"]), ("prompt_embeds", "x"),
-    ("return_token_ids", True), ("best_of", True),
+    ("use_beam_search", True), ("prompt_embeds", "x"),
 ]  # fmt: skip
 
 
@@ -133,7 +138,7 @@ def test_unsupported_completion_fields(name, value):
 
 UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
-    ("parallel_tool_calls", False), ("functions", [{}]), ("logprobs", True), ("top_logprobs", 3),
+    ("parallel_tool_calls", False), ("functions", [{}]),
     ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("reasoning_effort", "low"), ("prediction", {}),
     ("chat_template", "{{ 1 }}"), ("documents", [{}]), ("web_search_options", {}), ("echo", True),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
@@ -304,3 +309,21 @@ def test_bad_json(body):
     with pytest.raises(ApiError) as caught:
         parse_json(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_priority_needs_a_server_that_knows_priorities():
+    """As in vLLM: a 400 with first come, first served; else it reaches the bus. 0 is always taken."""
+    body = {"prompt": "x", "priority": -7}
+    error = refused(completion, priority=-7)
+    assert (error.status, error.param) == (400, "priority")
+    assert refused(chat, priority=1).param == "priority"
+    assert completion(priority=0).priority == chat(priority=0).priority == 0
+    (message,) = parse_completion(body, replace(MODEL, priorities=True)).messages_for_bus(["id"], "i", 0.0)
+    assert decode(encode(message)).priority == -7
+
+
+def test_a_cache_salt_reaches_the_bus():
+    """On both routes."""
+    for asked in (completion(cache_salt="tenant"), chat(cache_salt="tenant")):
+        (message,) = asked.messages_for_bus(["id"], "i", 0.0)
+        assert decode(encode(message)).cache_salt == "tenant"

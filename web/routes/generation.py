@@ -15,6 +15,15 @@ from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_requ
 from web.errors import ApiError
 from web.limits import BODY_TIMEOUT_S
 from web.model import ServedModel
+from web.report import Report
+from web.reported import (
+    ReportedChatChunks,
+    ReportedCompletionChunks,
+    chat_choice,
+    chat_extras,
+    completion_choice,
+    shown_choices,
+)
 from web.routes import Route, json_response
 from web.schemas import Asked, parse_chat, parse_completion, parse_json
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
@@ -26,14 +35,22 @@ class Endpoint(ABC):
     id_prefix: str
     object: str
     chunks: type[Chunks]
+    reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
     parse: Callable[[dict[str, Any], ServedModel], Asked]
 
     @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A choice of a whole answer, without its finish fields."""
 
+    @abstractmethod
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        """Choices, and whatever else belongs into the answer, with what ``report`` asks for."""
+
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
+        if call.report is not None:
+            head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+            return {**head, **self.reported(call, call.report), "usage": usage_of(call.requests)}
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
              "stop_reason": choice.stop_reason}
@@ -47,21 +64,30 @@ class Completion(Endpoint):
     id_prefix = "cmpl"
     object = "text_completion"
     chunks = CompletionChunks
+    reported_chunks = ReportedCompletionChunks
     parse = staticmethod(parse_completion)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         return {"index": choice.index, "text": choice.take_text()}
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        return {"choices": [completion_choice(index, choice, report) for index, choice in shown_choices(call, report)]}
 
 
 class Chat(Endpoint):
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunks = ChatChunks
+    reported_chunks = ReportedChatChunks
     parse = staticmethod(parse_chat)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.take_text(), "refusal": None}
         return {"index": choice.index, "message": message}
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        choices = [chat_choice(index, choice, report) for index, choice in shown_choices(call, report)]
+        return {"choices": choices, **chat_extras(call, report)}
 
 
 async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
@@ -76,13 +102,29 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
     messages = asked.messages_for_bus(ids, context.name, arrived_s)
     call = context.inbox.submit(messages, streaming=asked.stream)
     try:
+        tell_report(call, asked)
         if asked.stream:
-            chunks = endpoint.chunks(public_id, int(arrived_s), asked.model, asked.stream_options)
+            chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
             return await stream(request, context, call, chunks)
         await call.finished()
         return json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model))
     finally:
         context.inbox.close(call)
+
+
+def tell_report(call: Call, asked: Asked) -> None:
+    """Tell the call what its answer reports."""
+    call.report = asked.report
+    if asked.report is not None and asked.truncate_prompt_tokens is None:
+        for request, prompt in zip(call.requests, asked.prompts, strict=True):
+            request.prompt_text = prompt.text
+
+
+def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int) -> Chunks:
+    """Who writes the call's chunks."""
+    if asked.report is None:
+        return endpoint.chunks(public_id, created_s, asked.model, asked.stream_options)
+    return endpoint.reported_chunks(public_id, created_s, asked.model, asked.stream_options, asked.report)
 
 
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:

@@ -1,0 +1,173 @@
+"""What an answer tells besides its text: log probabilities, token ids, the prompt. And which choices it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus.messages import Int32Array, PromptReply
+
+LOWEST = -9999.0
+"""What stands for a log probability of minus infinity, which JSON has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was asked for.
+
+    ``logprobs``, ``prompt_logprobs``: that many alternatives per token, None for no log probabilities.
+    ``num_choices``: so many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is."""
+
+    num_choices: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    prompt_only: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+@dataclass(slots=True)
+class Token:
+    """A token of output or prompt. ``logprob`` None: not known (the first of a prompt), or not asked for. ``tops`` are
+    (id, log probability), the most likely first. ``rank`` is known for prompts only."""
+
+    id: int
+    logprob: float | None = None
+    tops: Sequence[tuple[int, float]] = ()
+    rank: int = 0
+
+
+@dataclass(slots=True)
+class TokenTexts:
+    """The tokens of one call as text, and as bytes where the text does not say them."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    data: dict[int, str] = field(default_factory=dict)
+
+    def add(self, texts: Mapping[int, str], data: Mapping[int, str]) -> None:
+        self.texts.update(texts)
+        self.data.update(data)
+
+    def text(self, token_id: int) -> str:
+        return self.texts.get(token_id, "")
+
+    def name(self, token_id: int, report: Report) -> str:
+        """How the token is called in log probabilities."""
+        return f"token_id:{token_id}" if report.tokens_as_ids else self.text(token_id)
+
+    def bytes_of(self, token_id: int) -> list[int]:
+        exact = self.data.get(token_id)
+        return list(self.text(token_id).encode("utf-8", "replace") if exact is None else bytes.fromhex(exact))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """The prompt of a request. ``text`` is what its tokens say."""
+
+    text: str
+    tokens: list[Token]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+def read_tokens(
+    ids: Int32Array, bits: Int32Array, counts: Int32Array, tops: tuple[Int32Array, Int32Array]
+) -> list[Token]:
+    """Tokens from columns as in :class:`bus.messages.ReplyBatch`: the whole of it, or one choice's part."""
+    logprobs, top_logprobs = bits.view("<f4").tolist(), tops[1].view("<f4").tolist()
+    top_ids, tokens, start = tops[0].tolist(), [], 0
+    for token_id, logprob, count in zip(ids.tolist(), logprobs, counts.tolist(), strict=True):
+        if count < 0:
+            tokens.append(Token(token_id))
+            continue
+        end = start + count
+        tokens.append(Token(token_id, logprob, list(zip(top_ids[start:end], top_logprobs[start:end], strict=True))))
+        start = end
+    return tokens
+
+
+def read_prompt(reply: PromptReply) -> PromptInfo:
+    """The prompt's tokens, the first without a log probability."""
+    ids = reply.token_ids.tolist()
+    if reply.num_top is None or len(ids) < 2:
+        return PromptInfo(reply.text, [Token(token_id) for token_id in ids])
+    counts = reply.ranks * 0 + reply.num_top
+    scored = read_tokens(reply.token_ids[1:], reply.token_bits, counts, (reply.top_ids, reply.top_bits))
+    for token, rank in zip(scored, reply.ranks.tolist(), strict=True):
+        token.rank = rank
+    return PromptInfo(reply.text, [Token(ids[0]), *scored])
+
+
+def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report, offset: int) -> dict[str, Any]:
+    """The ``logprobs`` object of a completion; ``offset`` is where its first token begins in the choice's text."""
+    num_top, offsets = report.logprobs or 0, []
+    tops: list[dict[str, float] | None] = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(names.text(token.id))
+        if token.logprob is None:
+            tops.append(None)
+            continue
+        # The token itself comes first, then the others: with num_top 2 there may be three.
+        pairs = [(token.id, token.logprob), *token.tops[:num_top]]
+        named: dict[str, float] = {}
+        for token_id, logprob in pairs:
+            named.setdefault(names.name(token_id, report), _finite(logprob))
+        tops.append(named)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [None if token.logprob is None else _finite(token.logprob) for token in tokens],
+        "tokens": [names.name(token.id, report) for token in tokens],
+        "top_logprobs": tops,
+    }
+
+
+def text_length(tokens: Sequence[Token], names: TokenTexts) -> int:
+    """How far ``tokens`` move the text offset."""
+    return sum(len(names.text(token.id)) for token in tokens)
+
+
+def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) -> dict[str, Any]:
+    """The ``logprobs`` object of a chat's choice."""
+
+    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+        shown = LOWEST if logprob is None else _finite(logprob)
+        return {"token": names.name(token_id, report), "logprob": shown, "bytes": names.bytes_of(token_id)}
+
+    return {
+        "content": [
+            {
+                **entry(token.id, token.logprob),
+                "top_logprobs": [entry(token_id, value) for token_id, value in token.tops[: report.logprobs]],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: for each token by id, itself first, then the most likely ones."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": names.text(token_id)}
+
+    told: list[dict[str, Any] | None] = []
+    for token in prompt.tokens:
+        if token.logprob is None:
+            told.append(None)
+            continue
+        entries = {str(token.id): entry(token.id, token.logprob, token.rank)}
+        for rank, (token_id, logprob) in enumerate(token.tops[:num_top], 1):
+            entries.setdefault(str(token_id), entry(token_id, logprob, rank))
+        told.append(entries)
+    return told
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST

@@ -1,0 +1,162 @@
+"""Answers that tell more than text: the choices and chunks of calls with a :class:`web.report.Report`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from web.calls import Call, Choice, OpenRequest
+from web.report import (
+    PromptInfo,
+    Report,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    text_length,
+)
+from web.schemas import StreamOptions
+from web.sse import ChatChunks, Chunks, CompletionChunks, choice_usage
+
+
+def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
+    """The choices a whole answer shows, with the index each gets: of each prompt the most likely ones, if some are left
+    out then the best first."""
+    shown: list[tuple[int, Choice]] = []
+    for request in call.requests:
+        choices = request.choices
+        if report.num_choices < len(choices):
+            choices = sorted(choices, key=lambda choice: -choice.cumulative_logprob)[: report.num_choices]
+        shown += [(len(shown) + place, choice) for place, choice in enumerate(choices)]
+    return shown
+
+
+def completion_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+    """A choice of a whole completion."""
+    request = choice.request
+    body = _completion_part(index, choice, report, first=True, offset=0)[0]
+    body |= {"finish_reason": _finish_reason(choice, report), "stop_reason": choice.stop_reason}
+    if report.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(_prompt(request), request.call.texts, report.prompt_logprobs)
+    return body
+
+
+def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+    """A choice of a whole chat."""
+    text, tokens = choice.take_text(), choice.take_tokens()
+    logprobs = None if report.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, report)
+    body: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if report.token_ids:
+        body["token_ids"] = [token.id for token in tokens]
+    return body
+
+
+def chat_extras(call: Call, report: Report) -> dict[str, Any]:
+    """What a whole chat's answer says of its prompt."""
+    extras: dict[str, Any] = {}
+    if report.prompt_logprobs is not None:
+        extras["prompt_logprobs"] = prompt_logprobs(_prompt(call.requests[0]), call.texts, report.prompt_logprobs)
+    if report.token_ids:
+        extras["prompt_token_ids"] = _prompt(call.requests[0]).ids
+    return extras
+
+
+class ReportedCompletionChunks(CompletionChunks):
+    """Completion chunks with what a report asks for: the prompt goes before the first text of each choice."""
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+        super().__init__(public_id, created_s, model, options)
+        self._report = report
+        self._offsets: dict[int, int] = {}
+
+    def _choice(self, choice: Choice) -> bytes:
+        report, request = self._report, choice.request
+        if request.needs_prompt and request.prompt is None:
+            return b""  # it comes before the end
+        first, finished = choice.index not in self._offsets, choice.finish_reason is not None
+        if not (choice.texts or choice.tokens or finished or self.options.continuous or (first and report.echo)):
+            return b""
+        offset = self._offsets.get(choice.index, 0)
+        body, self._offsets[choice.index] = _completion_part(choice.index, choice, report, first=first, offset=offset)
+        body["finish_reason"] = _finish_reason(choice, report)
+        if finished:
+            body["stop_reason"] = choice.stop_reason
+        return _event(self, body, choice)
+
+
+class ReportedChatChunks(ChatChunks):
+    """Chat chunks with what a report asks for: tokens go with the content they are part of."""
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+        super().__init__(public_id, created_s, model, options)
+        self._report = report
+
+    def _choice(self, choice: Choice) -> bytes:
+        report, request = self._report, choice.request
+        if request.needs_prompt and request.prompt is None:
+            return b""
+        events = b""
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            extras = {"prompt_token_ids": _prompt(request).ids} if report.token_ids else {}
+            events = _event(self, body | {"finish_reason": None}, choice, extras)
+        text, tokens = choice.take_text(), choice.take_tokens()
+        if text or tokens or (self.options.continuous and choice.finish_reason is None):
+            logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)
+            body = {"index": choice.index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+            if report.token_ids:
+                body["token_ids"] = [token.id for token in tokens]
+            events += _event(self, body, choice)
+        if choice.finish_reason is not None:
+            body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
+            events += _event(self, body | {"stop_reason": choice.stop_reason}, choice)
+        return events
+
+
+def _event(chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None) -> bytes:
+    data = {**chunks.head, "choices": [body], **(extras or {})}
+    if chunks.options.continuous:
+        data["usage"] = choice_usage(choice)
+    elif chunks.options.usage:
+        data["usage"] = None
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def _completion_part(
+    index: int, choice: Choice, report: Report, *, first: bool, offset: int
+) -> tuple[dict[str, Any], int]:
+    """The next part of a completion's choice, without its finish fields, and the text offset after it."""
+    request, names = choice.request, choice.request.call.texts
+    text, tokens = choice.take_text(), choice.take_tokens()
+    if report.prompt_only:
+        text, tokens = "", []
+    output_ids = [token.id for token in tokens]
+    if first and report.echo:
+        prompt = _prompt(request)
+        text = (prompt.text if request.prompt_text is None else request.prompt_text) + text
+        tokens = [*prompt.tokens, *tokens]
+    body: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
+    if report.logprobs is not None:
+        body["logprobs"] = completion_logprobs(tokens, names, report, offset)
+        offset += text_length(tokens, names)
+    if report.token_ids:
+        body["token_ids"] = output_ids
+        if first:
+            body["prompt_token_ids"] = _prompt(request).ids
+    return body, offset
+
+
+def _finish_reason(choice: Choice, report: Report) -> str | None:
+    return "length" if report.prompt_only and choice.finish_reason is not None else choice.finish_reason
+
+
+def _prompt(request: OpenRequest) -> PromptInfo:
+    assert request.prompt is not None, "the prompt comes before any choice ends"
+    return request.prompt

@@ -182,12 +182,49 @@ class Settings:
     cpu_kv_cache_gib: float = setting(
         1.0, help="GiB for the cache when the device is the CPU", group=MEMORY, low=0.001, high=4096
     )
+    swap_space: float = setting(
+        4.0,
+        help="GiB of host memory per executor, for blocks that the device has no room for; 0: none",
+        group=MEMORY,
+        low=0,
+        high=65536,
+    )
+    preemption_mode: str = setting(
+        "auto",
+        help="what happens to blocks of a sequence that must give way: copied to the host (swap), computed again "
+        "(recompute), or whatever is faster by measured rates (auto)",
+        group=MEMORY,
+        choices=("auto", "swap", "recompute"),
+    )
     enable_prefix_caching: bool = setting(True, help="reuse the blocks of prompts that begin alike", group=MEMORY)
     enforce_eager: bool = setting(False, help="do not use CUDA graphs", group=ENGINE)
     max_cudagraph_capture_size: int = setting(
         256, help="largest batch with a CUDA graph of its own", group=ENGINE, low=1, high=8192
     )
     pipeline_depth: int = setting(2, help="step plans in flight per executor", group=ENGINE, low=1, high=8)
+    scheduling_policy: str = setting(
+        "fcfs",
+        help="fcfs: first come, first served; priority: by the priority number of the request, lower first",
+        group=ENGINE,
+        choices=("fcfs", "priority"),
+    )
+    priority_aging_s: float = setting(
+        30.0, help="seconds of waiting that make up for one step of priority", group=ENGINE, low=0.001, high=1e9
+    )
+    itl_target_ms: float | None = setting(
+        None,
+        help="longest step with running streams to aim at: it limits how much of long prompts is read beside them",
+        group=ENGINE,
+        low=0.1,
+        high=1e6,
+    )
+    ttft_target_ms: float | None = setting(
+        None,
+        help="time to the first token from which on --itl-target-ms may be exceeded, up to twofold",
+        group=ENGINE,
+        low=0.1,
+        high=1e9,
+    )
     max_num_queued_requests: int = setting(
         4096, help="requests that may be under way; more are answered 429", group=SERVICE, low=1, high=2**20
     )

@@ -8,7 +8,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,11 +83,13 @@ def parse_value(name: str, text: str, origin: str) -> Any:
 # -- command line -----------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
-    """Add every setting to ``parser``, grouped; what is not given leaves no attribute behind."""
-    groups = {name: parser.add_argument_group(name, text) for name, text in GROUP_HELP.items()}
+def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: Collection[str] = ()) -> None:
+    """Add every setting, or ``only`` some, to ``parser``, grouped; what is not given leaves no attribute behind."""
+    specs = [spec for spec in dataclasses.fields(Settings) if not only or spec.name in only]
+    used = {spec.metadata["group"] for spec in specs}
+    groups = {name: parser.add_argument_group(name, text) for name, text in GROUP_HELP.items() if name in used}
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
-    for spec in dataclasses.fields(Settings):
+    for spec in specs:
         text = _help_text(spec)
         if spec.name == "model":
             if model:

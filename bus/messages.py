@@ -15,7 +15,8 @@ AbortRequest, StopSequence  control (work)         ingress, detokenizer -> sched
 SequenceStarted/Ended       sequences:<detok>      scheduler -> that detokenizer
 StepPlan                    steps:<replica>        scheduler -> every rank of the replica
 StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers
-ReplyBatch, RequestFailed   replies:<ingress>      detokenizer, tokenizer, scheduler -> ingress
+ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler -> ingress
+RequestFailed
 ==========================  =====================  ==========================================
 """
 
@@ -65,6 +66,25 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside each output token; 0: only the token itself; None: nothing.
+    Log probabilities are the model's own, before penalties, bans and temperature."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on."""
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """``bad_words`` as the tokenizer wrote them: what the executor bans."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may be sampled; empty: all."""
+    return_token_ids: bool = False
+    """The ids of prompt and output go to the client."""
+    echo: bool = False
+    """The prompt's text goes to the client."""
+
+    @property
+    def returns_prompt(self) -> bool:
+        """Whether the client is to be told something about the prompt."""
+        return self.echo or self.return_token_ids or self.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +105,8 @@ class GenerateRequest:
     cache_salt: str | None = None
     arrived_s: float = 0.0
     prompt_token_ids: Int32Array = field(default_factory=_no_ints)
+    is_job: bool = False
+    """Queued batch work: it stands behind all interactive requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +126,7 @@ class TokenizedRequest:
     tokenized_s: float = 0.0
     prompt_token_ids: Int32Array = field(default_factory=_no_ints)
     block_hashes: Int32Array = field(default_factory=_no_ints)
+    is_job: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +168,11 @@ class SequenceStarted:
     spaces_between_special_tokens: bool = True
     arrived_s: float = 0.0
     prompt_tail: Int32Array = field(default_factory=_no_ints)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    prompt_token_ids: Int32Array = field(default_factory=_no_ints)
+    """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
 
 
 PROMPT_TAIL_TOKENS = 6
@@ -164,7 +192,8 @@ class NewSequence:
     """A sequence that enters the persistent batch at ``slot``; its arrays lie in the step plan, in the same order.
 
     ``num_prompt_tokens`` counts the client's prompt; after a preemption the token array also holds tokens generated
-    before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit).
+    before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit, or
+    swapped in); they need not fill their last block.
     ``max_total_tokens`` is the length (prompt + output) at which the sequence ends. ``end_token_ids`` end it earlier,
     from the ``min_tokens``-th output token on (before that they are never sampled).
     """
@@ -187,6 +216,11 @@ class NewSequence:
     frequency_penalty: float
     end_token_ids: tuple[int, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """Only positions that are computed are reported: tokens found in the cache have no log probability."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +236,15 @@ class StepPlan:
        and returned. ``decode rows come first``: the first ``num_decodes`` rows have one scheduled token that is the
        slot's last token.
 
-    A plan with no rows is legal (it only frees). ``step`` counts plans of this replica in this scheduler epoch, from 1,
-    and equals the index of the entry's explicit stream id.
+    Before all of these, the blocks between the two tiers are copied: ``swap_out_blocks`` [o] (device) to
+    ``swap_out_hosts`` [o] (host), in order; then ``swap_in_hosts`` [i] to ``swap_in_blocks`` [i], in order. As if
+    nothing overlapped: a swap-out reads what all earlier steps have left in its device block, before this plan writes
+    there; a swap-in may read a host block that the same plan has written, is complete before any step from this one on
+    reads its device block, and leaves its host block free to be written by the next plan. The executor may run copies
+    beside steps as long as nobody can see the difference.
+
+    A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
+    epoch, from 1, and equals the index of the entry's explicit stream id.
 
     ``executor_epoch`` is the lease epoch of the executor that the plan is for (0: any). An executor passes over plans
     for another: they were written before the scheduler knew that it had taken that one's place.
@@ -223,6 +264,10 @@ class StepPlan:
     slots: Int32Array = field(default_factory=_no_ints)
     num_scheduled: Int32Array = field(default_factory=_no_ints)
     executor_epoch: int = 0
+    swap_out_blocks: Int32Array = field(default_factory=_no_ints)
+    swap_out_hosts: Int32Array = field(default_factory=_no_ints)
+    swap_in_hosts: Int32Array = field(default_factory=_no_ints)
+    swap_in_blocks: Int32Array = field(default_factory=_no_ints)
 
 
 END_NONE, END_STOP, END_LENGTH = 0, 1, 2
@@ -234,7 +279,17 @@ class StepResult:
     """The tokens one step sampled. Arrays share the length [n]; a sequence that ended in an earlier step has no row.
 
     ``token_indexes`` is the output index of the token in its sequence (0 for the first generated one).
-    ``scheduler_epoch`` and ``step`` name the plan this answers.
+    ``scheduler_epoch`` and ``step`` name the plan this answers. ``copied_step``: all copies between the tiers of plans
+    up to this one were seen to be done; it may lag behind ``step``.
+
+    Log probabilities are there for rows that asked, float32 values as their bits. ``logprob_rows`` [m] names those rows
+    in ascending order, ``logprob_bits`` [m] is the token's own, ``top_counts`` [m] says how many entries of ``top_ids``
+    and ``top_bits`` belong to the row, the most likely first.
+
+    ``prompt_sequence_ids`` [q]: prompts of which this step computed a part: ``prompt_lengths`` tokens from position
+    ``prompt_starts`` on (the first is 1), with ``prompt_top_counts`` most likely tokens for each position.
+    ``prompt_bits`` and ``prompt_ranks`` hold one entry per position, ``prompt_top_ids`` and ``prompt_top_bits`` that
+    many times as many, all one prompt after another. The rank of the most likely token is 1.
     """
 
     step: int
@@ -247,6 +302,20 @@ class StepResult:
     token_ids: Int32Array = field(default_factory=_no_ints)
     token_indexes: Int32Array = field(default_factory=_no_ints)
     ends: Int32Array = field(default_factory=_no_ints)
+    copied_step: int = 0
+    logprob_rows: Int32Array = field(default_factory=_no_ints)
+    logprob_bits: Int32Array = field(default_factory=_no_ints)
+    top_counts: Int32Array = field(default_factory=_no_ints)
+    top_ids: Int32Array = field(default_factory=_no_ints)
+    top_bits: Int32Array = field(default_factory=_no_ints)
+    prompt_sequence_ids: Int32Array = field(default_factory=_no_ints)
+    prompt_starts: Int32Array = field(default_factory=_no_ints)
+    prompt_lengths: Int32Array = field(default_factory=_no_ints)
+    prompt_top_counts: Int32Array = field(default_factory=_no_ints)
+    prompt_bits: Int32Array = field(default_factory=_no_ints)
+    prompt_ranks: Int32Array = field(default_factory=_no_ints)
+    prompt_top_ids: Int32Array = field(default_factory=_no_ints)
+    prompt_top_bits: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +335,11 @@ class ReplyBatch:
 
     ``num_output_tokens`` is the count after this delta, so a duplicate can be recognised and dropped.
     ``finish_reasons[i]`` is None until the one terminal delta. ``stop_reasons[i]`` is the stop string or end token id.
+
+    For choices that report tokens (none: all of this is empty) ``token_counts[i]`` entries of ``token_ids`` are new, of
+    ``token_bits`` too if log probabilities are reported; then ``top_counts`` says for each token how many entries of
+    ``top_ids`` and ``top_bits`` are its. Without log probabilities a token's ``top_counts`` entry is -1 and its bits 0.
+    ``token_texts`` holds the text of every id, ``token_bytes`` (hexadecimal) the bytes of those that are no text alone.
     """
 
     request_ids: tuple[str, ...]
@@ -276,6 +350,34 @@ class ReplyBatch:
     num_output_tokens: Int32Array = field(default_factory=_no_ints)
     num_prompt_tokens: Int32Array = field(default_factory=_no_ints)
     num_cached_tokens: Int32Array = field(default_factory=_no_ints)
+    token_texts: dict[int, str] = field(default_factory=dict)
+    token_bytes: dict[int, str] = field(default_factory=dict)
+    token_counts: Int32Array = field(default_factory=_no_ints)
+    token_ids: Int32Array = field(default_factory=_no_ints)
+    token_bits: Int32Array = field(default_factory=_no_ints)
+    top_counts: Int32Array = field(default_factory=_no_ints)
+    top_ids: Int32Array = field(default_factory=_no_ints)
+    top_bits: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReply:
+    """A request's prompt, for a client that wants to be told of it; comes before the terminal reply of any choice.
+
+    ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
+    tokens from the second on, ``top_ids`` and ``top_bits`` [(P - 1) * num_top]. The texts are as in ReplyBatch.
+    """
+
+    request_id: str
+    text: str
+    num_top: int | None = None
+    token_texts: dict[int, str] = field(default_factory=dict)
+    token_bytes: dict[int, str] = field(default_factory=dict)
+    token_ids: Int32Array = field(default_factory=_no_ints)
+    token_bits: Int32Array = field(default_factory=_no_ints)
+    ranks: Int32Array = field(default_factory=_no_ints)
+    top_ids: Int32Array = field(default_factory=_no_ints)
+    top_bits: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,5 +402,6 @@ Message = (
     | StepResult
     | ReplicaFenced
     | ReplyBatch
+    | PromptReply
     | RequestFailed
 )

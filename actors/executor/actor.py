@@ -60,6 +60,8 @@ class ExecutorActor(Actor):
     def lease_info(self) -> dict[str, Any]:
         """Besides the base's: progress and phase of loading; once ready, what the engine can hold."""
         told = asdict(self._info) if self._info is not None else {}
+        if self._info is not None and self._engine is not None:
+            told["num_host_blocks"] = self._engine.num_host_blocks
         return {**super().lease_info(), "progress": self._progress, "phase": self._phase, **told}
 
     # -- life ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from actors.executor import checks
 from actors.executor.errors import PlanError
+from actors.executor.restrictions import Restrictions, banned_tokens, long_words
+from actors.executor.scoring import ScoredSlots, Scoring, ranges
 from bus.messages import Int32Array, NewSequence, StepPlan
 
 BoolArray = NDArray[np.bool_]
@@ -25,8 +27,9 @@ NUM_COLUMNS = 8
 FOREVER = 2**31 - 1
 GREEDY_BELOW = 1e-5
 
-TRUNCATED, PENALIZED = 1, 2
-"""Bits of a slot's extras: top-k, top-p or min-p; any penalty. Rules (bias, bans) end at an index of their own."""
+TRUNCATED, PENALIZED, MASKED, WORDED = 1, 2, 4, 8
+"""Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens.
+Rules (bias, bans) end at an index of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,9 @@ class StepWork:
     extra_truncated: bool = False
     extra_penalized: bool = False
     extra_ruled: bool = False
+    extra_masked: bool = False
+    extra_worded: bool = False
+    scoring: Scoring | None = None
 
     @property
     def decode_only(self) -> bool:
@@ -112,6 +118,7 @@ class PersistentBatch:
                 "lower --max-num-seqs or --max-model-len"
             )
         self._ruled_rows: set[int] = set()
+        self._restrictions = Restrictions(limits.vocab_size)
         self._fill()
 
     def _fill(self) -> None:
@@ -127,6 +134,7 @@ class PersistentBatch:
         self._extras = np.zeros(size, np.int32)
         self._rules_until = np.zeros(size, np.int32)
         self._end_ids = np.full((size, 2), -1, np.int32)
+        self._scored = ScoredSlots(size)
 
     def reset(self) -> None:
         """Empty every slot: a new scheduler starts from nothing. Rows of rules stay on the device until overwritten."""
@@ -173,6 +181,7 @@ class PersistentBatch:
         self.num_blocks[slots] = 0
         self._extras[slots] = 0
         self._rules_until[slots] = 0
+        self._scored.free(slots)
 
     def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> Int32Array:
         """Fill slots; returns where the new block ids go in the flat block tables [num_new_blocks]."""
@@ -188,11 +197,12 @@ class PersistentBatch:
         deltas["columns"] = columns.reshape(-1)
         num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
-        deltas["token_index"] = _ranges(slots * np.int32(self.limits.max_model_len), num_tokens)
+        deltas["token_index"] = ranges(slots * np.int32(self.limits.max_model_len), num_tokens)
         deltas["token_values"] = plan.new_token_ids
         if entering.rules:
             self._pack_rules(entering.rules, deltas)
-        return _ranges(slots * np.int32(self._table_width), num_blocks)
+        self._restrictions.pack(deltas)
+        return ranges(slots * np.int32(self._table_width), num_blocks)
 
     def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
         slot = new.slot
@@ -206,7 +216,9 @@ class PersistentBatch:
         is_random = new.temperature >= GREEDY_BELOW
         self._random[slot] = is_random
         top_k = new.top_k if 0 < new.top_k < self.limits.vocab_size else 0
-        self._extras[slot] = _extras(new, is_random, top_k)
+        self._extras[slot] = _extras(new, is_random, top_k, self.limits.vocab_size)
+        self._restrictions.enter(new)
+        self._scored.enter(new, self.limits.vocab_size)
         self._set_end_ids(slot, new.end_token_ids)
         rules = _rules(new, self.limits.vocab_size)
         self._rules_until[slot] = max((until for _, _, until in rules), default=0)
@@ -308,6 +320,10 @@ class PersistentBatch:
             deltas=deltas,
         )
         self._mark_extras(work)
+        work.scoring = self._scored.scoring(
+            sample_slots, slots, starts, query_start, self.num_prompt[slots], self.sequence_ids[slots],
+            deltas, self.limits.max_model_len,
+        )  # fmt: skip
         return work
 
     def _mark_extras(self, work: StepWork) -> None:
@@ -326,27 +342,24 @@ class PersistentBatch:
         work.extra_truncated = bool(kinds & TRUNCATED)
         work.extra_penalized = bool(kinds & PENALIZED)
         work.extra_ruled = bool(ruled.any())
+        work.extra_masked = bool(kinds & MASKED)
+        work.extra_worded = bool(kinds & WORDED)
 
 
-def _extras(new: NewSequence, is_random: bool, top_k: int) -> int:
+def _extras(new: NewSequence, is_random: bool, top_k: int, vocab_size: int) -> int:
     """Truncation changes nothing for a greedy row, so it is no extra there."""
     truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
     penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
-    return TRUNCATED * truncated | PENALIZED * penalized
+    kinds = TRUNCATED * truncated | PENALIZED * penalized
+    return kinds | MASKED * bool(new.allowed_token_ids) | WORDED * bool(long_words(new, vocab_size))
 
 
 def _rules(new: NewSequence, vocab_size: int) -> list[tuple[int, float, int]]:
     """(token id, value added, up to which output index); ids outside the vocabulary are left out."""
     bans = [(token_id, -np.inf, new.min_tokens) for token_id in new.end_token_ids] if new.min_tokens > 0 else []
+    bans += [(token_id, -np.inf, FOREVER) for token_id in banned_tokens(new)]
     biases = [(token_id, value, FOREVER) for token_id, value in new.logit_bias.items()]
     return [rule for rule in bans + biases if 0 <= rule[0] < vocab_size]
-
-
-def _ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
-    """start, start + 1, ... for each pair, one after another: ([10, 20], [2, 3]) -> [10, 11, 20, 21, 22]."""
-    before = np.cumsum(counts, dtype=np.int32) - counts
-    total = int(counts.sum())
-    return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)
 
 
 def _rank(values: Int32Array) -> Int32Array:

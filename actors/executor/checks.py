@@ -97,6 +97,16 @@ def copies(plan: StepPlan, num_blocks: int) -> None:
     _in_range("copy_targets", plan.copy_targets, num_blocks)
 
 
+def swaps(plan: StepPlan, num_blocks: int, num_host_blocks: int) -> None:
+    """Both ends of every copy between the tiers exist."""
+    _same_length("swap_out_blocks", plan.swap_out_blocks, "swap_out_hosts", plan.swap_out_hosts)
+    _same_length("swap_in_hosts", plan.swap_in_hosts, "swap_in_blocks", plan.swap_in_blocks)
+    _in_range("swap_out_blocks", plan.swap_out_blocks, num_blocks)
+    _in_range("swap_in_blocks", plan.swap_in_blocks, num_blocks)
+    _in_range("swap_out_hosts", plan.swap_out_hosts, num_host_blocks)
+    _in_range("swap_in_hosts", plan.swap_in_hosts, num_host_blocks)
+
+
 def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> None:
     """Rows name distinct, occupied slots, the decodes are among them, and all keep the token budget."""
     _same_length("slots", plan.slots, "num_scheduled", plan.num_scheduled)

@@ -60,6 +60,11 @@ def new_event(*, timing: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
 
 
+def is_done(event: torch.cuda.Event) -> bool:
+    """Whether what was queued before the event is done."""
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of its own."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -12,7 +12,8 @@ class DeviceBatch:
 
     ``tokens`` [S, L] int32; ``block_tables`` [S, MB] int32 (unused entries name block 0 or an old block: valid, never
     read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see :mod:`actors.executor.batch`); ``seeds``
-    [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S, K], K growing as needed.
+    [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S, K], K growing as needed; ``masks`` [S, ceil(V / 32)]
+    int32, bits of the tokens allowed (empty until needed); ``word_tokens``, ``word_lens`` [S, F] int32, F growing.
     """
 
     def __init__(self, limits: BatchLimits, device: torch.device) -> None:
@@ -23,6 +24,9 @@ class DeviceBatch:
         self.columns = torch.zeros((NUM_COLUMNS, size), dtype=torch.int32, device=device)
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self._make_rules(size, 0)
+        self.masks = torch.empty((size, 0), dtype=torch.int32, device=device)
+        self.word_tokens = torch.zeros((size, 0), dtype=torch.int32, device=device)
+        self.word_lens = torch.zeros((size, 0), dtype=torch.int32, device=device)
         self._flat_tokens = self.tokens.view(-1)
         self._flat_tables = self.block_tables.view(-1)
 
@@ -40,6 +44,10 @@ class DeviceBatch:
             self._flat_tokens[deltas["token_index"].long()] = deltas["token_values"]
         if "rule_slots" in deltas:
             self._set_rules(deltas)
+        if "mask_slots" in deltas:
+            self._set_masks(deltas)
+        if "word_slots" in deltas:
+            self._set_words(deltas)
         if "table_index" in deltas:
             self._flat_tables[deltas["table_index"].long()] = deltas["table_values"]
 
@@ -54,3 +62,19 @@ class DeviceBatch:
         self.rule_ids[slots] = deltas["rule_ids"].view(-1, width)
         self.rule_values[slots] = deltas["rule_values"].view(torch.float32).view(-1, width)
         self.rule_until[slots] = deltas["rule_until"].view(-1, width)
+
+    def _set_masks(self, deltas: dict[str, torch.Tensor]) -> None:
+        rows = deltas["mask_words"].view(len(deltas["mask_slots"]), -1)
+        if not self.masks.shape[1]:
+            self.masks = torch.full((len(self.seeds), rows.shape[1]), -1, dtype=torch.int32, device=self._device)
+        self.masks[deltas["mask_slots"].long()] = rows
+
+    def _set_words(self, deltas: dict[str, torch.Tensor]) -> None:
+        slots = deltas["word_slots"].long()
+        width = len(deltas["word_tokens"]) // len(slots)
+        if width > self.word_tokens.shape[1]:
+            missing = width - self.word_tokens.shape[1]
+            self.word_tokens = torch.nn.functional.pad(self.word_tokens, (0, missing))
+            self.word_lens = torch.nn.functional.pad(self.word_lens, (0, missing))
+        self.word_tokens[slots] = deltas["word_tokens"].view(-1, width)
+        self.word_lens[slots] = deltas["word_lens"].view(-1, width)

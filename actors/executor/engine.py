@@ -28,6 +28,8 @@ from actors.executor.errors import EngineError, PlanError
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
+from actors.executor.scorer import Scores
+from actors.executor.swap import CopyWatch
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
 from bus.messages import Int32Array, StepPlan, StepResult
@@ -61,6 +63,7 @@ class _Launched:
     work: StepWork
     launched_s: float
     readback: Readback
+    copied: torch.cuda.Event | None
 
 
 class Engine:
@@ -129,6 +132,11 @@ class Engine:
         """Slots that hold a sequence; exact only while no plan is queued."""
         return self._loaded.batch.num_occupied
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host tier that are ready; grows for a while after the start. Any thread."""
+        return self._loaded.copies.memory.num_ready
+
     # -- device thread ------------------------------------------------------------------------------------------------
 
     def _device_thread(self) -> None:
@@ -138,6 +146,7 @@ class Engine:
                 with _own_stream(device):
                     self._prepare(device)
                     self._run_plans()
+                    self._free_host_memory()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -156,6 +165,13 @@ class Engine:
             completion.start()
         self.stats.ready_s = time.time()
         self.ready.set_result(self._loaded.info)
+
+    def _free_host_memory(self) -> None:
+        """After the last plan; a device that failed is left alone, its process ends anyway."""
+        if self._failure is None:
+            if self._pool is not None:
+                torch.cuda.synchronize()
+            self._loaded.copies.memory.close()
 
     def _progress(self, phase: str, share: float) -> None:
         """Report, and end the loading if the engine is not wanted any more."""
@@ -187,19 +203,23 @@ class Engine:
     def _step_on_cpu(self, queued: _Queued) -> None:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
+        self._copy(queued)
         sampled = self._loaded.runner.run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
+        _give_scores(self._loaded.runner.scores, work)
         busy_s = time.perf_counter() - began
         self.stats.host_s += busy_s
-        self._finish(queued, work, tokens, launched_s, busy_s)
+        self._finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
 
     def _launch(self, queued: _Queued, pool: ReadbackPool) -> None:
         readback = pool.take()
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
+        copied = self._copy(queued)
         readback.started.record()
-        readback.fetch(self._loaded.runner.run(work), len(work.positions))
-        self._launched.put(_Launched(queued, work, launched_s, readback))
+        sampled = self._loaded.runner.run(work)
+        readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
+        self._launched.put(_Launched(queued, work, launched_s, readback, copied))
         self.stats.host_s += time.perf_counter() - began
 
     def _apply(self, queued: _Queued) -> StepWork:
@@ -208,23 +228,41 @@ class Engine:
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 
+    def _copy(self, queued: _Queued) -> torch.cuda.Event | None:
+        """Start the plan's copies between the tiers."""
+        try:
+            return self._loaded.copies.apply(queued.plan)
+        except PlanError as error:
+            raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
+
     # -- completion ---------------------------------------------------------------------------------------------------
 
     def _completion_thread(self) -> None:
         pool = self._pool
         assert pool is not None
+        watch = CopyWatch()
         try:
             while (launched := self._launched.get()) is not None:
                 readback = launched.readback
                 tokens, busy_s = readback.wait()
+                _give_scores(readback.scores, launched.work)
                 pool.give_back(readback)
-                self._finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s)
+                copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
+                self._finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
         except BaseException as error:
             self._fail(error)
             pool.close()  # the device thread may wait for a buffer
             self._plans.put(None)
 
-    def _finish(self, queued: _Queued, work: StepWork, tokens: Int32Array, launched_s: float, busy_s: float) -> None:
+    def _finish(
+        self,
+        queued: _Queued,
+        work: StepWork,
+        tokens: Int32Array,
+        launched_s: float,
+        busy_s: float,
+        copied_step: int,
+    ) -> None:
         result = self._results.build(
             work,
             tokens,
@@ -233,6 +271,7 @@ class Engine:
             received_s=queued.received_s,
             launched_s=launched_s,
             done_s=time.time(),
+            copied_step=copied_step,
         )
         self.stats.steps += 1
         self.stats.busy_s += busy_s
@@ -247,6 +286,12 @@ class Engine:
             self.ready.set_exception(error)
         else:
             self._on_error(error)
+
+
+def _give_scores(scores: Scores | None, work: StepWork) -> None:
+    """Put what has come to the host beside the step's work."""
+    if scores is not None and work.scoring is not None:
+        scores.give(work.scoring)
 
 
 def is_device_fault(error: BaseException | None) -> bool:

@@ -11,12 +11,14 @@ import torch
 from actors.executor.batch import BatchLimits, PersistentBatch
 from actors.executor.device import resolve_token_budget
 from actors.executor.graphs import DecodeGraphs, bucket_sizes
+from actors.executor.host_memory import HostMemory, num_host_blocks
 from actors.executor.kv_cache import allocate_kv_cache, kv_block_bytes
 from actors.executor.memory import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
 from actors.executor.runner import Runner
-from actors.executor.warmup import run_full_steps, run_small_steps
+from actors.executor.swap import Copies, make_copies, measure_copy_rate
+from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_small_steps
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig, effective_max_model_len
 from actors.settings import Settings
@@ -37,6 +39,13 @@ class EngineInfo:
     vocab_size: int
     device: str
     dtype: str
+    num_host_blocks: int = 0
+    """Those of the host tier that are ready by now; more may come."""
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    """Between the tiers, the slower way's; measured, 0 without a host tier."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured, 0 without a host tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class Loaded:
 
     batch: PersistentBatch
     runner: Runner
+    copies: Copies
     info: EngineInfo
 
 
@@ -57,6 +67,25 @@ def load(
         ModelError: the weights do not fit the configuration.
         EngineError: too little memory.
     """
+    block_bytes = kv_block_bytes(config, settings.block_size, dtype)
+    # Page locking begins here and runs beside everything that follows.
+    memory = HostMemory(num_host_blocks(settings.swap_space, block_bytes), block_bytes, device)
+    try:
+        return _load(settings, config, path, device, dtype, progress, memory)
+    except BaseException:
+        memory.close()
+        raise
+
+
+def _load(
+    settings: Settings,
+    config: ModelConfig,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    memory: HostMemory,
+) -> Loaded:
     ops = Ops.for_device(device)
     limits = BatchLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -66,7 +95,7 @@ def load(
         num_blocks=1,
         vocab_size=config.vocab_size,
     )
-    demand = KvDemand(kv_block_bytes(config, limits.block_size, dtype), limits.block_size, limits.max_model_len)
+    demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)
     known_bytes = fixed_kv_bytes(settings, demand, device)
     if known_bytes is not None:
         blocks_in(known_bytes, demand, settings, device, measured=False)  # fail before the weights are read
@@ -89,7 +118,23 @@ def load(
     progress("kv cache", 1.0)
 
     _warm(batch, runner, largest_graph, lambda share: progress("graphs", share))
-    return Loaded(batch, runner, _info(limits, device, dtype))
+    copy_rate = measure_copy_rate(runner.kv_cache, memory)
+    prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
+    info = EngineInfo(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        vocab_size=limits.vocab_size,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_host_blocks=memory.num_ready,
+        block_bytes=demand.block_bytes,
+        copy_bytes_per_s=copy_rate,
+        prefill_tokens_per_s=prefill_rate,
+    )
+    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), info)
 
 
 def _largest_graph(settings: Settings, device: torch.device) -> int:
@@ -122,16 +167,3 @@ def _warm(batch: PersistentBatch, runner: Runner, largest_graph: int, progress: 
     if runner.kv_cache.is_cuda:
         torch.cuda.synchronize()
     progress(1.0)
-
-
-def _info(limits: BatchLimits, device: torch.device, dtype: torch.dtype) -> EngineInfo:
-    return EngineInfo(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        vocab_size=limits.vocab_size,
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
-    )

@@ -10,15 +10,18 @@ import torch
 
 from kernels import (
     activation,
+    bad_words,
     batch_inputs,
     copy_blocks,
     kv_write,
     logit_rules,
+    logprobs,
     norm,
     paged_attention,
     penalties,
     rotary,
     sampling,
+    token_masks,
 )
 
 Op = Callable[..., Any]
@@ -39,6 +42,9 @@ class Ops:
     sample: Op
     apply_logit_rules: Op
     apply_penalties: Op
+    apply_token_masks: Op
+    apply_bad_words: Op
+    token_logprobs: Op
     copy_blocks: Op
 
     @classmethod
@@ -73,6 +79,9 @@ _MODULES = {
     "sample": sampling,
     "apply_logit_rules": logit_rules,
     "apply_penalties": penalties,
+    "apply_token_masks": token_masks,
+    "apply_bad_words": bad_words,
+    "token_logprobs": logprobs,
     "copy_blocks": copy_blocks,
 }
 

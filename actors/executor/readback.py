@@ -8,6 +8,7 @@ import torch
 
 from actors.executor.device import new_event
 from actors.executor.errors import EngineError
+from actors.executor.scorer import Scores
 from bus.messages import Int32Array
 
 
@@ -18,11 +19,14 @@ class Readback:
         self._tensor = torch.zeros(max_num_seqs, dtype=torch.int32, pin_memory=True)
         self._array: Int32Array = self._tensor.numpy()
         self._count = 0
+        self.scores: Scores | None = None
+        """Log probabilities that come with the tokens, if any row asked for them."""
         self.started = new_event(timing=True)
         self.done = new_event(timing=True)
 
-    def fetch(self, sampled: torch.Tensor | None, count: int) -> None:
-        """Queue the copy of the first ``count`` tokens, and the event behind it. Device thread."""
+    def fetch(self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None) -> None:
+        """Queue the copy of the first ``count`` tokens and of ``scores``, and the event behind it. Device thread."""
+        self.scores = None if scores is None else scores.to_pinned()
         self._count = count if sampled is not None else 0
         if sampled is not None and count:
             self._tensor[:count].copy_(sampled[:count], non_blocking=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from actors.executor.batch import StepWork
 from actors.executor.errors import EngineError
+from actors.executor.scoring import result_columns
 from bus.messages import END_LENGTH, END_STOP, Int32Array, StepResult
 
 
@@ -31,6 +32,7 @@ class ResultBuilder:
         received_s: float,
         launched_s: float,
         done_s: float,
+        copied_step: int = 0,
     ) -> StepResult:
         """The result of ``work``, whose N sampled ``tokens`` are [N]; times are seconds of the wall clock.
 
@@ -42,6 +44,7 @@ class ResultBuilder:
             self._ended.fill(0)
         sequence_ids, indexes = work.sequence_ids, work.indexes
         ends = np.zeros(len(tokens), np.int32)
+        late = np.zeros(len(tokens), np.bool_)
         if len(tokens):
             if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
                 raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
@@ -65,4 +68,6 @@ class ResultBuilder:
             token_ids=tokens,
             token_indexes=indexes,
             ends=ends,
+            copied_step=copied_step,
+            **({} if work.scoring is None else result_columns(work.scoring, late)),
         )

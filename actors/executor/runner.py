@@ -10,6 +10,7 @@ from actors.executor.graphs import DecodeGraphs
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
+from actors.executor.scorer import Scorer, Scores
 from actors.executor.upload import Uploader, tail_capacity
 
 
@@ -26,6 +27,9 @@ class Runner:
         self.state = DeviceBatch(limits, device)
         self._ops = ops
         self._sampler = Sampler(ops, self.state)
+        self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
+        self.scores: Scores | None = None
+        """Log probabilities of the last step, if any of its rows asked for them."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.uploader = Uploader(device, limits.max_num_seqs, tail_ints, depth + 2)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -37,6 +41,7 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         num_rows = len(work.slots)
+        self.scores = None if work.scoring is None else Scores()
         bucket = self.graphs.bucket(num_rows) if self.graphs is not None and work.decode_only else 0
         deltas = self.uploader.send(work, bucket)
         self.state.apply(deltas)
@@ -48,11 +53,16 @@ class Runner:
             logits, sampled = self.graphs.replay(bucket)
         else:
             hidden = self.forward(work)
+            self._score_prompts(work, hidden, deltas)
             if not len(work.positions):
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
             self._resample(work, deltas, logits, sampled)
+        if "score_rows" in deltas:
+            assert work.scoring is not None
+            assert self.scores is not None
+            self.scores.sampled = self._scorer.sampled(work.scoring, deltas["score_rows"], logits, sampled)
         return sampled
 
     def forward(self, work: StepWork, *, padded_rows: int = 0) -> torch.Tensor:
@@ -94,6 +104,13 @@ class Runner:
         sampled = self._sampler.plain(logits, slots, header.indexes[:count], any_random=any_random)
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
+
+    def _score_prompts(self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+        if "prompt_hidden" in deltas:
+            assert work.scoring is not None
+            assert self.scores is not None
+            index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
+            self.scores.prompts = self._scorer.prompts(work.scoring, index, tokens, hidden, self.model)
 
     def _sample_slots(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> torch.Tensor:
         return deltas.get("sample_slots", self.uploader.header.slots[: len(work.slots)])

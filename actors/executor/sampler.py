@@ -67,6 +67,13 @@ class Sampler:
         slots, indexes = slots.index_select(0, rows), indexes.index_select(0, rows)
         if work.extra_ruled:
             self._ops.apply_logit_rules(logits, slots, indexes, state.rule_ids, state.rule_values, state.rule_until)
+        if work.extra_masked:
+            self._ops.apply_token_masks(logits, slots, state.masks)
+        if work.extra_worded:
+            prompt_lens = state.columns[PROMPT_LEN].index_select(0, slots)
+            self._ops.apply_bad_words(
+                logits, state.tokens, slots, prompt_lens, indexes, state.word_tokens, state.word_lens
+            )
         if work.extra_penalized:
             columns = state.columns.index_select(1, slots)
             floats = columns.view(torch.float32)

@@ -5,6 +5,7 @@ They go the way of every step, through :meth:`PersistentBatch.apply` and :meth:`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from actors.executor.batch import BatchLimits, PersistentBatch
 from actors.executor.runner import Runner
+from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan
 
 
@@ -34,6 +36,10 @@ def _new(slot: int, num_tokens: int, limits: BatchLimits, *, extras: bool) -> Ne
         presence_penalty=0.1 if extras else 0.0,
         frequency_penalty=0.1 if extras else 0.0,
         end_token_ids=(0,) if extras else (),
+        logprobs=MAX_TOP if extras else None,
+        prompt_logprobs=MAX_TOP if extras else None,
+        bad_words_token_ids=((0, 0),) if extras else (),
+        allowed_token_ids=tuple(range(min(8, limits.vocab_size))) if extras else (),
     )
 
 
@@ -106,6 +112,28 @@ def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
     batch.reset()
     decode_peak = torch.cuda.max_memory_allocated()
     return decode_peak - before, max(peak, decode_peak)
+
+
+MEASURED_TOKENS, MEASURED_TOKENS_ON_CPU = 2048, 32
+
+
+def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
+    """Prompt tokens per second, by the clock, of a step with as many as matter; 0.0 where no prompt fits."""
+    limits, cuda = batch.limits, runner.kv_cache.is_cuda
+    wanted = MEASURED_TOKENS if cuda else MEASURED_TOKENS_ON_CPU
+    num_tokens = min(wanted, limits.max_num_batched_tokens, limits.max_model_len - 2)
+    if num_tokens < 1:
+        return 0.0
+    plan, seconds = _entering([num_tokens], limits, extras=False), 0.0
+    for _ in range(2):  # the first may compile something
+        batch.reset()
+        began = time.perf_counter()
+        runner.run(batch.apply(plan))
+        if cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+    batch.reset()
+    return num_tokens / seconds
 
 
 def run_small_steps(batch: PersistentBatch, runner: Runner) -> None:

@@ -100,6 +100,11 @@ class SchedulerActor(Actor):
                 pipeline_depth=settings.pipeline_depth,
                 max_num_queued_requests=settings.max_num_queued_requests,
                 enable_prefix_caching=settings.enable_prefix_caching,
+                preemption_mode=settings.preemption_mode,
+                priorities=settings.scheduling_policy == "priority",
+                priority_aging_s=settings.priority_aging_s,
+                itl_target_s=_seconds(settings.itl_target_ms),
+                ttft_target_s=_seconds(settings.ttft_target_ms),
                 epoch=self.epoch,
                 eos_token_ids=model.eos_token_ids,
             )
@@ -323,3 +328,7 @@ class SchedulerActor(Actor):
                 self._away.add(task)
                 self._believe_absence_s = time.monotonic() + self.settings.lease_ttl_s
                 await asyncio.sleep(RETRY_S)
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000

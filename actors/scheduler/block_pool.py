@@ -9,7 +9,7 @@ because nobody can find them. :meth:`BlockPool.allocate` takes from the head and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from actors.scheduler.prefix_index import PrefixIndex
 
@@ -22,6 +22,10 @@ class BlockPool:
             raise ValueError(f"num_blocks {num_blocks}: must be at least 1")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_allocated = 0
+        """Blocks given out so far."""
+        self.on_evict: Callable[[int, bytes], None] | None = None
+        """Called with a block, and the content listed for it, before it is given to somebody else."""
         self._index = index
         self._counts = [0] * num_blocks
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
@@ -37,13 +41,17 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         following, counts, forget, end = self._next, self._counts, self._index.forget, self._end
+        evict = self.on_evict
         blocks = []
         block = following[end]
         for _ in range(count):
             blocks.append(block)
             counts[block] = 1
-            forget(block)
+            content = forget(block)
+            if content is not None and evict is not None:
+                evict(block, content)
             block = following[block]
+        self.num_allocated += count
         following[end] = block
         self._prev[block] = end
         self.num_free -= count
@@ -78,13 +86,18 @@ class BlockPool:
         counts = self._counts
         return sum(counts[block] == 0 for block in blocks)
 
-    def free_blocks(self) -> list[int]:
-        """The free list from head to tail (O(n), for tests and checks)."""
-        blocks, block = [], self._next[self._end]
-        while block != self._end:
+    def head(self, count: int) -> list[int]:
+        """The free blocks that would be taken next, at most ``count``."""
+        blocks: list[int] = []
+        block = self._next[self._end]
+        while block != self._end and len(blocks) < count:
             blocks.append(block)
             block = self._next[block]
         return blocks
+
+    def free_blocks(self) -> list[int]:
+        """The free list from head to tail (O(n), for tests and checks)."""
+        return self.head(self.num_blocks)
 
     def _link(self, block: int, *, tail: bool) -> None:
         following, prev, end = self._next, self._prev, self._end

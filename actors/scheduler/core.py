@@ -20,9 +20,11 @@ from itertools import chain
 import numpy as np
 
 from actors.scheduler import refusal
+from actors.scheduler.admission import admit
 from actors.scheduler.events import (
     DetokenizerLost,
     DetokenizersLive,
+    HostTierGrown,
     IngressLost,
     Input,
     Note,
@@ -35,7 +37,8 @@ from actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
-from actors.scheduler.placement import choose
+from actors.scheduler.order import INTERACTIVE, JOB, Jobs, Order
+from actors.scheduler.pacing import Pacer
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request, Sequence, State, make_request, prompt_hashes, seed_of
 from actors.scheduler.waiting import Waiting
@@ -56,12 +59,18 @@ UNLIMITED_TOKENS = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ."""
+    """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ. Without ``priorities`` all
+    requests have the same; ``priority_aging_s`` is the wait that makes up for one step of it."""
 
     block_size: int = 16
     pipeline_depth: int = 2
     max_num_queued_requests: int = 4096
     enable_prefix_caching: bool = True
+    preemption_mode: str = "auto"
+    priorities: bool = True
+    priority_aging_s: float = 30.0
+    itl_target_s: float | None = None
+    ttft_target_s: float | None = None
     epoch: int = 1
     eos_token_ids: tuple[int, ...] = ()
 
@@ -73,12 +82,14 @@ class Core:
         self.config = config
         self.replicas: dict[str, Replica] = {}
         self.waiting = Waiting()
+        self.jobs = Jobs(config.priority_aging_s)
         self.requests: dict[str, Request] = {}
         self.num_queued_requests = 0
         self._sequences: dict[int, Sequence] = {}
         self._recent: dict[str, None] = {}
         self._detokenizers: tuple[str, ...] = ()
         self._next_steps: dict[str, int] = {}
+        self._order_policy = Order(config.priorities, config.priority_aging_s)
         self._num_ids = 0
         self._past_preemptions = 0
         self._order = 0
@@ -105,6 +116,7 @@ class Core:
         for name, replica in self.replicas.items():
             held[f"{name}: slots"] = len(replica.running)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
+            held[f"{name}: host blocks"] = replica.tier.num_held
             held[f"{name}: steps in flight"] = len(replica.in_flight)
         return held
 
@@ -128,9 +140,12 @@ class Core:
                     self._end(sequence)
             case ReplicaJoined():
                 self._join(message)
+            case HostTierGrown():
+                if message.replica in self.replicas:
+                    self.replicas[message.replica].tier.grow(message.num_host_blocks)
             case ReplicaSuspended():
                 if message.replica in self.replicas:
-                    self.replicas[message.replica].suspended = True
+                    self.replicas[message.replica].suspend()
             case ReplicaLost():
                 self._lose(message.replica, message.reason)
             case IngressLost():
@@ -144,6 +159,7 @@ class Core:
     def plan(self, now_s: float) -> list[Output]:
         """Everything to be sent now, in this order: the answers to what was taken in, then the plans for every replica
         whose pipeline has room, each after the SequenceStarted of the sequences that enter with it."""
+        self._promote(now_s)
         progress = True
         while progress:
             self._admit()
@@ -167,7 +183,7 @@ class Core:
     def _take_request(self, message: TokenizedRequest) -> None:
         if message.request_id in self.requests or message.request_id in self._recent:
             return
-        request = make_request(message, self.config.eos_token_ids)
+        request = make_request(message, self.config.eos_token_ids, self._order_policy)
         refused = refusal.of_message(message) or refusal.of_size(request, self._limit(request), self.replicas.values())
         if refused is None and self.num_queued_requests >= self.config.max_num_queued_requests:
             refused = refusal.of_load(request, self.config.max_num_queued_requests)
@@ -176,6 +192,8 @@ class Core:
             self._fail(request.ingress, refused)
             return
         self.requests[request.id] = request
+        if request.level == JOB:
+            self.jobs.add(request)
         self.num_queued_requests += 1
         hashes = prompt_hashes(message, self.config.block_size) if self.config.enable_prefix_caching else []
         for choice_index in range(request.sampling.n):
@@ -193,7 +211,8 @@ class Core:
             tokens=array("i", request.prompt),
             hashes=list(hashes),
         )
-        if choice_index and hashes:
+        shares = len(request.prompt) >= self.config.block_size or request.sampling.returns_prompt
+        if choice_index and shares:
             sequence.leader = request.sequences[0]
         request.sequences.append(sequence)
         request.num_live += 1
@@ -214,32 +233,31 @@ class Core:
 
     # -- starting -----------------------------------------------------------------------------------------------------
     def _admit(self) -> None:
-        """Give slots to waiting sequences, strictly in order: on a replica where one could run but has no room now,
-        none behind it gets in."""
+        """Give slots to waiting sequences, and queue the jobs that made room for them."""
         if not len(self.waiting) or not self._detokenizers:
             return
-        candidates = [replica for replica in self.replicas.values() if replica.is_open()]
-        admitted = []
-        for sequence in self.waiting:
-            if not candidates:
-                break
-            if not sequence.ready:
-                continue
-            able = [replica for replica in candidates if replica.can_hold(sequence)]
-            chosen = choose(sequence, able)
-            if chosen is None:
-                candidates = [replica for replica in candidates if replica not in able]
-                continue
-            replica, offer = chosen
-            replica.bind(sequence, offer)
-            admitted.append(sequence)
-            if not replica.is_open():
-                candidates.remove(replica)
-        for sequence in admitted:
+        for sequence in admit(self.waiting, self.replicas.values()):
             self.waiting.remove(sequence)
             if sequence.request.queued:
                 sequence.request.queued = False
                 self.num_queued_requests -= 1
+        for replica in self.replicas.values():
+            self._requeue(replica)
+
+    def _promote(self, now_s: float) -> None:
+        """The oldest job may have become an interactive request."""
+        request = self.jobs.pop_due(now_s)
+        if request is None:
+            return
+        queued = [each for each in request.sequences if each.state in (State.WAITING, State.LANDING)]
+        for sequence in queued:
+            self.waiting.remove(sequence)
+        request.level, request.due_s = INTERACTIVE, now_s
+        for sequence in request.sequences:
+            if sequence.state is State.RUNNING and sequence.replica is not None:
+                sequence.replica.running.promote(sequence.slot)
+        for sequence in queued:
+            self.waiting.add(sequence)
 
     def _start(self, sequence: Sequence) -> None:
         """Tell the request's detokenizer about a sequence, once."""
@@ -249,13 +267,16 @@ class Core:
             digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()
             request.detokenizer = self._detokenizers[int.from_bytes(digest, "little") % len(self._detokenizers)]
         sequence.started = True
+        if request.num_cached is None:
+            request.num_cached = sequence.num_cached
+        tells_prompt = sampling.returns_prompt and sequence.choice_index == 0
         started = SequenceStarted(
             request_id=request.id,
             sequence_id=sequence.id,
             choice_index=sequence.choice_index,
             ingress=request.ingress,
             num_prompt_tokens=len(request.prompt),
-            num_cached_tokens=sequence.num_cached,
+            num_cached_tokens=request.num_cached,
             max_tokens=sequence.limit - len(request.prompt),
             min_tokens=sampling.min_tokens,
             stop=sampling.stop,
@@ -265,6 +286,10 @@ class Core:
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             arrived_s=request.arrived_s,
             prompt_tail=np.array(request.prompt[-PROMPT_TAIL_TOKENS:], np.int32),
+            logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            return_token_ids=sampling.return_token_ids,
+            prompt_token_ids=np.array(request.prompt if tells_prompt else (), np.int32),
         )
         self._out.append(ToDetokenizer(request.detokenizer, started))
 
@@ -272,7 +297,8 @@ class Core:
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
             self.waiting.add(sequence)
-            self._note("preempted", request_id=sequence.request.id, sequence=sequence.id, replica=replica.name)
+            who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
+            self._note("preempted", swapped=sequence.swapped is not None, **who)
 
     # -- ending -------------------------------------------------------------------------------------------------------
     def _take_result(self, message: ReplicaResult) -> None:
@@ -306,12 +332,15 @@ class Core:
                 assert sequence.replica is not None
                 sequence.replica.landing.drop(sequence)
             self.waiting.remove(sequence)
+        if sequence.swapped is not None:
+            sequence.swapped.replica.tier.forget(sequence)
         sequence.state = State.ENDED
         del self._sequences[sequence.id]
         request.num_live -= 1
         if request.num_live:
             return
         del self.requests[request.id]
+        self.jobs.discard(request)
         self._remember(request.id)
         if request.queued:
             self.num_queued_requests -= 1
@@ -338,6 +367,8 @@ class Core:
             depth=self.config.pipeline_depth,
             caching=self.config.enable_prefix_caching,
             first_step=self._next_steps.get(joined.replica, 1),
+            pacer=self._new_pacer(),
+            preemption_mode=self.config.preemption_mode,
         )
         self._note("replica joined", replica=joined.replica, epoch=joined.epoch, num_blocks=joined.num_blocks)
         for request in {sequence.request.id: sequence.request for sequence in self.waiting}.values():
@@ -346,6 +377,10 @@ class Core:
             if refused is not None:
                 self._abort(request.id)
                 self._fail(request.ingress, refused)
+
+    def _new_pacer(self) -> Pacer | None:
+        itl_s = self.config.itl_target_s
+        return None if itl_s is None else Pacer(itl_s, self.config.ttft_target_s)
 
     def _lose(self, name: str, reason: str) -> None:
         replica = self.replicas.pop(name, None)
@@ -388,6 +423,7 @@ class Core:
             AssertionError: it is not so.
         """
         self.waiting.check_integrity()
+        self.jobs.check_integrity()
         for replica in self.replicas.values():
             replica.check_integrity()
             assert not replica.preempted, "preempted sequences were not queued"

@@ -22,7 +22,7 @@ from bus.messages import (
 class ReplicaJoined:
     """A replica is ready, and its results are being read. ``epoch`` is its executor's lease epoch.
 
-    ``max_num_batched_tokens`` is its token budget per step.
+    ``max_num_batched_tokens`` is its token budget per step. The rates are measured, 0 if nobody did.
     """
 
     replica: str
@@ -32,6 +32,18 @@ class ReplicaJoined:
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
+    num_host_blocks: int = 0
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostTierGrown:
+    """The replica's executor has got ``num_host_blocks`` host blocks ready by now."""
+
+    replica: str
+    num_host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ Input = (
     | AbortRequest
     | StopSequence
     | ReplicaJoined
+    | HostTierGrown
     | ReplicaSuspended
     | ReplicaLost
     | ReplicaResult

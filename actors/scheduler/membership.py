@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.scheduler.events import (
     DetokenizerLost,
     DetokenizersLive,
+    HostTierGrown,
     IngressLost,
     Input,
     ReplicaJoined,
@@ -31,6 +32,7 @@ class Member:
     epoch: int
     suspended: bool = False
     fenced: bool = False
+    num_host_blocks: int = 0
 
 
 class Membership:
@@ -98,14 +100,25 @@ class Membership:
                 self.distrust(name, "a new executor has taken its place")
             elif lease.info.get("state") != "ready":
                 self._suspend(name, member)
+            elif (num_host_blocks := _count(lease, "num_host_blocks")) > member.num_host_blocks:
+                member.num_host_blocks = num_host_blocks
+                self._grow(name, num_host_blocks)
         for name, lease in leases.items():
             if name in self.members or lease.info.get("state") != "ready" or self.refused.get(name) == lease.epoch:
                 continue
             joined = _capacities(lease)
             if joined is None:
                 continue
-            self.members[name] = Member(lease.epoch)
+            self.members[name] = Member(lease.epoch, num_host_blocks=joined.num_host_blocks)
             self.joining.append(joined)
+
+    def _grow(self, name: str, num_host_blocks: int) -> None:
+        """A replica has more host blocks now; the core may not have heard of it yet."""
+        for at, joined in enumerate(self.joining):
+            if joined.replica == name:
+                self.joining[at] = replace(joined, num_host_blocks=num_host_blocks)
+                return
+        self._emit(HostTierGrown(name, num_host_blocks))
 
     def _suspend(self, name: str, member: Member) -> None:
         if not member.suspended:
@@ -146,7 +159,21 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         max_num_batched_tokens=budget if isinstance(budget, int) else DEFAULT_BUDGET_TOKENS,
+        num_host_blocks=_count(lease, "num_host_blocks"),
+        block_bytes=_count(lease, "block_bytes"),
+        copy_bytes_per_s=_rate(lease, "copy_bytes_per_s"),
+        prefill_tokens_per_s=_rate(lease, "prefill_tokens_per_s"),
     )
+
+
+def _count(lease: LeaseInfo, name: str) -> int:
+    value = lease.info.get(name)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _rate(lease: LeaseInfo, name: str) -> float:
+    value = lease.info.get(name)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
 
 
 def _positions(lease: LeaseInfo) -> dict[str, EntryId]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from actors.metrics import ITERATION_TOKENS_BUCKETS, Metrics
 from actors.scheduler.core import Core
 from actors.scheduler.replica import Replica
 from bus.messages import StepPlan
 
 _COUNTERS = {
-    "prefix_queries": ("vllm:prefix_cache_queries", "Tokens of admitted sequences, looked up in the prefix cache."),
+    "prefix_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once a request."),
     "prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
+    "tier.num_queries": (
+        "vllm:external_prefix_cache_queries",
+        "Tokens beyond the device's prefix, looked up on the host.",
+    ),
+    "tier.num_hits": ("vllm:external_prefix_cache_hits", "Tokens found in the host tier's prefix cache."),
+    "tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
+    "tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
 }
 
@@ -37,18 +46,18 @@ class Meters:
         """Show the core's state."""
         self._waiting.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
-            self._show(name, 0, 0.0)
+            self._show(name, 0, 0.0, 0.0)
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
-            self._show(name, len(replica.running), 1 - pool.num_free / pool.num_blocks)
+            self._show(name, len(replica.running), 1 - pool.num_free / pool.num_blocks, replica.tier.pool.usage)
             self.count(replica)
 
     def count(self, replica: Replica) -> None:
         """Take over a replica's counts; call it also before the replica goes."""
         for attribute, (name, text) in _COUNTERS.items():
             key = (replica.name, replica.epoch, attribute)
-            value = int(getattr(replica, attribute))
+            value = int(attrgetter(attribute)(replica))
             self._metrics.counter(name, text, engine=replica.name).inc(value - self._seen.get(key, 0))
             self._seen[key] = value
 
@@ -58,7 +67,9 @@ class Meters:
         for attribute in _COUNTERS:
             del self._seen[replica.name, replica.epoch, attribute]
 
-    def _show(self, engine: str, running: int, usage: float) -> None:
+    def _show(self, engine: str, running: int, usage: float, host_usage: float) -> None:
         gauge = self._metrics.gauge
         gauge("vllm:num_requests_running", "Sequences that have a slot.", engine=engine).set(running)
         gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0 to 1).", engine=engine).set(usage)
+        name, text = "pagebus:host_cache_usage_perc", "Share of the host tier's blocks with content (0 to 1)."
+        gauge(name, text, engine=engine).set(host_usage)

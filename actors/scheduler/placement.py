@@ -16,12 +16,13 @@ def choose(sequence: Sequence, replicas: Iterable[Replica]) -> tuple[Replica, Of
     share does not pile them onto one replica. Ties go to the first replica given.
     """
     best: tuple[Replica, Offer] | None = None
+    level, num_tokens = sequence.request.level, len(sequence.tokens)
     least = 0
     for replica in replicas:
         offer = replica.offer(sequence)
         if offer is None:
             continue
-        cost = replica.load() + len(sequence.tokens) - len(offer.cached_blocks) * replica.block_size
+        cost = replica.load(level) + num_tokens - offer.saved_tokens
         if best is None or cost < least:
             best, least = (replica, offer), cost
     return best

@@ -34,6 +34,11 @@ class PlanBuilder:
         self._appended_slots: list[int] = []
         self._appended_blocks: list[int] = []
         self._entering: list[Sequence] = []
+        self._copies: list[tuple[int, int]] = []
+        self.swap_out_blocks: list[int] = []
+        self.swap_out_hosts: list[int] = []
+        self.swap_in_hosts: list[int] = []
+        self.swap_in_blocks: list[int] = []
 
     def append(self, sequence: Sequence, blocks: list[int]) -> None:
         """New blocks at the end of the table of a sequence. One that is not in the batch yet brings its table along."""
@@ -45,6 +50,8 @@ class PlanBuilder:
     def enter(self, sequence: Sequence) -> None:
         """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
         sequence.entered = True
+        if sequence.copied is not None:
+            self._copies.append(sequence.copied)
         self._entering.append(sequence)
 
     def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
@@ -64,11 +71,20 @@ class PlanBuilder:
             new_block_ids=_ints(tables),
             appended_slots=_ints(self._appended_slots),
             appended_blocks=_ints(self._appended_blocks),
+            copy_sources=_ints([source for source, _ in self._copies]),
+            copy_targets=_ints([target for _, target in self._copies]),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
             executor_epoch=self._executor_epoch,
+            swap_out_blocks=_ints(self.swap_out_blocks),
+            swap_out_hosts=_ints(self.swap_out_hosts),
+            swap_in_hosts=_ints(self.swap_in_hosts),
+            swap_in_blocks=_ints(self.swap_in_blocks),
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
+        self._copies = []
+        if self.swap_out_blocks or self.swap_in_blocks:
+            self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
         return plan
 
 
@@ -105,4 +121,8 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         frequency_penalty=sampling.frequency_penalty,
         end_token_ids=sequence.request.end_token_ids,
         logit_bias=sampling.logit_bias,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs if sequence.scores_prompt else None,
+        bad_words_token_ids=sampling.bad_words_token_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
     )

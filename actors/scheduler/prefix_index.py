@@ -42,13 +42,20 @@ class PrefixIndex:
         self._hashes[block] = block_hash
         return True
 
-    def forget(self, block: int) -> bool:
-        """The block's content is about to change. False if it was not listed."""
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with this content, if one is listed."""
+        return self._blocks.get(block_hash)
+
+    def hash_of(self, block: int) -> bytes | None:
+        """The content listed for a block, if any is."""
+        return self._hashes.get(block)
+
+    def forget(self, block: int) -> bytes | None:
+        """The block's content is about to change. Returns what was listed for it, if anything was."""
         block_hash = self._hashes.pop(block, None)
-        if block_hash is None:
-            return False
-        del self._blocks[block_hash]
-        return True
+        if block_hash is not None:
+            del self._blocks[block_hash]
+        return block_hash
 
     def check_integrity(self, num_blocks: int) -> None:
         """Both directions agree and name only existing blocks.

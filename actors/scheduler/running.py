@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.scheduler.order import JOB
 from actors.scheduler.sequence import Sequence, State
 from bus.messages import Int32Array
 
@@ -43,8 +44,10 @@ class Running:
         self.indexed = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
         self.planned = np.zeros(num_slots, np.int32)
+        self.job = np.zeros(num_slots, np.bool_)
         self.tail = np.zeros((num_slots, block_size), np.int32)
         self.sequences: list[Sequence | None] = [None] * num_slots
+        self._backlogs: dict[int, int] = {}
         self._free = list(range(num_slots))
         heapify(self._free)
 
@@ -61,6 +64,22 @@ class Running:
         tokens -= self.computed
         return tokens
 
+    def backlog(self, level: int) -> int:
+        """The sum of :meth:`behind` over sequences up to this level. It is asked for each replica and request, so it is
+        kept until it changes."""
+        known = self._backlogs.get(level)
+        if known is None:
+            behind = self.behind()
+            if level != JOB:
+                behind[self.job] = 0
+            known = self._backlogs[level] = int(behind.sum())
+        return known
+
+    def promote(self, slot: int) -> None:
+        """The job in a slot is an interactive request from now on."""
+        self.job[slot] = False
+        self._backlogs.clear()
+
     def at(self, slot: int) -> Sequence:
         """The sequence in an occupied slot."""
         sequence = self.sequences[slot]
@@ -74,6 +93,7 @@ class Running:
     def enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """Give the sequence the lowest free slot. Its ``blocks`` hold ``num_cached_tokens`` computed tokens."""
         slot = heappop(self._free)
+        self._backlogs.clear()
         size = self.block_size
         num_tokens = len(sequence.tokens)
         self.ids[slot] = sequence.id
@@ -84,6 +104,7 @@ class Running:
         self.indexed[slot] = num_cached_tokens // size
         self.capacity[slot] = len(sequence.blocks) * size
         self.planned[slot] = 0
+        self.job[slot] = sequence.request.level == JOB
         self.sequences[slot] = sequence
         sequence.slot = slot
         sequence.state = State.RUNNING
@@ -92,11 +113,13 @@ class Running:
         """Empty the sequence's slot; its known tokens are all in ``sequence.tokens`` afterwards."""
         slot = sequence.slot
         self.flush(slot)
+        self._backlogs.clear()
         sequence.last_step = int(self.planned[slot])
         for column in (self.ids, self.prompt, self.known, self.total, self.last, self.computed):
             column[slot] = 0
         for column in (self.confirmed, self.indexed, self.capacity, self.planned):
             column[slot] = 0
+        self.job[slot] = False
         self.sequences[slot] = None
         sequence.slot = -1
         heappush(self._free, slot)
@@ -112,6 +135,7 @@ class Running:
 
     def advance(self, slots: Slots, counts: Int32Array, step: int) -> NDArray[np.bool_]:
         """``counts`` more tokens of each slot are planned in ``step``; returns which rows sample a token [rows]."""
+        self._backlogs.clear()
         computed = self.computed[slots] + counts
         total = self.total[slots]
         samples: NDArray[np.bool_] = computed == total
@@ -139,6 +163,8 @@ class Running:
         assert sorted(self._free) == [slot for slot, each in enumerate(self.sequences) if each is None]
         assert (self.ids[self._free] == 0).all()
         assert (self.behind()[self._free] == 0).all()
+        kept, self._backlogs = self._backlogs, {}
+        assert all(self.backlog(level) == tokens for level, tokens in kept.items()), "a backlog is out of date"
         for slot, sequence in enumerate(self.sequences):
             if sequence is None:
                 continue
@@ -146,6 +172,7 @@ class Running:
             assert sequence.slot == slot, f"{who} believes to be elsewhere"
             assert sequence.state is State.RUNNING, f"{who} is {sequence.state}"
             assert self.ids[slot] == sequence.id, f"{who}: wrong id"
+            assert self.job[slot] == (sequence.request.level == JOB), f"{who}: wrong level"
             assert self.capacity[slot] == len(sequence.blocks) * self.block_size, f"{who}: wrong capacity"
             assert self.confirmed[slot] <= self.computed[slot] <= self.total[slot], f"{who}: computed too much"
             assert self.computed[slot] <= self.capacity[slot], f"{who}: computed beyond its blocks"

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from actors.block_hash import hash_blocks, hash_next, hashes_from_array
+from actors.scheduler.order import INTERACTIVE, JOB, Key, Order
 from bus.messages import SamplingParams, TokenizedRequest
 
 if TYPE_CHECKING:
@@ -27,12 +28,17 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet."""
+    """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet.
+
+    ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`).
+    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started.
+    """
 
     id: str
     ingress: str
     sampling: SamplingParams
-    priority: int
+    level: int
+    due_s: float
     salt: str | None
     arrived_s: float
     prompt: array[int]
@@ -41,6 +47,17 @@ class Request:
     num_live: int = 0
     queued: bool = True
     detokenizer: str | None = None
+    num_cached: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Swapped:
+    """The first ``num_tokens`` tokens of a preempted sequence lie in ``host_blocks`` of ``replica``, the last of them
+    perhaps in part of a block."""
+
+    replica: Replica
+    host_blocks: list[int]
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +67,8 @@ class Sequence:
     ``tokens`` holds prompt and known output; while it runs, the newest tokens (less than one block) are with
     :class:`~actors.scheduler.running.Running` only. ``hashes[i]`` is the hash of full block i, as far as they have been
     computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
-    number of tokens (prompt + output) at which it ends, on its present replica.
+    number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
+    takes over as it enters, held until then, and the block of its own that gets it.
     """
 
     id: int
@@ -71,11 +89,14 @@ class Sequence:
     produced: bool = False
     last_step: int = 0
     leader: Sequence | None = None
+    looked_up: bool = False
+    copied: tuple[int, int] | None = None
+    swapped: Swapped | None = None
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Scheduling order: lower priority number first, then arrival."""
-        return self.request.priority, self.order
+    def key(self) -> Key:
+        """Scheduling order: interactive requests before jobs, then by what is due first."""
+        return self.request.level, self.request.due_s, self.order
 
     @property
     def ready(self) -> bool:
@@ -84,6 +105,12 @@ class Sequence:
             return False
         leader = self.leader
         return leader is None or leader.produced or leader.state is State.ENDED
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Its prompt has to be computed even if it is cached: log probabilities of the prompt are wanted, and have not
+        all come yet. One sequence does so for its whole request."""
+        return self.choice_index == 0 and self.request.sampling.prompt_logprobs is not None and not self.produced
 
     def extend_hashes(self, block_size: int) -> None:
         """Hash the full blocks of ``tokens`` that have no hash yet."""
@@ -109,7 +136,7 @@ def seed_of(request_id: str, sampling: SamplingParams, choice_index: int) -> int
     return (seed + choice_index + 2**63) % 2**64 - 2**63
 
 
-def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...]) -> Request:
+def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], order: Order) -> Request:
     """The request without its sequences. End tokens are the client's and, unless ignored, the model's."""
     sampling = message.sampling
     ends = dict.fromkeys(sampling.stop_token_ids)
@@ -119,7 +146,8 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...]) -> R
         id=message.request_id,
         ingress=message.ingress,
         sampling=sampling,
-        priority=message.priority,
+        level=JOB if message.is_job else INTERACTIVE,
+        due_s=order.due_s(message.arrived_s, message.priority, is_job=message.is_job),
         salt=message.cache_salt,
         arrived_s=message.arrived_s,
         prompt=array("i", message.prompt_token_ids.tobytes()),

@@ -1,7 +1,7 @@
-"""Sequences without a slot, in the order in which they get one: lower priority number first, then arrival.
+"""Sequences without a slot, in the order in which they get one (:mod:`actors.scheduler.order`).
 
-A preempted sequence keeps its arrival, so it comes back before everything of its priority that arrived later. (Ageing
-belongs here too, once there is any.)
+A preempted sequence keeps its arrival, so it comes back before everything of its priority that arrived later. A key may
+not change while its sequence is in here.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from actors.scheduler.order import Key
 from actors.scheduler.sequence import Sequence, State
-
-_Key = tuple[int, int]
 
 
 class Waiting:
     """A sorted list: insertion and removal are a binary search and one memory move, also with 10,000 waiting."""
 
     def __init__(self) -> None:
-        self._keys: list[_Key] = []
-        self._sequences: dict[_Key, Sequence] = {}
+        self._keys: list[Key] = []
+        self._sequences: dict[Key, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self._keys)

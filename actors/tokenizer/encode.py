@@ -17,6 +17,8 @@ from actors.tokenizer.refusal import Refusal
 from bus.messages import GenerateRequest, Int32Array, RequestFailed, SamplingParams, TokenizedRequest
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
+MAX_BAD_WORD_TOKENS = 1024
+"""Of all bad words of a request together, as written without a space in front."""
 INTERNAL = "The prompt could not be tokenized; the server's log has the request id."
 
 
@@ -136,6 +138,7 @@ class Encoder:
                 tokenized_s=time.time(),
                 prompt_token_ids=ids,
                 block_hashes=hashes_to_array(hashes),
+                is_job=request.is_job,
             )
             return Outcome(request, reply)
         except Refusal as refusal:
@@ -184,12 +187,38 @@ class Encoder:
             raise Refusal(
                 f"min_tokens is {resolved.min_tokens}, but only {resolved.max_tokens} tokens fit", param="min_tokens"
             )
-        for name, ids in (("stop_token_ids", sampling.stop_token_ids), ("logit_bias", sampling.logit_bias)):
+        if sampling.bad_words:
+            resolved = replace(resolved, bad_words_token_ids=self._bad_words(sampling.bad_words))
+        for name, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+        ):
             if any(not 0 <= i < self._limits.vocab_size for i in ids):
                 raise Refusal(
                     f"{name}: token ids must be 0 to {self._limits.vocab_size - 1}, the vocabulary", param=name
                 )
         return resolved
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as the tokens that write it at the beginning of a text; and, as in vLLM, behind a space where
+        that is as many tokens but begins with another."""
+        if self._backend is None:
+            raise Refusal("bad_words: this model has no tokenizer", param="bad_words")
+        plain = [word.lstrip() for word in words]
+        alone = [tuple(each.ids) for each in self._backend.encode_batch_fast(plain, add_special_tokens=False)]
+        _check_length(alone)
+        spaced = self._backend.encode_batch_fast([" " + word for word in plain], add_special_tokens=False)
+        found = [ids for ids in alone if ids]
+        for first, second in zip(alone, (tuple(each.ids) for each in spaced), strict=True):
+            if first and len(first) == len(second) and first[0] != second[0]:
+                found.append(second)
+        return tuple(dict.fromkeys(found))
+
+
+def _check_length(words: list[tuple[int, ...]]) -> None:
+    if sum(map(len, words)) > MAX_BAD_WORD_TOKENS:
+        raise Refusal(f"bad_words: must have at most {MAX_BAD_WORD_TOKENS} tokens together", param="bad_words")
 
 
 def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from actors.executor.errors import EngineError
 from actors.executor.runner import Runner
+from bus.messages import StepResult
 from tests.engine_driver import Driver, Grown, HandScheduler
 from tests.model_factory import (
     REFERENCE_CONFIGS,
@@ -49,6 +51,8 @@ EXTRAS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     {"logit_bias": {11: 4.0, 12: -3.0}, "min_tokens": 5, "end_token_ids": (1, 2, 3)},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(5, 300, 2)), "logprobs": 3},
+    {"bad_words_token_ids": ((7,), (9, 4), (12, 200, 31)), "prompt_logprobs": 2},
 ]
 
 
@@ -120,6 +124,41 @@ def test_sampling_equals_the_cpu(driver: Driver, folder: Path) -> None:
     assert [(sequence.output, sequence.end) for sequence in answers] == [
         (sequence.output, sequence.end) for sequence in expected
     ]
+
+
+def test_log_probabilities_equal_transformers(driver: Driver, folder: Path) -> None:
+    """Of outputs from graphs and of prompts in chunks, beside rows that ask for nothing."""
+    prompts = make_prompts(300, 30, seed=4)
+    scheduler = driver.scheduler(100)
+    sequences = [
+        scheduler.add(prompt, MAX_TOKENS, logprobs=None if i % 3 == 2 else i % 3 * 10,
+                      prompt_logprobs=None if i % 4 else 5)
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    outputs: dict[int, list[float]] = {}
+    scored: dict[int, list[float]] = {}
+
+    def collect(result: StepResult) -> None:
+        for row, bits in zip(result.logprob_rows.tolist(), result.logprob_bits.view(np.float32).tolist(), strict=True):
+            outputs.setdefault(int(result.sequence_ids[row]), []).append(bits)
+        values, first = result.prompt_bits.view(np.float32).tolist(), 0
+        for sequence_id, length in zip(
+            result.prompt_sequence_ids.tolist(), result.prompt_lengths.tolist(), strict=True
+        ):
+            scored.setdefault(sequence_id, []).extend(values[first : first + length])
+            first += length
+
+    driver.drive(scheduler, depth=3, on_result=collect)
+
+    reference = load_reference(folder)
+    for i, sequence in enumerate(sequences):
+        ids = sequence.prompt + sequence.output
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0].log_softmax(1)
+        each = [float(expected[place - 1, ids[place]]) for place in range(1, len(ids))]
+        count = len(sequence.prompt) - 1
+        assert outputs.get(sequence.sequence_id, []) == pytest.approx([] if i % 3 == 2 else each[count:], abs=1e-4)
+        assert scored.get(sequence.sequence_id, []) == pytest.approx([] if i % 4 else each[:count], abs=1e-4)
 
 
 def test_end_tokens_free_slots_under_pipelining(driver: Driver, folder: Path) -> None:

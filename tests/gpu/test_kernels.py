@@ -9,14 +9,17 @@ import torch
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.attention_decode import decode_config
+from kernels.bad_words import apply_bad_words, apply_bad_words_reference
 from kernels.batch_inputs import prepare_inputs, prepare_inputs_reference, store_sampled
 from kernels.kv_write import kv_write, kv_write_reference
+from kernels.logprobs import token_logprobs, token_logprobs_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from kernels.paged_attention import paged_attention, paged_attention_reference
 from kernels.penalties import apply_penalties, apply_penalties_reference
 from kernels.rotary import rotary_embedding_, rotary_embedding_reference_
 from kernels.sampling import sample, sample_reference
 from kernels.sampling_limits import sampling_cuts
+from kernels.token_masks import apply_token_masks, apply_token_masks_reference
 from tests.kernels.attention_cases import AttentionCase, make_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -341,6 +344,55 @@ def test_prepare_inputs_and_penalties() -> None:
     apply_penalties(logits, tokens, slots, lens // 3, lens, *factors)
     apply_penalties_reference(again, tokens, slots, lens // 3, lens, *factors)
     torch.testing.assert_close(logits, again, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [32000, 128256, 151936, 262144])
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_token_logprobs(vocab: int, num_top: int) -> None:
+    """Real vocabularies: ids and ranks are exact, also with many equal logits; values to the last bits."""
+    rows = 70
+    logits = torch.randn(rows, vocab, device=CUDA) * 4
+    logits[::3] = logits[::3].bfloat16().float()
+    logits[1::7] = logits[1::7].round()
+    tokens = torch.randint(0, vocab, (rows,), dtype=torch.int32, device=CUDA)
+    tokens[::2] = logits[::2].argmax(1).int()
+    result, expected = token_logprobs(logits, tokens, num_top), token_logprobs_reference(logits, tokens, num_top)
+    assert torch.equal(result[:, 1 : 2 + num_top], expected[:, 1 : 2 + num_top])
+    values = torch.cat((result[:, :1], result[:, 2 + num_top :]), 1).view(torch.float32)
+    wanted = torch.cat((expected[:, :1], expected[:, 2 + num_top :]), 1).view(torch.float32)
+    torch.testing.assert_close(values, wanted, atol=2e-5, rtol=1e-6)
+    exact = logits.double().log_softmax(1).gather(1, tokens.long().unsqueeze(1))[:, 0]
+    torch.testing.assert_close(values[:, 0].double(), exact, atol=2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [128256, 151936])
+def test_restrictions(vocab: int) -> None:
+    """Masks and bad words of many rows, with words that have been begun and words that have not."""
+    rows, longest, size = 90, 300, 512
+    ints = {"dtype": torch.int32, "device": CUDA}
+    slots = torch.randperm(rows + 1)[:rows].to(**ints)
+    masks = torch.randint(-(2**31), 2**31 - 1, (rows + 1, -(-vocab // 32)), **ints)
+    logits = torch.randn(rows, vocab, device=CUDA)
+    again = logits.clone()
+    apply_token_masks(logits, slots, masks)
+    apply_token_masks_reference(again, slots, masks)
+    assert torch.equal(logits, again)
+
+    tokens = torch.randint(0, 3, (rows + 1, longest), **ints)
+    words, lens = torch.randint(0, 3, (rows + 1, size), **ints), torch.zeros(rows + 1, size, **ints)
+    place, length = 0, 1
+    while place + length <= size:
+        place += length
+        lens[:, place - 1] = length
+        length = length % 6 + 1
+    prompt_lens = torch.randint(1, 100, (rows,), **ints)
+    indexes = torch.randint(0, 100, (rows,), **ints)
+    logits = torch.randn(rows, vocab, device=CUDA)
+    again = logits.clone()
+    apply_bad_words(logits, tokens, slots, prompt_lens, indexes, words, lens)
+    apply_bad_words_reference(again, tokens, slots, prompt_lens, indexes, words, lens)
+    assert torch.equal(logits, again)
+    assert bool((logits == -torch.inf).any())
 
 
 def test_grid_depends_on_rows_alone() -> None:

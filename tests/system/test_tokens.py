@@ -102,6 +102,37 @@ async def test_preemption_changes_no_token(config, models):
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
+async def test_swap_changes_no_token(config, models):
+    """With a pool of 14 blocks for 32 requests sequences are preempted, and go on from blocks kept on the host."""
+    folder, prompts, expected = models(config)
+
+    tight = {"num_gpu_blocks_override": 14, "max_model_len": 128, "preemption_mode": "swap"}
+    async with running(folder, memory_bus(), max_num_batched_tokens=64, **tight) as system:
+        await check(system, prompts, expected)
+
+        replica = system.scheduler.core.replicas["executor-0"]
+        assert replica.num_preemptions > 0
+        assert replica.tier.num_out > 0
+        assert replica.tier.num_in > 0
+
+
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
+async def test_host_tier_prefix_hits_change_no_token(config, models):
+    """Prompts that fell out of a device tier of 14 blocks are found in the host tier, and give the same tokens."""
+    folder, prompts, expected = models(config)
+
+    tight = {"num_gpu_blocks_override": 14, "max_model_len": 128, "preemption_mode": "swap", "max_num_seqs": 1}
+    async with running(folder, memory_bus(), **tight) as system:
+        await check(system, prompts[:12], expected[:12])
+        replica = system.scheduler.core.replicas["executor-0"]
+        before = replica.tier.num_hits
+        await check(system, prompts[:12], expected[:12])
+
+        assert replica.tier.num_hits - before >= 16 * 8
+        assert sum(system.collector.cached.values()) >= replica.tier.num_hits
+
+
+@pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
 async def test_equals_transformers_over_redis_with_two_executors(config, models, redis_bus_factory):
     """The same over real Redis with two executors, both of which take part."""
     folder, prompts, expected = models(config)

@@ -179,3 +179,40 @@ def test_truncation_does_not_move_the_noise(driver: Driver) -> None:
     plain, limited = run(driver, given, given | {"min_p": 1e-30})
 
     assert plain == limited
+
+
+def test_bad_words_are_not_completed(driver: Driver, reference: Any) -> None:
+    """The last token of a word is banned where the output ends with its first ones; the prompt does not count."""
+    plain = greedy(reference, nothing)
+    words = ((plain[0],), (PROMPT[-1], plain[1]), (plain[2], plain[3]), (plain[4], plain[5], plain[6]), (3, 10**6))
+
+    def rule(logits: torch.Tensor, output: list[int]) -> None:
+        for *first, last in words:
+            if last < len(logits) and (not first or output[-len(first) :] == first):
+                logits[last] = -torch.inf
+
+    bad, free, again = run(driver, {"bad_words_token_ids": words}, {}, {"bad_words_token_ids": words[2:3]}, others=2)
+
+    assert bad == greedy(reference, rule)
+    assert free == plain
+    words = words[2:3]
+    assert again == greedy(reference, rule)
+    assert run(driver, {}, {}, {}) == [plain] * 3, "slots that others restricted are free again"
+
+
+def test_only_allowed_tokens_are_sampled(driver: Driver, reference: Any) -> None:
+    """Also at random, and beside sequences that may have any token; ids outside the vocabulary are ignored."""
+    allowed = tuple(range(3, 300, 7))
+
+    def rule(logits: torch.Tensor, output: list[int]) -> None:
+        kept = logits[list(allowed)].clone()
+        logits[:] = -torch.inf
+        logits[list(allowed)] = kept
+
+    params = {"allowed_token_ids": (*allowed, 10**6)}
+    best, drawn, plain = run(driver, params, params | {"temperature": 3.0, "seed": 2}, {"logit_bias": {1: 0.0}})
+
+    assert best == greedy(reference, rule)
+    assert set(drawn) <= set(allowed)
+    assert plain == greedy(reference, nothing)
+    assert run(driver, {"logit_bias": {1: 0.0}}) == [plain], "a slot that was masked is free again"

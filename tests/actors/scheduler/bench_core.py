@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import sys
 import time
@@ -58,8 +59,27 @@ class QuickExecutor:
         )
 
 
-def measure(running: int, waiting: int, *, prompt_tokens: int, max_tokens: int, steps: int, caching: bool) -> None:
-    core = Core(CoreConfig(block_size=BLOCK_SIZE, max_num_queued_requests=10**6, enable_prefix_caching=caching))
+def measure(
+    running: int,
+    waiting: int,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    steps: int,
+    caching: bool,
+    itl_s: float | None = None,
+    mixed: bool = False,
+) -> None:
+    """``mixed``: every other request is a job, and priorities differ; the steps have times for the fit then."""
+    core = Core(
+        CoreConfig(
+            block_size=BLOCK_SIZE,
+            max_num_queued_requests=10**6,
+            enable_prefix_caching=caching,
+            itl_target_s=itl_s,
+            priority_aging_s=1e-3 if mixed else 30.0,
+        )
+    )
     executor = QuickExecutor(running)
     core.take(DetokenizersLive(("text",)))
     core.take(
@@ -76,12 +96,15 @@ def measure(running: int, waiting: int, *, prompt_tokens: int, max_tokens: int, 
     rng = np.random.default_rng(0)
     for i in range(running + waiting):
         prompt = rng.integers(0, 30_000, prompt_tokens).tolist()
-        core.take(request(f"r{i}", prompt, block_size=BLOCK_SIZE, max_tokens=max_tokens))
+        sent = request(
+            f"r{i}", prompt, block_size=BLOCK_SIZE, max_tokens=max_tokens, priority=i * 7 % 5 if mixed else 0
+        )
+        core.take(dataclasses.replace(sent, arrived_s=i * 1e-4, is_job=mixed and i % 2 == 0))
     take_us, plan_us, rows = [], [], []
     outputs = core.plan(0.0)
     for step in range(steps):
         executor.queue.extend(each.message for each in outputs if isinstance(each, ToReplica))
-        result = executor.run_one()
+        result = dataclasses.replace(executor.run_one(), launched_s=step * 0.01, done_s=step * 0.01 + 0.009)
         start = time.thread_time()
         core.take(ReplicaResult("gpu", result))
         taken = time.thread_time()
@@ -94,6 +117,7 @@ def measure(running: int, waiting: int, *, prompt_tokens: int, max_tokens: int, 
     take, plan = take_us[skip:], plan_us[skip:]
     print(
         f"{running:4d} running {waiting:6d} waiting  cache {'on ' if caching else 'off'}  "
+        f"{'jobs, pacing  ' if mixed else ''}"
         f"plan: median {statistics.median(plan):6.1f} mean {statistics.mean(plan):6.1f} us   "
         f"result: median {statistics.median(take):6.1f} mean {statistics.mean(take):6.1f} us   "
         f"(mean rows {statistics.mean(rows[skip:]):.0f})"
@@ -105,3 +129,4 @@ if __name__ == "__main__":
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True)
+    measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True, mixed=True, itl_s=0.02)

@@ -69,9 +69,15 @@ class FakeExecutor:
     depth: int = 2
     scheduler_epoch: int = 1
     vocab: int = VOCAB
+    num_host_blocks: int = 0
+    copy_lag: int = 0
+    copy_tokens: float = 1.0
+    """What copying a block costs, in tokens of prefill."""
 
     def __post_init__(self) -> None:
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
+        self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
+        self.num_copied = [0, 0]
         self.slots: dict[int, Slot] = {}
         self.queue: deque[StepPlan] = deque()
         self.last_step = 0
@@ -89,6 +95,10 @@ class FakeExecutor:
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.budget,
+            num_host_blocks=self.num_host_blocks,
+            block_bytes=int(1000 * self.copy_tokens),
+            copy_bytes_per_s=1000.0,
+            prefill_tokens_per_s=1.0,
         )
 
     def submit(self, plan: StepPlan) -> None:
@@ -104,7 +114,27 @@ class FakeExecutor:
         self._apply(plan)
         return self._run(plan)
 
+    def _copy(self, plan: StepPlan) -> None:
+        pairs = list(zip(plan.swap_out_blocks.tolist(), plan.swap_out_hosts.tolist(), strict=True))
+        for block, host in pairs:
+            assert 0 <= block < self.num_blocks
+            assert 0 <= host < self.num_host_blocks
+            assert (self.cache[block] != UNWRITTEN).any(), f"device block {block} is copied out but was never written"
+            self.host[host] = self.cache[block]
+        self.num_copied[0] += len(pairs)
+        pairs = list(zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True))
+        for host, block in pairs:
+            assert 0 <= block < self.num_blocks
+            assert 0 <= host < self.num_host_blocks
+            assert (self.host[host] != UNWRITTEN).any(), f"host block {host} is copied in but was never written"
+            assert not any(
+                block in slot.blocks for number, slot in self.slots.items() if number not in plan.freed_slots
+            )
+            self.cache[block] = self.host[host]
+        self.num_copied[1] += len(pairs)
+
     def _apply(self, plan: StepPlan) -> None:
+        self._copy(plan)
         for slot in plan.freed_slots.tolist():
             assert slot in self.slots, f"slot {slot} is freed but empty"
             self.ended.discard(self.slots.pop(slot).new.sequence_id)
@@ -117,6 +147,7 @@ class FakeExecutor:
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             assert 0 <= block < self.num_blocks
             self.slots[slot].blocks.append(block)
+        self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
 
     def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int]) -> None:
         assert 0 <= new.slot < self.max_num_seqs
@@ -125,7 +156,6 @@ class FakeExecutor:
         assert len(tokens) == new.num_tokens
         assert new.num_prompt_tokens <= new.num_tokens < new.max_total_tokens <= self.max_model_len
         assert 0 <= new.num_computed_tokens < new.num_tokens
-        assert new.num_computed_tokens % self.block_size == 0
         assert len(set(blocks)) == len(blocks) == new.num_blocks
         slot = Slot(new, tokens, blocks, new.num_computed_tokens)
         prefix = 0
@@ -200,4 +230,5 @@ class FakeExecutor:
             token_ids=columns[1],
             token_indexes=columns[2],
             ends=columns[3],
+            copied_step=max(0, plan.step - self.copy_lag),
         )

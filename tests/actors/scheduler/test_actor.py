@@ -321,6 +321,11 @@ async def test_metrics_tell_what_runs() -> None:
             "vllm:prefix_cache_queries",
             "vllm:prefix_cache_hits",
             "vllm:num_preemptions",
+            "vllm:external_prefix_cache_queries",
+            "vllm:external_prefix_cache_hits",
+            "pagebus:swapped_out_blocks_total",
+            "pagebus:swapped_in_blocks_total",
+            "pagebus:host_cache_usage_perc",
             "vllm:iteration_tokens_total",
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -31,31 +32,61 @@ class Schedules(RuleBasedStateMachine):
         num_blocks=st.integers(8, 26),
         budget=st.sampled_from([16, 64]),
         max_num_seqs=st.integers(1, 8),
-        depth=st.sampled_from([1, 2, 2, 3]),
+        depth=st.sampled_from([1, 2, 2, 3, 4]),
         caching=st.sampled_from([True, True, False]),
         eos=st.sampled_from([(), (0,), (0, 5, 9, 17)]),
+        aging_s=st.sampled_from([0.0001, 0.002, 30.0]),
+        num_host_blocks=st.sampled_from([0, 3, 8, 20, 60]),
+        mode=st.sampled_from(["auto", "swap", "recompute"]),
+        copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
     )
     def begin(
-        self, num_blocks: int, budget: int, max_num_seqs: int, depth: int, caching: bool, eos: tuple[int, ...]
+        self,
+        num_blocks: int,
+        budget: int,
+        max_num_seqs: int,
+        depth: int,
+        caching: bool,
+        eos: tuple[int, ...],
+        aging_s: float,
+        num_host_blocks: int,
+        mode: str,
+        copies: tuple[int, float],
     ) -> None:
-        self.world = World(pipeline_depth=depth, enable_prefix_caching=caching, eos_token_ids=eos)
+        self.world = World(
+            pipeline_depth=depth,
+            enable_prefix_caching=caching,
+            eos_token_ids=eos,
+            priority_aging_s=aging_s,
+            preemption_mode=mode,
+        )
         self.options = {
             "num_blocks": num_blocks,
             "budget": budget,
             "max_num_seqs": max_num_seqs,
             "max_model_len": MAX_MODEL_LEN,
+            "num_host_blocks": num_host_blocks,
+            "copy_lag": copies[0],
+            "copy_tokens": copies[1],
         }
         self.num_requests = self.num_epochs = 0
         self.join(0)
 
     def make(
-        self, prompt: list[int], max_tokens: int, n: int, priority: int, stop_at: int | None, ends: tuple[int, ...]
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        n: int,
+        priority: int,
+        is_job: bool,
+        stop_at: int | None,
+        ends: tuple[int, ...],
     ) -> TokenizedRequest:
         name = f"r{self.num_requests}"
         self.num_requests += 1
         if stop_at is not None:
             self.world.stop_at[name, 0] = stop_at
-        return request(
+        made = request(
             name,
             prompt,
             max_tokens=min(max_tokens, MAX_MODEL_LEN - len(prompt)),
@@ -65,6 +96,7 @@ class Schedules(RuleBasedStateMachine):
             min_tokens=3 if ends else 0,
             ignore_eos=bool(ends),
         )
+        return dataclasses.replace(made, is_job=is_job, arrived_s=self.world.now_s)
 
     requests = st.lists(
         st.tuples(
@@ -72,6 +104,7 @@ class Schedules(RuleBasedStateMachine):
             st.integers(1, 40),
             st.sampled_from([1, 1, 1, 2, 3]),
             st.sampled_from([0, 0, 0, 1, -1]),
+            st.sampled_from([False, False, True]),
             st.none() | st.integers(0, 12),
             st.sampled_from([(), (), (4, 8, 15, 16, 23)]),
         ),
@@ -80,7 +113,7 @@ class Schedules(RuleBasedStateMachine):
     )
 
     @rule(arriving=requests)
-    def arrive(self, arriving: list[tuple[list[int], int, int, int, int | None, tuple[int, ...]]]) -> None:
+    def arrive(self, arriving: list[tuple[list[int], int, int, int, bool, int | None, tuple[int, ...]]]) -> None:
         self.world.send(*(self.make(*each) for each in arriving))
 
     @precondition(lambda self: any(executor.queue for executor in self.world.executors.values()))

@@ -7,12 +7,13 @@ from array import array
 import numpy as np
 from world import request
 
+from actors.scheduler.order import Order
 from actors.scheduler.running import Running
 from actors.scheduler.sequence import Sequence, State, make_request
 
 
 def sequence(number: int, tokens: list[int], limit: int = 50) -> Sequence:
-    made = make_request(request(f"r{number}", tokens), ())
+    made = make_request(request(f"r{number}", tokens), (), Order())
     return Sequence(
         id=number, request=made, choice_index=0, seed=0, order=number, limit=limit, tokens=array("i", tokens), hashes=[]
     )

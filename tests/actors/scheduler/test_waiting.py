@@ -7,12 +7,13 @@ from array import array
 import pytest
 from world import request
 
+from actors.scheduler.order import Order
 from actors.scheduler.sequence import Sequence, make_request
 from actors.scheduler.waiting import Waiting
 
 
 def sequence(order: int, priority: int = 0) -> Sequence:
-    made = make_request(request(f"r{order}", [1, 2], priority=priority), ())
+    made = make_request(request(f"r{order}", [1, 2], priority=priority), (), Order())
     return Sequence(id=order, request=made, choice_index=0, seed=0, order=order, limit=9, tokens=array("i"), hashes=[])
 
 

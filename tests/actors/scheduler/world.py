@@ -194,6 +194,7 @@ class World:
             assert not executor.slots, "slots are left on the executor"
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
+            assert self.core.replicas[executor.name].tier.num_held == 0, "host blocks are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:
         name, sampling = sent.request_id, sent.sampling

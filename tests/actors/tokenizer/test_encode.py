@@ -279,3 +279,43 @@ def test_one_bad_prompt_does_not_harm_the_others() -> None:
     assert [isinstance(outcome.reply, TokenizedRequest) for outcome in outcomes] == [True, False, True, True]
     assert isinstance(outcomes[1].reply, RequestFailed)
     assert outcomes[1].reply.status == 400
+
+
+def bad_words(*words: str, family: str = "byte level") -> tuple[tuple[int, ...], ...]:
+    """What the executor is told to ban."""
+    sampling = SamplingParams(max_tokens=4, bad_words=words)
+    reply = encoder(family).encode([request("Hello", sampling=sampling)])[0].reply
+    assert isinstance(reply, TokenizedRequest), reply
+    return reply.sampling.bad_words_token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bad_words_are_banned_with_and_without_a_space(family):
+    """As vLLM does: the word alone, and behind a space if that is as many tokens but begins with another."""
+    backend = tokenizer(family).backend_tokenizer
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(backend.encode(text, add_special_tokens=False).ids)
+
+    for word in ("world", "the quick", "Hello", "zzz"):
+        alone, spaced = encode(word), encode(" " + word)
+        wanted = [alone]
+        if len(spaced) == len(alone) and spaced[0] != alone[0]:
+            wanted.append(spaced)
+        assert bad_words(word, family=family) == bad_words("  " + word, family=family) == tuple(wanted)
+    assert bad_words("world", "world", "fox", family=family) == bad_words("world", "fox", family=family)
+
+
+def test_bad_words_that_are_refused():
+    """Too many tokens together, no tokenizer, and allowed ids outside the vocabulary."""
+    long = SamplingParams(max_tokens=4, bad_words=("x y z " * 100,) * 10)
+    short = SamplingParams(max_tokens=4, bad_words=("x",))
+    cases = [
+        (encoder(), long, "bad_words"),
+        (Encoder(None, LIMITS), short, "bad_words"),
+        (encoder(), SamplingParams(max_tokens=4, allowed_token_ids=(1, 400)), "allowed_token_ids"),
+    ]
+    for coder, sampling, param in cases:
+        reply = coder.encode([request([5, 6], sampling=sampling)])[0].reply
+        assert isinstance(reply, RequestFailed)
+        assert (reply.status, reply.param) == (400, param)

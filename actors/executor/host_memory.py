@@ -1,0 +1,102 @@
+"""Memory of the host tier: page-locked for CUDA, so that the copy engines reach it without help of the CPU.
+
+Locking pages takes a good part of a second per GiB. A thread does it, chunk by chunk, while the model loads and, where
+that is not long enough, while the first steps run; :attr:`HostMemory.num_ready` says how many blocks there are so far.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+CHUNK_BYTES = 64 << 20
+"""What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody."""
+SHARE_OF_AVAILABLE = 0.5
+GIB = 1 << 30
+POLL_S = 0.005
+
+
+def num_host_blocks(swap_space_gib: float, block_bytes: int) -> int:
+    """Blocks in the wanted space, and in at most half of the memory that the machine has left."""
+    return int(min(swap_space_gib * GIB, SHARE_OF_AVAILABLE * _available_bytes()) // block_bytes)
+
+
+def _available_bytes() -> float:
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return float("inf")  # not Linux: nobody knows
+
+
+class HostMemory:
+    """``num_blocks`` blocks of ``block_bytes`` bytes. Pages are taken from the system when they are first locked
+    (CUDA) or written (CPU). No block lies in two chunks, since no copy may touch two registrations."""
+
+    def __init__(self, num_blocks: int, block_bytes: int, device: torch.device) -> None:
+        self.num_blocks = num_blocks
+        self.num_ready = 0 if device.type == "cuda" else num_blocks
+        self.block_bytes = block_bytes
+        self._device = device
+        self._per_chunk = max(1, CHUNK_BYTES // block_bytes)
+        page = mmap.PAGESIZE
+        self._stride = -(-self._per_chunk * block_bytes // page) * page
+        self._num_chunks = -(-num_blocks // self._per_chunk)
+        self._map = mmap.mmap(-1, max(page, self._num_chunks * self._stride), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if device.type == "cuda" and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._address = int(self._bytes.ctypes.data)
+        self._locked = 0
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        if device.type == "cuda" and num_blocks:
+            self._thread = threading.Thread(target=self._lock_all, name="engine-host-memory", daemon=True)
+            self._thread.start()
+
+    def block(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of one block."""
+        start = index // self._per_chunk * self._stride + index % self._per_chunk * self.block_bytes
+        return self._bytes[start : start + self.block_bytes]
+
+    def addresses(self, blocks: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where blocks lie in the process."""
+        wide = blocks.astype(np.int64)
+        return self._address + wide // self._per_chunk * self._stride + wide % self._per_chunk * self.block_bytes
+
+    def wait(self, num_blocks: int, timeout_s: float) -> bool:
+        """Until that many blocks are ready, or all that will ever be; False if it takes longer."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.num_ready < num_blocks and self._thread is not None and self._thread.is_alive():
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(POLL_S)
+        return self.num_ready >= num_blocks
+
+    def _lock_all(self) -> None:
+        torch.cuda.set_device(self._device)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        for chunk in range(self._num_chunks):
+            if self._closing.is_set():
+                return
+            address = self._address + chunk * self._stride
+            if int(runtime.cudaHostRegister(address, self._stride, 0)) != 0:
+                return  # a limit on locked memory: what is locked so far is the tier
+            self._locked = chunk + 1
+            self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
+
+    def close(self) -> None:
+        """Give the pages back. No copy may be under way."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        while self._locked:
+            self._locked -= 1
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime.cudaHostUnregister(self._address + self._locked * self._stride)
+        self.num_ready = 0

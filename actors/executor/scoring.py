@@ -1,0 +1,150 @@
+"""Log probabilities, host side: which rows and prompt positions of a step report them, and the columns of its result.
+
+The device computes them as packed rows (see :func:`kernels.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the
+bits of the token's log probability, its rank, k ids, the bits of k log probabilities, k being the largest number that
+any row of the step asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import Int32Array, NewSequence
+
+BoolArray = NDArray[np.bool_]
+
+NOT_ASKED = -1
+MAX_TOP = 20
+"""Most alternatives per token; more is taken as this many."""
+
+
+@dataclass(slots=True)
+class Scoring:
+    """What one step reports. ``rows`` [m] of the sampled tokens, with ``counts`` [m] alternatives each; and the parts
+    of ``prompts`` [q] sequence ids, ``starts``, ``lengths``, ``prompt_counts`` [q]. ``num_top`` and ``prompt_num_top``
+    are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host."""
+
+    rows: Int32Array
+    counts: Int32Array
+    prompts: Int32Array
+    starts: Int32Array
+    lengths: Int32Array
+    prompt_counts: Int32Array
+    packed: Int32Array | None = None
+    packed_prompts: Int32Array | None = None
+
+    @property
+    def num_top(self) -> int:
+        return int(self.counts.max(initial=0))
+
+    @property
+    def prompt_num_top(self) -> int:
+        return int(self.prompt_counts.max(initial=0))
+
+
+class ScoredSlots:
+    """Which slots report log probabilities, of how many alternatives; ``NOT_ASKED`` for none."""
+
+    def __init__(self, size: int) -> None:
+        self._output = np.full(size, NOT_ASKED, np.int32)
+        self._prompt = np.full(size, NOT_ASKED, np.int32)
+        self._any = False
+
+    def enter(self, new: NewSequence, vocab_size: int) -> None:
+        """Note what the sequence asks for in its slot."""
+        self._output[new.slot] = _count(new.logprobs, vocab_size)
+        self._prompt[new.slot] = _count(new.prompt_logprobs, vocab_size)
+        if new.logprobs is not None or new.prompt_logprobs is not None:
+            self._any = True
+
+    def free(self, slots: Int32Array) -> None:
+        """Nothing is asked for in these slots any more."""
+        if self._any:
+            self._output[slots] = self._prompt[slots] = NOT_ASKED
+            self._any = bool((self._output >= 0).any() or (self._prompt >= 0).any())
+
+    def scoring(
+        self,
+        sample_slots: Int32Array,
+        slots: Int32Array,
+        starts: Int32Array,
+        query_start: Int32Array,
+        num_prompt: Int32Array,
+        sequence_ids: Int32Array,
+        deltas: dict[str, Int32Array],
+        row_tokens: int,
+    ) -> Scoring | None:
+        """What a step with these rows reports, None if nothing.
+
+        ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` [N].
+        Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden states) and
+        ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into ``deltas``.
+        """
+        if not self._any:
+            return None
+        asked = self._output[sample_slots]
+        rows = np.flatnonzero(asked >= 0).astype(np.int32)
+        # The state after token i scores token i + 1; the last prompt token's state is for the first sampled one.
+        lengths = np.minimum(starts + np.diff(query_start), num_prompt - 1) - starts
+        parts = np.flatnonzero((self._prompt[slots] >= 0) & (lengths > 0))
+        if not len(rows) and not len(parts):
+            return None
+        scoring = Scoring(
+            rows=rows,
+            counts=asked[rows],
+            prompts=sequence_ids[parts],
+            starts=starts[parts] + np.int32(1),
+            lengths=lengths[parts],
+            prompt_counts=self._prompt[slots[parts]],
+        )
+        if len(rows):
+            deltas["score_rows"] = rows
+        if len(parts):
+            deltas["prompt_hidden"] = ranges(query_start[:-1][parts], scoring.lengths)
+            deltas["prompt_index"] = ranges(slots[parts] * np.int32(row_tokens) + scoring.starts, scoring.lengths)
+        return scoring
+
+
+def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
+    """start, start + 1, ... for each pair, one after another: ([10, 20], [2, 3]) -> [10, 11, 20, 21, 22]."""
+    before = np.cumsum(counts, dtype=np.int32) - counts
+    total = int(counts.sum())
+    return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)
+
+
+def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
+    """The log probability columns of a :class:`StepResult`; ``late`` [N] are rows that the result leaves out."""
+    columns: dict[str, Int32Array] = {}
+    sampled, prompts = scoring.packed, scoring.packed_prompts
+    if sampled is not None:
+        kept = ~late[scoring.rows]
+        row_after = np.cumsum(~late, dtype=np.int32) - np.int32(1)
+        packed, counts = sampled[kept], scoring.counts[kept]
+        columns["logprob_rows"] = row_after[scoring.rows[kept]]
+        columns["logprob_bits"] = packed[:, 0].copy()
+        columns["top_counts"] = counts
+        columns["top_ids"], columns["top_bits"] = _tops(packed, counts)
+    if prompts is not None:
+        columns["prompt_sequence_ids"] = scoring.prompts
+        columns["prompt_starts"] = scoring.starts
+        columns["prompt_lengths"] = scoring.lengths
+        columns["prompt_top_counts"] = scoring.prompt_counts
+        columns["prompt_bits"] = prompts[:, 0].copy()
+        columns["prompt_ranks"] = prompts[:, 1].copy()
+        counts = np.repeat(scoring.prompt_counts, scoring.lengths)
+        columns["prompt_top_ids"], columns["prompt_top_bits"] = _tops(prompts, counts)
+    return columns
+
+
+def _tops(packed: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
+    """Ids and bits of the first ``counts`` alternatives of each packed row, one row after another."""
+    width = (packed.shape[1] - 2) // 2
+    wanted = np.arange(width) < counts[:, None]
+    return packed[:, 2 : 2 + width][wanted], packed[:, 2 + width :][wanted]
+
+
+def _count(asked: int | None, vocab_size: int) -> int:
+    return NOT_ASKED if asked is None else max(0, min(asked, MAX_TOP, vocab_size))

@@ -1,0 +1,114 @@
+"""How many tokens of prefill go into a step beside decodes, so that streams stay smooth (``--itl-target-ms``).
+
+A step with decodes is filled with prefill until its predicted time reaches the inter-token target. When a request would
+get its first token later than ``--ttft-target-ms`` at that pace, the step may take nearly twice the target. Steps
+without decodes are as large as the token budget allows: nobody waits for their end but those who are in them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.scheduler.sequence import Sequence
+from actors.scheduler.step_time import StepTime, Work
+from bus.messages import Int32Array
+
+LEAST_CHUNK_TOKENS = 32
+"""Prefill goes on with at least this in every step, also where decodes alone take longer than the target."""
+CHUNK_UNIT_TOKENS = 16
+PRESSED = 1.75
+"""Share of the target that a step may take while a first token is late."""
+GROWTH = 2.0
+"""A chunk is at most so much larger than the largest of late: the law is not believed far beyond what was measured."""
+DEVIATIONS = 2.0
+"""A step is planned to take so many usual deviations less than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A row that could compute ``wanted`` > 1 tokens behind ``start`` others. ``arrived_s``: its request's, while that
+    waits for the first token."""
+
+    start: int
+    wanted: int
+    arrived_s: float | None = None
+
+
+def prefill_of(sequence: Sequence, start: int, wanted: int) -> Prefill:
+    """The row of a running sequence."""
+    return Prefill(start, wanted, None if sequence.produced else sequence.request.arrived_s)
+
+
+class Pacer:
+    """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none."""
+
+    def __init__(self, itl_s: float, ttft_s: float | None) -> None:
+        self.law = StepTime()
+        self._itl_s = itl_s
+        self._in_flight: deque[Work] = deque()
+        self._last_done_s = 0.0
+        self._ttft_s = ttft_s
+
+    def share(self, now_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
+        """Tokens for each of ``rows``, best first, in a step with these ``decodes`` (at least one) and no more than
+        ``budget`` tokens of prefill. Rows at the end may get none."""
+        counts = self._fill(self._itl_s, decodes, rows, budget)
+        if self._ttft_s is not None and self._is_late(now_s, self._ttft_s, rows, sum(counts)):
+            counts = self._fill(self._itl_s * PRESSED, decodes, rows, budget)
+        return counts
+
+    def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int) -> None:
+        """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first;
+        its time comes with :meth:`done`, in order."""
+        chunks = counts[num_decodes:].astype(np.float64)
+        work = Work(
+            decodes=num_decodes,
+            decode_context=int(starts[:num_decodes].sum()),
+            prefill=int(chunks.sum()),
+            pairs=float((chunks * (starts[num_decodes:] + chunks / 2)).sum()),
+        )
+        self._in_flight.append(work)
+
+    def done(self, launched_s: float, done_s: float) -> None:
+        """The next planned step was launched and done at these times of its executor's clock. While an earlier one ran
+        it waited: only the rest is its own."""
+        work = self._in_flight.popleft()
+        time_s = done_s - max(launched_s, self._last_done_s)
+        self._last_done_s = done_s
+        if work.decodes or work.prefill:
+            self.law.learn(work, time_s)
+
+    def _is_late(self, now_s: float, ttft_s: float, rows: Ordered[Prefill], pace: int) -> bool:
+        """Whether at ``pace`` tokens per step, of the target's time each, a first token would come too late."""
+        ahead = 0
+        for row in rows:
+            ahead += row.wanted
+            if row.arrived_s is None:
+                continue
+            if now_s - row.arrived_s + ahead / max(1, pace) * self._itl_s > ttft_s:
+                return True
+        return False
+
+    def _fill(self, time_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
+        law = self.law
+        most = min(budget, max(LEAST_CHUNK_TOKENS, int(law.reach * GROWTH)))
+        least = min(budget, LEAST_CHUNK_TOKENS)
+        spare_s = time_s / (1 + DEVIATIONS * law.deviation) - law.predict_s(
+            Work(decodes.decodes, decodes.decode_context, prefill=1)
+        )
+        counts, taken = [], 0
+        for row in rows:
+            fitting = int(min(law.prefill_in(max(0.0, spare_s), row.start), row.wanted))
+            if fitting < row.wanted:
+                fitting -= fitting % CHUNK_UNIT_TOKENS
+            count = min(max(fitting, least - taken), row.wanted, most - taken)
+            spare_s -= law.prefill_s(row.start, count)
+            counts.append(count)
+            taken += count
+            if count < row.wanted:
+                break
+        return counts + [0] * (len(rows) - len(counts))

@@ -1,0 +1,135 @@
+"""Log probabilities through the engine, against transformers' log softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.executor.scoring import ScoredSlots, ranges
+from bus.messages import StepResult
+from tests.engine_driver import Driver, Grown
+from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_logits
+
+SETTINGS: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "threads": 1, "max_model_len": 160, "max_num_seqs": 6,
+    "max_num_batched_tokens": 64, "num_gpu_blocks_override": 60,
+}  # fmt: skip
+PROMPTS = [[5], [7, 8], [int(token) for token in np.random.default_rng(1).integers(0, 300, 90)], [9] * 17]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[3])
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> Iterator[Driver]:
+    driver = Driver(folder, **SETTINGS)
+    yield driver
+    driver.close()
+
+
+def floats(bits: np.ndarray) -> list[float]:
+    return bits.view(np.float32).tolist()
+
+
+class Collected:
+    """What the results of some steps said, by sequence."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[int, list[tuple[float, list[tuple[int, float]]]]] = {}
+        self.prompts: dict[int, list[tuple[float, int, list[int]]]] = {}
+        self.num_scored = 0
+
+    def take(self, result: StepResult) -> None:
+        ends = np.cumsum(result.top_counts)
+        for place, row in enumerate(result.logprob_rows.tolist()):
+            part = slice(ends[place] - result.top_counts[place], ends[place])
+            tops = list(zip(result.top_ids[part].tolist(), floats(result.top_bits[part]), strict=True))
+            sequence = int(result.sequence_ids[row])
+            self.outputs.setdefault(sequence, []).append((floats(result.logprob_bits)[place], tops))
+            self.num_scored += 1
+        first = top = 0
+        for sequence, start, length, count in zip(
+            result.prompt_sequence_ids.tolist(), result.prompt_starts.tolist(), result.prompt_lengths.tolist(),
+            result.prompt_top_counts.tolist(), strict=True,
+        ):  # fmt: skip
+            said = self.prompts.setdefault(sequence, [])
+            assert start == len(said) + 1
+            for place in range(first, first + length):
+                ids = result.prompt_top_ids[top : top + count].tolist()
+                said.append((floats(result.prompt_bits)[place], int(result.prompt_ranks[place]), ids))
+                top += count
+            first += length
+
+
+@pytest.mark.parametrize("budget", [5, 64])
+def test_they_equal_transformers(driver: Driver, folder: Path, budget: int) -> None:
+    """Rows that asked for different numbers, or for nothing, prompts in chunks, ends by token with rows in flight."""
+    scheduler, collected = driver.scheduler(budget), Collected()
+    asked = [(0, None), (3, 0), (20, 2), (None, 20)]
+    sequences: list[Grown] = [
+        scheduler.add(prompt, 6, logprobs=output, prompt_logprobs=of_prompt, temperature=float(i % 2),
+                      end_token_ids=tuple(range(200, 307)), repetition_penalty=1.3, seed=i)
+        for i, (prompt, (output, of_prompt)) in enumerate(zip(PROMPTS, asked, strict=True))
+    ]  # fmt: skip
+    scheduler.add([1, 2, 3], 6)
+
+    driver.drive(scheduler, depth=3, on_result=collected.take)
+
+    for sequence, (output, of_prompt) in zip(sequences, asked, strict=True):
+        expected = reference_logits(folder, sequence.prompt + sequence.output).log_softmax(1)
+        said = collected.outputs.get(sequence.sequence_id, [])
+        assert len(said) == (0 if output is None else len(sequence.output))
+        for place, (value, tops) in enumerate(said):
+            row = expected[len(sequence.prompt) - 1 + place]
+            assert value == pytest.approx(float(row[sequence.output[place]]), abs=1e-4)
+            assert [token for token, _ in tops] == row.topk(output or 0).indices.tolist()
+            assert [top for _, top in tops] == pytest.approx([float(row[token]) for token, _ in tops], abs=1e-4)
+        parts = collected.prompts.get(sequence.sequence_id, [])
+        assert len(parts) == (0 if of_prompt is None else len(sequence.prompt) - 1)
+        for place, (value, rank, ids) in enumerate(parts):
+            row, token = expected[place], sequence.prompt[place + 1]
+            assert value == pytest.approx(float(row[token]), abs=1e-4)
+            assert rank == int((row > row[token]).sum()) + 1
+            assert ids == row.topk(of_prompt or 0).indices.tolist()
+    assert collected.num_scored == sum(
+        len(sequence.output) for sequence, (output, _) in zip(sequences, asked, strict=True) if output is not None
+    )
+
+
+def test_steps_without_them_say_nothing(driver: Driver) -> None:
+    """Also after a sequence that asked has left its slot."""
+    scheduler = driver.scheduler()
+    scheduler.add(PROMPTS[2], 3, logprobs=1, prompt_logprobs=1)
+    driver.drive(scheduler)
+    scheduler.add(PROMPTS[2], 3)
+    results: list[StepResult] = []
+
+    driver.drive(scheduler, on_result=results.append)
+
+    assert results
+    for result in results:
+        assert not len(result.logprob_rows)
+        assert not len(result.prompt_sequence_ids)
+    assert driver.engine._loaded.runner.scores is None
+
+
+def test_ranges() -> None:
+    """Consecutive numbers for each pair."""
+    starts, counts = np.array([10, 20, 5], np.int32), np.array([2, 3, 0], np.int32)
+
+    assert ranges(starts, counts).tolist() == [10, 11, 20, 21, 22]
+
+
+def test_nothing_is_looked_up_while_nobody_asks() -> None:
+    """The common step costs one test of a flag."""
+    none = np.empty(0, np.int32)
+
+    assert ScoredSlots(4).scoring(none, none, none, none, none, none, {}, 10) is None
+    assert torch.is_inference_mode_enabled() is False

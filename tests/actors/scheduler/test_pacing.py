@@ -1,0 +1,233 @@
+"""Chunks of prefill that keep streams smooth, on a virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from fake_executor import FakeExecutor
+from world import World, request
+
+from actors.scheduler.events import ReplicaResult
+from actors.scheduler.pacing import LEAST_CHUNK_TOKENS, PRESSED, Pacer, Prefill
+from actors.scheduler.step_time import StepTime, Work
+from bus.messages import StepPlan, StepResult
+
+ITL_S = 0.03
+HOP_S = 0.0004
+Law = Callable[[Work], float]
+
+
+def h200(work: Work) -> float:
+    """Weights are read once, then tokens cost; other terms and another form than the fit has."""
+    tokens = work.decodes + work.prefill
+    time_s = max(0.006, 3e-5 * tokens) + 3e-9 * work.pairs + 4e-8 * work.decode_context
+    return time_s + (0.0015 if work.prefill else 0.0002)
+
+
+def slow(work: Work) -> float:
+    """A small machine: half of the target goes by before any prefill; other streams weigh more the longer they are."""
+    return 0.012 + 1e-4 * (work.decodes + work.prefill) + 4e-9 * work.pairs + 1e-7 * work.decode_context
+
+
+@dataclass
+class TimedExecutor(FakeExecutor):
+    """Steps take the time of a law, with noise of some percent."""
+
+    law: Law = h200
+    noise: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rng = random.Random(7)
+        self.free_s = 0.0
+        self.arrivals: deque[float] = deque()
+
+    def run_timed(self) -> StepResult:
+        """The next plan's result, with times."""
+        plan = self.queue[0]
+        launched_s, time_s = self.arrivals.popleft(), 0.0
+        result = self.run_one()
+        if len(plan.slots):
+            time_s = self.law(self._work(plan)) * max(0.5, self.rng.gauss(1.0, self.noise))
+        self.free_s = max(self.free_s, launched_s) + time_s
+        return dataclasses.replace(result, launched_s=launched_s, done_s=self.free_s)
+
+    def _work(self, plan: StepPlan) -> Work:
+        slots, counts = plan.slots.tolist(), plan.num_scheduled.tolist()
+        starts = [self.slots[slot].computed - count for slot, count in zip(slots, counts, strict=True)]
+        n = plan.num_decodes
+        pairs = sum(c * (s + c / 2) for s, c in zip(starts[n:], counts[n:], strict=True))
+        return Work(decodes=n, decode_context=sum(starts[:n]), prefill=sum(counts[n:]), pairs=pairs)
+
+
+@dataclass
+class Clock:
+    """A world whose time is the executor's."""
+
+    world: World
+    executor: TimedExecutor
+    token_times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def send(self, *messages: object) -> None:
+        before = len(self.executor.plans)
+        self.world.send(*messages)  # type: ignore[arg-type]
+        self.executor.arrivals.extend([self.world.now_s + HOP_S] * (len(self.executor.plans) - before))
+
+    def step(self) -> None:
+        result = self.executor.run_timed()
+        self.world.now_s = max(self.world.now_s, result.done_s + HOP_S)
+        for sequence_id in result.sequence_ids.tolist():
+            self.token_times[self.world.heard[sequence_id].started.request_id].append(result.done_s)
+        self.world._listen(result)
+        self.send(ReplicaResult("gpu-0", result))
+
+
+def run(law: Law, *, itl_s: float | None, ttft_s: float | None = None, noise: float = 0.05) -> tuple[Clock, float]:
+    """16 streams decode, then a prompt of 16k tokens arrives. Returns what happened, and when the prompt arrived."""
+    world = World(block_size=16, itl_target_s=itl_s, ttft_target_s=ttft_s)
+    executor = TimedExecutor(
+        law=law, noise=noise, num_blocks=2000, block_size=16, max_num_seqs=32, max_model_len=20_000, budget=8192
+    )
+    world.join(executor)
+    clock = Clock(world, executor)
+    for i in range(16):
+        prompt = [(7 * j + i) % 40 for j in range(20 + i)]
+        clock.send(request(f"stream{i}", prompt, block_size=16, max_tokens=2000))
+    for _ in range(100):
+        clock.step()
+    arrived_s = world.now_s
+    long = dataclasses.replace(
+        request("long", [(3 * j * j + j) % 40 for j in range(16_384)], block_size=16, max_tokens=4), arrived_s=arrived_s
+    )
+    clock.send(long)
+    while "long" in world.core.requests:
+        clock.step()
+    for _ in range(20):
+        clock.step()
+    return clock, arrived_s
+
+
+def longest_gap_s(clock: Clock) -> float:
+    return max(
+        later - sooner
+        for name, times in clock.token_times.items()
+        if name != "long"
+        for sooner, later in pairwise(times)
+    )
+
+
+@pytest.mark.parametrize("law", [h200, slow])
+def test_no_gap_is_twice_the_target_while_a_long_prompt_is_read(law: Law) -> None:
+    """16 streams, a prompt of 16k tokens, a law that the fit does not know; and the time allowed is made use of."""
+    clock, arrived_s = run(law, itl_s=ITL_S)
+    assert longest_gap_s(clock) < 2 * ITL_S
+    prefills = [plan for plan in clock.executor.plans if plan.num_decodes == 16 and len(plan.slots) == 17]
+    times = [later - sooner for sooner, later in pairwise(clock.token_times["stream0"])]
+    reading = sorted(times)[-len(prefills) :]
+    assert sum(reading) / len(reading) > 0.6 * ITL_S
+    assert clock.token_times["long"][0] > arrived_s
+
+
+def test_without_a_target_a_long_prompt_stops_the_streams() -> None:
+    """What the target is for: full chunks take many times as long."""
+    clock, _ = run(h200, itl_s=None)
+    assert longest_gap_s(clock) > 5 * ITL_S
+
+
+def test_a_late_first_token_makes_chunks_larger_but_not_twice() -> None:
+    """With the other target in danger, the prompt is read faster; streams still hold twice the target."""
+    patient, patient_from_s = run(slow, itl_s=ITL_S)
+    pressed, pressed_from_s = run(slow, itl_s=ITL_S, ttft_s=0.2)
+    assert longest_gap_s(pressed) < 2 * ITL_S
+    patient_s = patient.token_times["long"][0] - patient_from_s
+    assert pressed.token_times["long"][0] - pressed_from_s < 0.75 * patient_s
+
+
+def test_steps_without_decodes_are_full() -> None:
+    """Nobody streams, so nobody is disturbed."""
+    world = World(itl_target_s=0.001)
+    executor = world.join(budget=64, num_blocks=100, max_model_len=400)
+    world.send(request("a", [(7 * i) % 40 for i in range(200)], max_tokens=1))
+    world.run()
+    assert [plan.num_scheduled.tolist() for plan in executor.plans[:4]] == [[64], [64], [64], [8]]
+
+
+def test_prefill_goes_on_where_the_target_cannot_be_met() -> None:
+    """A least chunk, whatever decodes take."""
+    pacer = Pacer(0.001, None)
+    for _ in range(50):
+        pacer.law.learn(Work(decodes=4, decode_context=100), 0.5)
+        pacer.law.learn(Work(decodes=4, decode_context=100, prefill=64, pairs=4000), 0.6)
+    rows = [Prefill(0, 20), Prefill(10, 500), Prefill(0, 500)]
+    assert pacer.share(0.0, Work(decodes=4, decode_context=100), rows, 4096) == [20, LEAST_CHUNK_TOKENS - 20, 0]
+
+
+def test_the_first_chunks_grow_from_small() -> None:
+    """Before prefill has been measured nothing is known of its cost."""
+    pacer = Pacer(ITL_S, None)
+    rows = [Prefill(0, 5000)]
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [LEAST_CHUNK_TOKENS]
+    pacer.law.learn(Work(decodes=1, prefill=100, pairs=5000), 0.001)
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [200]
+
+
+def test_a_share_never_exceeds_the_budget() -> None:
+    """Nor what rows want."""
+    pacer = Pacer(10.0, 0.1)
+    pacer.law.learn(Work(decodes=1, prefill=4000, pairs=5000), 0.001)
+    rows = [Prefill(0, 30, 0.0), Prefill(0, 50, 0.0), Prefill(0, 10, 0.0)]
+    assert pacer.share(5.0, Work(decodes=1), rows, 60) == [30, 30, 0]
+    assert pacer.share(5.0, Work(decodes=1), rows, 600) == [30, 50, 10]
+
+
+def test_the_law_finds_the_weights_and_keeps_them_unused() -> None:
+    """After decodes only, for long, the cost of prefill is still known."""
+    law, rng = StepTime(), random.Random(3)
+
+    def true_s(work: Work) -> float:
+        return 0.004 + 2e-5 * work.decodes + 3e-5 * work.prefill + 2e-9 * work.pairs + 1e-8 * work.decode_context
+
+    for i in range(5000):
+        prefill = rng.randrange(64, 4000) if i < 300 and i % 2 else 0
+        start = rng.randrange(0, 8000)
+        work = Work(rng.randrange(1, 64), rng.randrange(0, 60_000), prefill, prefill * (start + prefill / 2))
+        law.learn(work, true_s(work) * rng.gauss(1, 0.03))
+    for prefill in (100, 1000, 3000):
+        work = Work(16, 8000, prefill, prefill * 4000.0)
+        assert law.predict_s(work) == pytest.approx(true_s(work), rel=0.15)
+
+
+def test_outliers_do_not_bend_the_law_but_change_does() -> None:
+    """One step of a hundredfold time moves nothing much; steps that stay slower are believed."""
+    law, work = StepTime(), Work(8, 1000)
+    rng = random.Random(5)
+    for _ in range(200):
+        law.learn(work, 0.010 * rng.gauss(1, 0.02))
+    law.learn(work, 1.0)
+    law.learn(work, -1.0)
+    assert law.predict_s(work) == pytest.approx(0.010, rel=0.05)
+    for _ in range(200):
+        law.learn(work, 0.020)
+    assert law.predict_s(work) == pytest.approx(0.020, rel=0.05)
+
+
+def test_more_prefill_is_never_predicted_to_be_quicker() -> None:
+    """Whatever was measured, the most that fits a time is the most that fits."""
+    law, rng = StepTime(), random.Random(9)
+    for _ in range(300):
+        law.learn(Work(rng.randrange(0, 9), rng.randrange(0, 99), rng.randrange(0, 99), rng.random()), rng.random())
+        time_s, start = rng.random(), rng.randrange(0, 1000)
+        most = law.prefill_in(time_s, start)
+        if most < 1e9:
+            assert law.prefill_s(start, most) == pytest.approx(time_s)
+
+
+def test_pressed_stays_below_twice() -> None:
+    """Some room is left for noise."""
+    assert 1 < PRESSED < 2

@@ -1,0 +1,142 @@
+"""Whole workloads on a dummy-weight model served over Redis, beside what the simulator predicts for them.
+
+    python -m tests.gpu.bench_workloads llama8b --workloads prefill mixed256 chat1000 [--record FOLDER] [--json FILE]
+
+Starts ``pagebus serve --load-format dummy`` as :mod:`tests.gpu.bench_serve` does, submits the requests of the workloads
+of :mod:`actors.simulator.workloads` as token ids over the bus (all at once, greedy, ``ignore_eos``), and reads the
+executor's results. Output tokens per second count from the first submission to the last token. With ``--record`` every
+run is also recorded by ``pagebus record``, for ``pagebus simulate`` and ``python -m actors.simulator.fit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.simulator.trace import Trace
+from actors.simulator.workloads import WORKLOADS, make_workload
+from bus.connect import open_bus
+from bus.contract import Bus, EntryId
+from bus.messages import GenerateRequest, SamplingParams, StepResult
+from bus.private_redis import PrivateRedis
+from tests.gpu.bench_serve import NAMES, start_server
+from tests.gpu.model_shapes import SHAPES, write_model_folder
+
+DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
+
+
+def requests_of(trace: Trace, vocab_size: int, run: str) -> list[GenerateRequest]:
+    """The trace's requests with random prompts, which share no prefix."""
+    rng = np.random.default_rng(1)
+    return [
+        GenerateRequest(
+            request_id=f"{run}-{index}",
+            ingress="bench",
+            sampling=SamplingParams(max_tokens=int(output), temperature=0.0, ignore_eos=True),
+            prompt_token_ids=rng.integers(0, vocab_size, int(prompt), dtype=np.int32),
+        )
+        for index, (prompt, output) in enumerate(zip(trace.prompt_tokens, trace.output_tokens, strict=True))
+    ]
+
+
+async def run_trace(bus: Bus, executor: str, trace: Trace, vocab_size: int, run: str) -> dict[str, float]:
+    """Submit all requests at once and watch the results until the last token."""
+    stream = NAMES.results(executor)
+    position: EntryId = await bus.last_id(stream)
+    requests = requests_of(trace, vocab_size, run)
+    started = time.time()
+    await bus.publish((NAMES.requests, request) for request in requests)
+    left = int(trace.output_tokens.sum())
+    first_tokens: list[float] = []
+    done_s = started
+    while left > 0:
+        for entry in await bus.read({stream: position}, count=2000, block_ms=1000):
+            position = entry.id
+            result = entry.message
+            if isinstance(result, StepResult) and len(result.token_ids):
+                left -= len(result.token_ids)
+                done_s = result.done_s
+                first_tokens += [result.done_s - started] * int(np.count_nonzero(result.token_indexes == 0))
+    seconds = done_s - started
+    return {
+        "requests": len(requests),
+        "seconds": seconds,
+        "output_tokens_per_s": float(trace.output_tokens.sum()) / seconds,
+        "prompt_tokens_per_s": float(trace.prompt_tokens.sum()) / seconds,
+        "ttft_p50_s": float(np.quantile(first_tokens, 0.5)),
+        "ttft_p99_s": float(np.quantile(first_tokens, 0.99)),
+    }
+
+
+async def recorder(url: str, out: Path) -> asyncio.subprocess.Process:
+    """``pagebus record``, reading once it has returned from here."""
+    command = [sys.executable, "-m", "actors.cli", "record", "--bus", url, "--name", "bench", "--out", str(out)]
+    process = await asyncio.create_subprocess_exec(*command)
+    await asyncio.sleep(2)
+    return process
+
+
+async def bench(name: str, workloads: list[str], record: Path | None, extra: list[str]) -> dict[str, Any]:
+    vocab_size = int(SHAPES[name]["vocab_size"])  # type: ignore[call-overload]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        redis = PrivateRedis(Path(folder) / "redis")
+        url = await redis.start()
+        limits = ["--no-enable-prefix-caching", *extra]
+        server, _ = await start_server(write_model_folder(name, Path(folder)), url, 8124, limits)
+        bus = open_bus(url, "bench")
+        await bus.connect()
+        try:
+            (executor,) = [lease.name for lease in await bus.leases("executor")]
+            await run_trace(bus, executor, make_workload("single", requests=4), vocab_size, "warm")
+            for workload in workloads:
+                recording = await recorder(url, record / f"{name}-{workload}.jsonl") if record else None
+                figures = await run_trace(bus, executor, make_workload(workload), vocab_size, workload)
+                if recording:
+                    await asyncio.sleep(1)
+                    recording.send_signal(signal.SIGINT)
+                    await asyncio.wait_for(recording.wait(), 20)
+                rows.append({"workload": workload, **figures})
+                print(name, json.dumps(rows[-1]), flush=True)
+        finally:
+            await bus.close()
+            server.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(server.wait(), 60)
+            await redis.stop()
+    return {"model": name, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=sorted(WORKLOADS), default=["prefill", "mixed256", "chat1000"]
+    )
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--json", type=Path)
+    args, extra = parser.parse_known_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    results = [asyncio.run(bench(name, args.workloads, args.record, extra)) for name in args.models]
+    for result in results:
+        for row in result["rows"]:
+            print(
+                f"{result['model']} {row['workload']:10s} {row['seconds']:7.2f} s"
+                f"  {row['output_tokens_per_s']:9.0f} output and {row['prompt_tokens_per_s']:9.0f} prompt tokens/s"
+                f"  TTFT p50 {row['ttft_p50_s']:.2f} s  p99 {row['ttft_p99_s']:.2f} s"
+            )
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

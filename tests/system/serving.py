@@ -1,0 +1,83 @@
+"""A whole deployment in one process, HTTP included, for tests that speak to it as clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from actors.settings import Settings
+from actors.single_process import make_actors
+from bus.memory_bus import MemoryServer
+from tests.system.harness import eventually
+from web.app import IngressActor
+
+
+class Client:
+    """Speaks HTTP to an ingress."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """The answer of a call that works."""
+        async with self._session.post(f"{self.url}/v1/{path}", json=body) as response:
+            answer: dict[str, Any] = await response.json()
+            assert response.status == 200, answer
+            return answer
+
+    async def refused(self, path: str, **body: Any) -> dict[str, Any]:
+        """The error of a call that does not."""
+        async with self._session.post(f"{self.url}/v1/{path}", json=body) as response:
+            assert response.status == 400
+            error: dict[str, Any] = (await response.json())["error"]
+            return error
+
+    async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream, without its end mark."""
+        async with self._session.post(f"{self.url}/v1/{path}", json={**body, "stream": True}) as response:
+            text = await response.text()
+        events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+        assert events[-1] == "[DONE]"
+        return [json.loads(event) for event in events[:-1]]
+
+    async def completion(self, prompt: Any, **body: Any) -> dict[str, Any]:
+        return await self.post("completions", prompt=prompt, **{"temperature": 0, **body})
+
+    async def metric(self, wanted: Callable[[str], bool]) -> float:
+        """Sum of the metrics whose name (with labels) is wanted."""
+        async with self._session.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#") and wanted(line))
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path, **options: Any) -> AsyncIterator[Client]:
+    """All actors of a deployment over one memory bus, ready to answer."""
+    settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, "port": 0, **options})
+    actors = make_actors(settings, MemoryServer())
+    runs = [asyncio.create_task(actor.run(), name=actor.name) for actor in actors]
+    ingress = next(actor for actor in actors if isinstance(actor, IngressActor))
+
+    async def is_ready() -> bool:
+        for run in runs:
+            if run.done():
+                run.result()
+        return ingress.context is not None and ingress.port is not None and not ingress.context.missing()
+
+    try:
+        await eventually(is_ready)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            yield Client(f"http://127.0.0.1:{ingress.port}", session)
+    finally:
+        for actor in actors:
+            actor.request_drain()
+        await asyncio.gather(*runs)
+        for actor in actors:
+            await actor.bus.close()

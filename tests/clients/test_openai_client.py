@@ -195,8 +195,9 @@ def test_the_stream_helper(client, expects):
 
 def test_completion_logprobs(client, expects):
     """Every token with its log probability and its place in the text; the echoed prompt too."""
-    answer = greedy(client, expects, logprobs=2, max_tokens=4)
-    echoed = greedy(client, expects, logprobs=2, max_tokens=4, echo=True)
+    spelled = {"ignore_eos": True, "skip_special_tokens": False}
+    answer = greedy(client, expects, logprobs=2, max_tokens=4, extra_body=spelled)
+    echoed = greedy(client, expects, logprobs=2, max_tokens=4, echo=True, extra_body=spelled)
 
     told, whole = answer.choices[0].logprobs, echoed.choices[0].logprobs
     assert "".join(told.tokens) == answer.choices[0].text
@@ -226,7 +227,7 @@ def test_chat_logprobs(client, expects):
 def test_the_stream_helper_with_logprobs(client, expects):
     """The client's own accumulator understands them."""
     with client.chat.completions.stream(
-        model=expects.model, messages=question(expects), max_tokens=8, logprobs=True
+        model=expects.model, messages=question(expects), temperature=0, logprobs=True
     ) as stream:
         final = stream.get_final_completion()
 

@@ -9,7 +9,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Continuous integration tries the same examples each time; everybody else's runs look for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("repeatable")
 
 sys.path.insert(0, str(Path(__file__).parent))  # redis_fixture.py, model_factory.py: helpers without a package
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

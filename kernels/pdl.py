@@ -6,8 +6,8 @@ A kernel that takes part has a last parameter ``PDL: tl.constexpr``, is launched
   touches; what no kernel writes (weights, tables of the model) may be loaded before that;
 - may call ``gdc_launch_dependents()`` at any time: it only lets the next kernel start, which then waits for itself.
 
-Each kernel of the chain must wait, also one that needs nothing of its predecessor: waiting is transitive, so a kernel that
-does not wait would let its successor run ahead of everything before it. Kernels of libraries are ordinary edges.
+Each kernel of the chain must wait, also one that needs nothing of its predecessor: waiting is transitive, so a kernel
+that does not wait would let its successor run ahead of everything before it. Kernels of libraries are ordinary edges.
 ``PAGEBUS_PDL=0`` turns it off.
 """
 

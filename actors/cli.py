@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from actors.bench.command import add_bench, run_bench
 from actors.settings import KINDS, Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
 from actors.simulator.command import add_commands as add_simulator_commands
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     health.add_argument("--here", action="store_true", help="only actors of this host count")
     add_arguments(health, model=False)
     add_simulator_commands(commands.add_parser)
+    add_bench(commands.add_parser)
     return parser
 
 
@@ -78,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command in ("simulate", "record"):
             return run_simulator_command(arguments)
+        if arguments.command == "bench":
+            return run_bench(arguments)
         settings = load_settings(arguments)
         if arguments.command == "serve":
             return _serve(settings)

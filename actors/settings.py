@@ -250,6 +250,12 @@ class Settings:
         None, help="name of this actor on the bus (default: made unique)", group=PROCESSES, check=_check_name
     )
     enable_log_requests: bool = setting(False, help="write a line for every request", group=LOGGING)
+    span_dir: str | None = setting(
+        None,
+        help="folder in which scheduler and executors write what they did when, step by step, as they stop "
+        "(default: nothing is noted)",
+        group=LOGGING,
+    )
     gpu_lock_dir: str | None = setting(
         None,
         help="folder in which executors of one machine agree who takes which GPU (default: the first one they see)",

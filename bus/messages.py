@@ -316,6 +316,8 @@ class StepResult:
     prompt_ranks: Int32Array = field(default_factory=_no_ints)
     prompt_top_ids: Int32Array = field(default_factory=_no_ints)
     prompt_top_bits: Int32Array = field(default_factory=_no_ints)
+    busy_s: float = 0.0
+    """Seconds in which the device worked on the step: by events on CUDA, by the clock on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

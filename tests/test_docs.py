@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,12 +52,21 @@ def test_the_two_commands_are_documented() -> None:
     assert {("make", "serve"), ("make", "test")} <= {tuple(line) for line in shell_lines()}
 
 
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Every option of a command and of those below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from flags_of(command)
+
+
 @pytest.mark.parametrize("page", TEXTS)
 def test_flags_exist(page: str) -> None:
-    """Every --flag in running text is a setting, or belongs to another program named here."""
+    """Every --flag in running text is an option of ours, or belongs to another program named here."""
     prose = FENCE.sub("", TEXTS[page])
-    others = {"--scale", "--profile", "--here", "--config", "--help", "--version", "--strict", "--name"}
-    known = {flag_of(name) for name in field_types()} | others
+    others = {"--scale", "--profile", "--strict"}
+    known = {flag_of(name) for name in field_types()} | others | set(flags_of(build_parser()))
     known |= {"--no-" + flag_of(name)[2:] for name, (kind, _) in field_types().items() if kind is bool}
     found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z-]+)", prose))
     assert found - known == set()

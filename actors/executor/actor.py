@@ -19,6 +19,7 @@ from actors.executor.loading import EngineInfo
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
+from actors.spans import spans_of
 from bus.contract import Bus, BusUnavailable, Entry
 from bus.messages import StepPlan, StepResult
 from bus.outbox import Outbox
@@ -48,6 +49,7 @@ class ExecutorActor(Actor):
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
+        self._spans = spans_of(settings, name)
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
         self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
@@ -83,6 +85,7 @@ class ExecutorActor(Actor):
             on_progress=lambda phase, share: self._call(self._show_progress, phase, share),
             on_error=lambda error: self._call(self._engine_failed, error),
             path=path,
+            spans=self._spans,
         )
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._watch_engine(), "engine")
@@ -112,6 +115,8 @@ class ExecutorActor(Actor):
     async def stop(self) -> None:
         """End the engine's threads."""
         await self._stop_engine(3.0)
+        if self._spans is not None:
+            self._spans.write()
         if self._failure is not None:
             self._failure.cancel()
 

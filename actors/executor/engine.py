@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from actors.executor.batch import StepWork
-from actors.executor.device import new_stream, prepare_thread, resolve_device, resolve_dtype
+from actors.executor.device import new_event, new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.readback import Readback, ReadbackPool
@@ -32,6 +32,7 @@ from actors.executor.scorer import Scores
 from actors.executor.swap import CopyWatch
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
+from actors.spans import Spans
 from bus.messages import Int32Array, StepPlan, StepResult
 
 JOIN_S = 10.0
@@ -57,6 +58,16 @@ class _Queued:
     received_s: float
 
 
+class _Origin:
+    """A moment that the device's clock and the wall clock have in common."""
+
+    def __init__(self) -> None:
+        self.event = new_event(timing=True)
+        self.event.record()
+        self.event.synchronize()
+        self.at_s = time.time()
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     queued: _Queued
@@ -79,12 +90,14 @@ class Engine:
         on_error: Callable[[BaseException], None] | None = None,
         *,
         path: Path | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.stats = EngineStats()
         self.ready: Future[EngineInfo] = Future()
         self._settings = settings
         self._config = config
         self._path = path
+        self._spans = spans
         self._on_result = on_result
         self._on_error = on_error or (lambda error: None)
         self._on_progress = on_progress or (lambda phase, share: None)
@@ -209,6 +222,8 @@ class Engine:
         _give_scores(self._loaded.runner.scores, work)
         busy_s = time.perf_counter() - began
         self.stats.host_s += busy_s
+        if self._spans is not None:
+            self._spans.add("device", queued.plan.step, launched_s, launched_s + busy_s)
         self._finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
 
     def _launch(self, queued: _Queued, pool: ReadbackPool) -> None:
@@ -216,10 +231,14 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
+        if self._spans is not None:
+            self._spans.add("apply", queued.plan.step, launched_s, time.time())
         readback.started.record()
         sampled = self._loaded.runner.run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
         self._launched.put(_Launched(queued, work, launched_s, readback, copied))
+        if self._spans is not None:
+            self._spans.add("launch", queued.plan.step, launched_s, time.time())
         self.stats.host_s += time.perf_counter() - began
 
     def _apply(self, queued: _Queued) -> StepWork:
@@ -240,11 +259,14 @@ class Engine:
     def _completion_thread(self) -> None:
         pool = self._pool
         assert pool is not None
-        watch = CopyWatch()
+        watch, origin = CopyWatch(), _Origin() if self._spans is not None else None
         try:
             while (launched := self._launched.get()) is not None:
                 readback = launched.readback
                 tokens, busy_s = readback.wait()
+                if self._spans is not None and origin is not None:
+                    began_s, ended_s = readback.span(origin.event, origin.at_s)
+                    self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
                 _give_scores(readback.scores, launched.work)
                 pool.give_back(readback)
                 copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
@@ -272,6 +294,7 @@ class Engine:
             launched_s=launched_s,
             done_s=time.time(),
             copied_step=copied_step,
+            busy_s=busy_s,
         )
         self.stats.steps += 1
         self.stats.busy_s += busy_s

@@ -32,6 +32,11 @@ class Readback:
             self._tensor[:count].copy_(sampled[:count], non_blocking=True)
         self.done.record()
 
+    def span(self, origin: torch.cuda.Event, origin_s: float) -> tuple[float, float]:
+        """When the step began and ended on the device, on the clock that read ``origin_s`` at ``origin``."""
+        began_s = origin_s + origin.elapsed_time(self.started) / 1e3
+        return began_s, origin_s + origin.elapsed_time(self.done) / 1e3
+
     def wait(self) -> tuple[Int32Array, float]:
         """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread."""
         self.done.synchronize()

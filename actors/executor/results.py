@@ -33,6 +33,7 @@ class ResultBuilder:
         launched_s: float,
         done_s: float,
         copied_step: int = 0,
+        busy_s: float = 0.0,
     ) -> StepResult:
         """The result of ``work``, whose N sampled ``tokens`` are [N]; times are seconds of the wall clock.
 
@@ -69,5 +70,6 @@ class ResultBuilder:
             token_indexes=indexes,
             ends=ends,
             copied_step=copied_step,
+            busy_s=busy_s,
             **({} if work.scoring is None else result_columns(work.scoring, late)),
         )

@@ -33,6 +33,7 @@ from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
+from actors.spans import spans_of
 from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
@@ -80,6 +81,7 @@ class SchedulerActor(Actor):
         self._preempted: Counter[str] = Counter()
         self._away: set[str] = set()
         self._believe_absence_s = 0.0
+        self._spans = spans_of(settings, name)
 
     def lease_name(self) -> str:
         return LEASE
@@ -130,10 +132,13 @@ class SchedulerActor(Actor):
             self._news.clear()
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
+            taken_s = time.time()
             while self._inbox:
                 self._take(self._inbox.popleft())
-            for output in self.core.plan(time.time()):
+            planned_s = time.time()
+            for output in self.core.plan(planned_s):
                 self._send(output)
+            self._note_work(taken_s, planned_s, time.time())
 
     async def drain(self) -> None:
         """Send what is queued, ack what was taken in, trim."""
@@ -141,6 +146,18 @@ class SchedulerActor(Actor):
         while self._acks:
             await self._ack()
         await self._keep_house(pause_s=0.0)
+
+    async def stop(self) -> None:
+        """Store the spans, if they were asked for."""
+        if self._spans is not None:
+            self._spans.write()
+
+    def _note_work(self, taken_s: float, planned_s: float, sent_s: float) -> None:
+        """One turn of the loop: took in, planned and handed to the outbox."""
+        self._meters.busy.inc(sent_s - taken_s)
+        if self._spans is not None:
+            self._spans.add("land", 0, taken_s, planned_s)
+            self._spans.add("plan", 0, planned_s, sent_s)
 
     # -- in -----------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:

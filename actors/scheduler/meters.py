@@ -33,6 +33,7 @@ class Meters:
         self._engines: set[str] = set()
         self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
         self.dead = metrics.counter("pagebus:scheduler_dead_letters", "Messages that could not be processed here.")
+        self.busy = metrics.counter("pagebus:scheduler_busy_seconds_total", "Seconds of taking in, planning, sending.")
         self.refused_results = metrics.counter("pagebus:scheduler_false_results", "Executors shut out for a result.")
 
     def planned(self, engine: str, plan: StepPlan) -> None:

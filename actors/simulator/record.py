@@ -155,16 +155,15 @@ class Recording:
     # -- steps --------------------------------------------------------------------------------------------------------
     def _plan(self, replica: _Replica, plan: StepPlan) -> None:
         for slot in plan.freed_slots.tolist():
-            replica.computed.pop(slot, None)
             sequence = self._sequences.get(replica.sequences.pop(slot, 0))
             if sequence is not None:
                 sequence.over = True  # unless it comes back
         at = 0
         for new in plan.new_sequences:
-            replica.sequences[new.slot], replica.computed[new.slot] = new.sequence_id, new.num_computed_tokens
+            replica.sequences[new.slot] = new.sequence_id
             self._enter(new, plan.new_token_ids[at : at + new.num_tokens])
             at += new.num_tokens
-        replica.pending.append((plan, _work(replica, plan)))
+        replica.pending.append((plan, plan_work(replica.computed, plan)))
         if len(replica.pending) > MAX_PENDING_STEPS:  # of an executor that is gone
             replica.pending.popleft()
 
@@ -204,15 +203,22 @@ class Recording:
         self._out.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
-def _work(replica: _Replica, plan: StepPlan) -> dict[str, Any]:
-    """What one plan computes: tokens and pairs. ``decode_context`` is None where sequences ran before the recording."""
+def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
+    """What one plan computes: tokens and pairs. ``decode_context`` is None where sequences ran before the recording.
+
+    ``slots`` holds the computed tokens of every slot that is known, and is brought up to date.
+    """
+    for slot in plan.freed_slots.tolist():
+        slots.pop(slot, None)
+    for new in plan.new_sequences:
+        slots[new.slot] = new.num_computed_tokens
     context, tokens, pairs, known = 0, 0, 0.0, True
     for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)):
-        computed = replica.computed.get(slot)
+        computed = slots.get(slot)
         if computed is None:
             known = False
             continue
-        replica.computed[slot] = computed + count
+        slots[slot] = computed + count
         if row < plan.num_decodes:
             context += computed + 1
         else:

@@ -13,7 +13,10 @@ Point = tuple[float, float]
 
 
 class Chart:
-    """One chart. Values are clipped to the ranges ``x`` and ``y`` (low, high); ``log_x`` needs ranges above 0."""
+    """One chart. Values are clipped to the ranges ``x`` and ``y`` (low, high); ``log_x`` needs ranges above 0.
+
+    ``y_names`` are written on the y axis instead of numbers, the first between 0 and 1.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class Chart:
         y: Point,
         *,
         log_x: bool = False,
+        y_names: Sequence[str] = (),
         width: int = 760,
         height: int = 300,
     ) -> None:
@@ -31,6 +35,8 @@ class Chart:
         self._x = x if x[1] > x[0] else (x[0], x[0] + 1)
         self._y = y if y[1] > y[0] else (y[0], y[0] + 1)
         self._log_x = log_x
+        self._y_names = y_names
+        self._left = max((int(16 + 6.2 * len(name)) for name in y_names), default=LEFT)
         self._width, self._height = width, height
         self._shapes: list[str] = []
         self._legend: list[tuple[str, str]] = []
@@ -76,11 +82,11 @@ class Chart:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'font-family="system-ui, sans-serif" font-size="11" fill="{INK}">',
             f'<rect width="{width}" height="{height}" rx="6" fill="{PAPER}"/>',
-            _text(LEFT, 22, self._title, 'font-size="14" font-weight="600"'),
+            _text(self._left, 22, self._title, 'font-size="14" font-weight="600"'),
             *self._grid(right, bottom),
             *self._shapes,
-            f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="{INK}"/>',
-            _text((LEFT + right) / 2, height - 8, self._x_label, 'text-anchor="middle"'),
+            f'<path d="M{self._left} {TOP}V{bottom}H{right}" fill="none" stroke="{INK}"/>',
+            _text((self._left + right) / 2, height - 8, self._x_label, 'text-anchor="middle"'),
             _text(
                 0, 0, self._y_label, f'text-anchor="middle" transform="translate(14 {(TOP + bottom) / 2}) rotate(-90)"'
             ),
@@ -90,17 +96,20 @@ class Chart:
         return "\n".join(parts) + "\n"
 
     def _grid(self, right: float, bottom: float) -> Iterable[str]:
-        for value in _ticks(*self._y):
+        for number, name in enumerate(self._y_names):
+            yield f'<path d="M{self._left} {self._at_y(number):.1f}H{right}" stroke="{FAINT}"/>'
+            yield _text(self._left - 6, self._at_y(number + 0.5) + 4, name, 'text-anchor="end"')
+        for value in [] if self._y_names else _ticks(*self._y):
             at = self._at_y(value)
-            yield f'<path d="M{LEFT} {at:.1f}H{right}" stroke="{FAINT}"/>'
-            yield _text(LEFT - 6, at + 4, _short(value), 'text-anchor="end"')
+            yield f'<path d="M{self._left} {at:.1f}H{right}" stroke="{FAINT}"/>'
+            yield _text(self._left - 6, at + 4, _short(value), 'text-anchor="end"')
         for value in _log_ticks(*self._x) if self._log_x else _ticks(*self._x):
             at = self._at_x(value)
             yield f'<path d="M{at:.1f} {TOP}V{bottom}" stroke="{FAINT}"/>'
             yield _text(at, bottom + 16, _short(value), 'text-anchor="middle"')
 
     def _legend_parts(self) -> Iterable[str]:
-        at = float(LEFT)
+        at = float(self._left)
         for color, name in self._legend:
             yield f'<rect x="{at:.0f}" y="34" width="11" height="11" rx="2" fill="{color}"/>'
             yield _text(at + 16, 44, name)
@@ -110,7 +119,7 @@ class Chart:
         low, high = self._x
         value = min(max(value, low), high)
         share = math.log(value / low) / math.log(high / low) if self._log_x else (value - low) / (high - low)
-        return LEFT + share * (self._width - RIGHT - LEFT)
+        return self._left + share * (self._width - RIGHT - self._left)
 
     def _at_y(self, value: float) -> float:
         low, high = self._y

@@ -25,12 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.bench.shapes import SHAPES, write_model_folder
 from bus.connect import open_bus
 from bus.contract import START, Bus, EntryId
 from bus.messages import GenerateRequest, SamplingParams, StepResult
 from bus.private_redis import PrivateRedis
 from bus.streams import Names
-from tests.gpu.model_shapes import SHAPES, write_model_folder
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128
 NAMES = Names("bench")

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from actors.bench.shapes import SHAPES, write_model_folder
 from bus.messages import StepPlan, StepResult
 from tests.engine_driver import Driver
-from tests.gpu.model_shapes import SHAPES, write_model_folder
 
 PROMPT_TOKENS, OUTPUT_TOKENS, DEPTH = 512, 129, 2
 WARM_STEPS = 8

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
+from actors.bench.shapes import SHAPES, write_model_folder
 from actors.executor.swap import _seconds
 from bus.messages import StepPlan
 from tests.core_driver import CoreDriver
 from tests.engine_driver import Driver, HandScheduler, ints
-from tests.gpu.model_shapes import SHAPES, write_model_folder
 
 NUM_BLOCKS = 6144
 DEPTH = 2

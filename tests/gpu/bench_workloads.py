@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.bench.shapes import SHAPES, write_model_folder
 from actors.simulator.trace import Trace
 from actors.simulator.workloads import WORKLOADS, make_workload
 from bus.connect import open_bus
@@ -30,7 +31,6 @@ from bus.contract import Bus, EntryId
 from bus.messages import GenerateRequest, SamplingParams, StepResult
 from bus.private_redis import PrivateRedis
 from tests.gpu.bench_serve import NAMES, start_server
-from tests.gpu.model_shapes import SHAPES, write_model_folder
 
 DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
 

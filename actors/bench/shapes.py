@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-SHAPES: dict[str, dict[str, object]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "llama8b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -55,8 +56,31 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 def write_model_folder(name: str, parent: Path) -> Path:
-    """Write ``parent/name/config.json`` and return the folder."""
+    """Write ``parent/name`` with a configuration and a tokenizer, and return the folder."""
+    shape = SHAPES[name]
     folder = parent / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2))
+    (folder / "config.json").write_text(json.dumps(shape, indent=2))
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(int(shape["vocab_size"]))))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """A byte-level tokenizer whose tokens beyond the bytes are the numbers, so that every id has a text."""
+    tokens = [*bytes_to_characters(), *(f"\u0120{number}" for number in range(256, vocab_size))]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []},
+    }
+
+
+def bytes_to_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level vocabularies [256] (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    spare = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

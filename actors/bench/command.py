@@ -1,0 +1,232 @@
+"""The command ``pagebus bench`` and its sub-commands: their arguments, and who does the work."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.settings import SettingsError
+from actors.settings_sources import add_arguments, field_types, load_settings
+
+_AddParser = Callable[..., argparse.ArgumentParser]
+
+MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes with random weights (default: the shipped)"
+
+POSITIVE = (
+    *("scale", "requests", "repeats", "steps", "picture_steps", "batch", "num_prompts", "request_rate", "burstiness"),
+    *("max_concurrency", "processes", "timeout_s", "vocab_size"),
+)
+"""Options that must be more than 0."""
+
+CHOSEN = frozenset(
+    ("bus", "name", "host", "port", "api_key", "executors", "actor_name", "data_dir", "log_format", "span_dir")
+)
+"""Settings that the benchmark chooses itself."""
+
+
+def add_bench(add_parser: _AddParser) -> None:
+    """Add ``bench`` to the command line."""
+    bench = add_parser(
+        "bench",
+        help="measure: an engine over the bus, any server over HTTP, a start",
+        description="Measure Pagebus, or any server that speaks OpenAI's protocol.",
+        allow_abbrev=False,
+    )
+    commands = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    _add_engine(commands.add_parser)
+    _add_profile(commands.add_parser)
+    _add_serve(commands.add_parser)
+    _add_start(commands.add_parser)
+    _add_tables(commands.add_parser)
+    _add_shape(commands.add_parser)
+
+
+def _add_engine(add_parser: _AddParser) -> None:
+    engine = add_parser(
+        "engine",
+        help="workloads as token ids over the bus of a deployment that is started for it",
+        description="Start a deployment with the settings given, submit workloads as token ids over its bus, and "
+        "report throughput, step times, latencies and how busy the GPU is.",
+        allow_abbrev=False,
+    )
+    run = engine.add_argument_group("run", "what is measured")
+    run.add_argument(
+        "--workloads", nargs="+", metavar="NAME", default=["decode", "mixed256", "chat1000", "prefill"],
+        help="decode, mixed256, chat1000, prefill, prefix, swap, longctx (default: the first four)",
+    )  # fmt: skip
+    run.add_argument(
+        "--batches", nargs="+", type=int, metavar="N", default=[1, 8, 32, 64, 128, 256],
+        help="batch sizes of the workload decode (default: 1 8 32 64 128 256)",
+    )  # fmt: skip
+    _add_sizes(run)
+    run.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (default: 3)")
+    run.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
+    _add_settings(engine)
+
+
+def _add_profile(add_parser: _AddParser) -> None:
+    profile = add_parser(
+        "profile",
+        help="some steps of a workload as a Chrome trace: scheduler, bus, executor thread, device",
+        description="Start a deployment with the settings given, run a workload on it, and write what scheduler, bus, "
+        "executor thread and device did in some of its steps, as a trace for Perfetto.",
+        allow_abbrev=False,
+    )
+    run = profile.add_argument_group("run", "what is measured")
+    run.add_argument("--workload", default="mixed256", metavar="NAME", help="as for engine (default: mixed256)")
+    run.add_argument("--batch", type=int, default=256, metavar="N", help="of the workload decode (default: 256)")
+    _add_sizes(run)
+    run.add_argument("--steps", type=int, default=50, metavar="N", help="steps of the trace (default: 50)")
+    run.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON)")
+    run.add_argument("--picture", metavar="FILE", help="draw the first of these steps (SVG)")
+    run.add_argument("--picture-steps", type=int, default=5, metavar="N", help="how many of them (default: 5)")
+    _add_settings(profile)
+
+
+def _add_serve(add_parser: _AddParser) -> None:
+    serve = add_parser(
+        "serve",
+        help="load for any server with OpenAI's protocol, over HTTP",
+        description="Send the requests of a workload to a server with OpenAI's protocol, streaming, and report what "
+        "its clients see. Options have the names of `vllm bench serve` where they mean the same. A key for the server "
+        "comes from OPENAI_API_KEY.",
+        allow_abbrev=False,
+    )
+    server = serve.add_argument_group("server")
+    server.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: port 8000 here)")
+    server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chats")
+    server.add_argument("--endpoint", metavar="PATH", help="(default: /v1/completions or /v1/chat/completions)")
+    server.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")
+    server.add_argument("--header", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="sent each time")
+    server.add_argument("--extra-body", default="{}", metavar="JSON", help="fields added to every request")
+    load = serve.add_argument_group("load")
+    load.add_argument("--workload", default="chat", metavar="NAME", help="as for simulate (default: chat)")
+    load.add_argument("--num-prompts", type=int, metavar="N", help="requests (default: the workload's)")
+    load.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
+    load.add_argument("--request-rate", type=float, metavar="R", help="per second; inf: all at once")
+    load.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; more: more even")
+    load.add_argument("--max-concurrency", type=int, metavar="N", help="requests at a time")
+    load.add_argument("--prompts", choices=("ids", "text"), default="ids", help="prompts as token ids or as words")
+    load.add_argument("--vocab-size", type=int, default=4096, metavar="N", help="ids are below this (default: 4096)")
+    load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: 0)")
+    load.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="(default: on)")
+    load.add_argument("--continuous-usage-stats", action="store_true", help="count tokens by usage in every event")
+    load.add_argument("--num-warmups", type=int, default=4, metavar="N", help="requests not counted (default: 4)")
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and arrivals (default: 0)")
+    load.add_argument("--processes", type=int, default=1, metavar="N", help="that share the load (default: 1)")
+    load.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request (default: 3600)")
+    report = serve.add_argument_group("report")
+    report.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of which the median counts")
+    report.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="limits: ttft:300 itl:50 ...")
+    report.add_argument("--metric-percentiles", default="50,90,99", metavar="P", help="(default: 50,90,99)")
+    report.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    report.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
+
+
+def _add_start(add_parser: _AddParser) -> None:
+    start = add_parser(
+        "start",
+        help="how long each phase of a start takes",
+        description="Start a deployment with the settings given, several times, and report how long each phase took, "
+        "up to the first token over HTTP.",
+        allow_abbrev=False,
+    )
+    run = start.add_argument_group("run", "what is measured")
+    run.add_argument("--repeats", type=int, default=3, metavar="N", help="starts (default: 3)")
+    run.add_argument("--json", metavar="FILE", help="write all times of all starts there")
+    _add_settings(start)
+
+
+def _add_tables(add_parser: _AddParser) -> None:
+    tables = add_parser(
+        "tables",
+        help="Markdown tables from the JSON of other benchmarks, beside vLLM's figures and the goals",
+        description="Print the tables of docs/performance.md that these files have figures for.",
+        allow_abbrev=False,
+    )
+    tables.add_argument("files", nargs="+", metavar="FILE", help="what --json of engine, serve and start wrote")
+
+
+def _add_shape(add_parser: _AddParser) -> None:
+    shape = add_parser(
+        "shape",
+        help="write the folder of a named shape, to be served with random weights",
+        description="Write a model's configuration and a tokenizer for it, to be served with --load-format dummy.",
+        allow_abbrev=False,
+    )
+    shape.add_argument("name", metavar="NAME", help="llama8b or qwen06b")
+    shape.add_argument("folder", metavar="FOLDER", help="where the folder of that name is made")
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--requests", type=int, metavar="N", help="requests of a workload (default: its own number)")
+    group.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
+    group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts (default: 0)")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Everything that ``serve`` understands, with the model as an option."""
+    parser.add_argument("--model", default=argparse.SUPPRESS, metavar="MODEL", help=MODEL_HELP)
+    add_arguments(parser, model=False, only=[name for name in field_types() if name not in CHOSEN])
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Run one benchmark; returns the exit code.
+
+    Raises:
+        SettingsError: something was asked for that cannot be.
+    """
+    from actors.bench.deployment import BenchError
+    from bus.contract import BusError
+
+    try:
+        return _run(arguments)
+    except (BenchError, BusError) as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for name in POSITIVE:
+        value = getattr(arguments, name, None)
+        if value is not None and value <= 0:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be more than 0")
+    match arguments.benchmark:
+        case "engine":
+            from actors.bench.engine import bench_engine
+
+            return bench_engine(arguments, load_settings(arguments))
+        case "serve":
+            from actors.bench.serve import bench_serve
+
+            return bench_serve(arguments)
+        case "start":
+            from actors.bench.start import bench_start
+
+            return bench_start(arguments, load_settings(arguments))
+        case "tables":
+            from actors.bench.tables import bench_tables
+
+            return bench_tables(arguments.files)
+        case "shape":
+            return _write_shape(arguments.name, Path(arguments.folder))
+        case "profile":
+            from actors.bench.engine import chosen, workloads_for
+            from actors.bench.profile import bench_profile
+
+            settings = load_settings(arguments)
+            workloads = chosen(workloads_for(arguments, settings, [arguments.batch]), [arguments.workload])
+            return bench_profile(arguments, settings, workloads[arguments.workload])
+        case _:
+            raise AssertionError(arguments.benchmark)
+
+
+def _write_shape(name: str, parent: Path) -> int:
+    from actors.bench.shapes import SHAPES, write_model_folder
+
+    if name not in SHAPES:
+        raise SettingsError(f"no shape {name!r}: there are {', '.join(SHAPES)}")
+    print(write_model_folder(name, parent))
+    return 0

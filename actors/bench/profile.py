@@ -1,0 +1,63 @@
+"""``pagebus bench profile``: some steps of a workload as a Chrome trace and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from actors.bench.deployment import BenchError, as_served, deployed, scratch
+from actors.bench.engine import served_for, warm_up
+from actors.bench.points import Workload
+from actors.bench.requests import make_prompts, make_requests
+from actors.bench.timeline import Span, chrome_trace, make_spans, picture, summary
+from actors.bench.watch import Step, Watch
+from actors.settings import Settings
+from actors.spans import read_spans
+
+
+def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: Workload) -> int:
+    """Run the workload once, with spans, and write what its middle steps look like."""
+    steps, spans = asyncio.run(_observe(served_for(workload, settings, vars(arguments)), workload, arguments))
+    out = Path(arguments.out)
+    out.write_text(json.dumps(chrome_trace(spans, steps)) + "\n")
+    print(summary(spans))
+    print(f"{out}: steps {steps[0].number} to {steps[-1].number}; open it at https://ui.perfetto.dev")
+    if arguments.picture:
+        few = steps[: arguments.picture_steps]
+        title = f"{len(few)} steps of {arguments.workload}, {Path(settings.model or 'the shipped model').name}"
+        Path(arguments.picture).write_text(
+            str(picture(spans, title, few[0].planned_s, few[-1].done_s)), encoding="utf-8"
+        )
+    return 0
+
+
+async def _observe(
+    settings: Settings, workload: Workload, arguments: argparse.Namespace
+) -> tuple[list[Step], list[Span]]:
+    with scratch() as folder:
+        served = as_served(settings, folder, span_dir=str(folder / "spans"))
+        point = workload.points[-1]
+        async with deployed(served, folder / "serve.log") as deployment:
+            watch = Watch(deployment)
+            await watch.run(warm_up(deployment))
+            prompts = make_prompts(point.trace, deployment.vocab_size, (arguments.workload_seed, 0))
+            run = await watch.run(make_requests(point.trace, prompts, point.name, point.temperature))
+        steps = middle(run.steps, arguments.steps)
+        scheduler, executor = (
+            read_spans(folder / "spans" / f"{actor}.jsonl") for actor in (deployment.scheduler, deployment.executor)
+        )
+        return steps, make_spans(steps, scheduler, executor)
+
+
+def middle(steps: list[Step], count: int) -> list[Step]:
+    """``count`` steps from the middle of a run.
+
+    Raises:
+        BenchError: there are fewer.
+    """
+    if len(steps) < count:
+        raise BenchError(f"the workload took {len(steps)} steps only, fewer than the {count} asked for")
+    first = (len(steps) - count) // 2
+    return steps[first : first + count]

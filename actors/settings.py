@@ -228,6 +228,13 @@ class Settings:
     max_num_queued_requests: int = setting(
         4096, help="requests that may be under way; more are answered 429", group=SERVICE, low=1, high=2**20
     )
+    max_beam_width: int = setting(
+        16,
+        help="most beams of one beam search, each of which takes a place in the batch",
+        group=SERVICE,
+        low=1,
+        high=64,
+    )
     lease_ttl_s: float = setting(
         5.0, help="seconds after which a silent actor counts as dead", group=PROCESSES, low=0.2, high=300
     )

@@ -12,7 +12,8 @@ message                     stream                 from -> to
 GenerateRequest             requests (work)        ingress -> any tokenizer
 TokenizedRequest            tokenized (work)       tokenizer -> scheduler
 AbortRequest, StopSequence  control (work)         ingress, detokenizer -> scheduler
-SequenceStarted/Ended       sequences:<detok>      scheduler -> that detokenizer
+SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer
+SequenceTokens
 StepPlan                    steps:<replica>        scheduler -> every rank of the replica
 StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers
 ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler -> ingress
@@ -28,6 +29,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bus.sampling import SamplingParams as SamplingParams
+
 Int32Array = NDArray[np.int32]
 JsonValue = object
 """Free JSON (chat messages): checked where it enters, never interpreted by the bus."""
@@ -37,54 +40,6 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 def _no_ints() -> Int32Array:
     return np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
-
-    ``max_tokens`` None means "the rest of the context". ``seed`` None lets the scheduler derive one from the request
-    id.
-    ``temperature`` below 1e-5 is greedy. ``top_k`` 0 or -1 is off.
-    """
-
-    n: int = 1
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    """How many of the most likely tokens to report beside each output token; 0: only the token itself; None: nothing.
-    Log probabilities are the model's own, before penalties, bans and temperature."""
-    prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, from the second on."""
-    bad_words: tuple[str, ...] = ()
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """``bad_words`` as the tokenizer wrote them: what the executor bans."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """The only tokens that may be sampled; empty: all."""
-    return_token_ids: bool = False
-    """The ids of prompt and output go to the client."""
-    echo: bool = False
-    """The prompt's text goes to the client."""
-
-    @property
-    def returns_prompt(self) -> bool:
-        """Whether the client is to be told something about the prompt."""
-        return self.echo or self.return_token_ids or self.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +104,8 @@ class StopSequence:
 class SequenceStarted:
     """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
 
-    Sent once, before the first step that computes the sequence. ``prompt_tail`` holds the last prompt tokens (at most
+    Sent once, before the first step that computes the sequence. (The choices of a beam search are computed under other
+    ids; their tokens come with :class:`SequenceTokens`.) ``prompt_tail`` holds the last prompt tokens (at most
     ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
     """
 
@@ -185,6 +141,23 @@ class SequenceEnded:
     sequence_id: int
     reason: FinishReason
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceTokens:
+    """The whole output of a sequence at once, and its end: a beam changes its past until the search is over.
+
+    ``end`` is END_STOP or END_LENGTH. ``logprob_bits`` is empty or as long as ``token_ids`` [T]; ``top_ids`` and
+    ``top_bits`` hold ``num_top`` entries for each token, the most likely first. As in :class:`StepResult`.
+    """
+
+    sequence_id: int
+    end: int
+    num_top: int = 0
+    token_ids: Int32Array = field(default_factory=_no_ints)
+    logprob_bits: Int32Array = field(default_factory=_no_ints)
+    top_ids: Int32Array = field(default_factory=_no_ints)
+    top_bits: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +202,10 @@ class StepPlan:
 
     1. ``freed_slots`` [k]: these slots are empty now.
     2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, ``new_block_ids`` their block tables.
-    3. ``appended_slots`` / ``appended_blocks`` [m]: append one block to the slot's block table, in order.
+    3. ``cut_slots`` / ``cut_blocks`` [b]: keep that many blocks of the slot's table. ``chosen_slots`` and
+       ``chosen_tokens`` [t]: the slot's last token is this one, whatever was sampled. (So a beam takes over another's
+       past; what the slot's earlier tokens were is not said, because nothing reads them.)
+       Then ``appended_slots`` / ``appended_blocks`` [m]: append one block to the slot's block table, in order.
     4. ``copy_sources`` / ``copy_targets`` [c]: device block copies (copy-on-write), before the forward pass.
     5. The pass: ``slots`` [r] with ``num_scheduled`` [r] tokens each, from the slot's computed count on. A row whose
        computed count reaches its token count samples one token, which is stored on the device as the slot's next token
@@ -268,6 +244,10 @@ class StepPlan:
     swap_out_hosts: Int32Array = field(default_factory=_no_ints)
     swap_in_hosts: Int32Array = field(default_factory=_no_ints)
     swap_in_blocks: Int32Array = field(default_factory=_no_ints)
+    cut_slots: Int32Array = field(default_factory=_no_ints)
+    cut_blocks: Int32Array = field(default_factory=_no_ints)
+    chosen_slots: Int32Array = field(default_factory=_no_ints)
+    chosen_tokens: Int32Array = field(default_factory=_no_ints)
 
 
 END_NONE, END_STOP, END_LENGTH = 0, 1, 2
@@ -400,6 +380,7 @@ Message = (
     | StopSequence
     | SequenceStarted
     | SequenceEnded
+    | SequenceTokens
     | StepPlan
     | StepResult
     | ReplicaFenced

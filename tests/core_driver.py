@@ -21,7 +21,7 @@ from actors.scheduler.events import (
     ToReplica,
 )
 from actors.scheduler.replica import Replica
-from bus.messages import SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from bus.messages import SamplingParams, SequenceStarted, SequenceTokens, StepPlan, StepResult, TokenizedRequest
 from tests.engine_driver import Driver
 
 REPLICA = "gpu"
@@ -36,6 +36,8 @@ class Answer:
     times_s: list[float] = field(default_factory=list)
     cached: int = 0
     ended: bool = False
+    beams: list[list[int]] = field(default_factory=list)
+    """Of a beam search, best first; it has no ``tokens``."""
 
     @property
     def first_token_s(self) -> float:
@@ -44,8 +46,8 @@ class Answer:
 
 
 class CoreDriver:
-    """A core of its own over ``driver``'s engine; requests have one sequence each. Keeps plans, results and notes.
-    ``limits`` replace what the engine says of itself (fields of :class:`ReplicaJoined`)."""
+    """A core of its own over ``driver``'s engine; requests have one sequence each, or are beam searches. Keeps plans,
+    results and notes. ``limits`` replace what the engine says of itself (fields of :class:`ReplicaJoined`)."""
 
     def __init__(self, driver: Driver, *, depth: int = 2, limits: dict[str, Any] | None = None, **config: Any) -> None:
         driver.epoch += 1
@@ -79,16 +81,18 @@ class CoreDriver:
     def replica(self) -> Replica:
         return self.core.replicas[REPLICA]
 
-    def send(self, name: str, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Answer:
-        """A greedy request; ``fields`` are those of :class:`TokenizedRequest`."""
+    def send(
+        self, name: str, prompt: Sequence[int], max_tokens: int, sampling: dict[str, Any] | None = None, **fields: Any
+    ) -> Answer:
+        """A greedy request, or what ``sampling`` says; ``fields`` are those of :class:`TokenizedRequest`."""
         tokens = np.array(prompt, np.int32)
         answer = self.answers[name] = Answer(time.time())
-        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        given = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True} | (sampling or {})
         hashes = hashes_to_array(hash_blocks(tokens, self.core.config.block_size))
         message = TokenizedRequest(
             request_id=name,
             ingress="web",
-            sampling=sampling,
+            sampling=SamplingParams(**given),
             prompt_token_ids=tokens,
             block_hashes=hashes,
             arrived_s=answer.sent_s,
@@ -110,6 +114,8 @@ class CoreDriver:
                 case ToDetokenizer(_, SequenceStarted() as started):
                     self._names[started.sequence_id] = started.request_id
                     self.answers[started.request_id].cached = started.num_cached_tokens
+                case ToDetokenizer(_, SequenceTokens() as spoken):
+                    self.answers[self._names[spoken.sequence_id]].beams.append(spoken.token_ids.tolist())
                 case Note():
                     self.notes.append(output)
                 case _:
@@ -123,6 +129,8 @@ class CoreDriver:
         for sequence_id, token, end in zip(
             result.sequence_ids.tolist(), result.token_ids.tolist(), result.ends.tolist(), strict=True
         ):
+            if sequence_id not in self._names:
+                continue  # a lane of a beam search
             answer = self.answers[self._names[sequence_id]]
             answer.tokens.append(token)
             answer.times_s.append(result.done_s)

@@ -36,6 +36,10 @@ class Fields:
         """The value as it is, None if it was not given."""
         return self._data.pop(name, None)
 
+    def peek(self, name: str) -> Any:
+        """The value as it is, to be taken later; None if it was not given."""
+        return self._data.get(name)
+
     def _typed(self, name: str, default: D, expected: type | tuple[type, ...], what: str) -> Any:
         value = self.take(name)
         if value is None:

@@ -29,6 +29,8 @@ class ServedModel:
     created_s: int = 0
     priorities: bool = False
     """Whether requests may have a priority (``--scheduling-policy priority``)."""
+    max_beam_width: int = 16
+    """Most beams of one search (``--max-beam-width``)."""
 
     @property
     def name(self) -> str:
@@ -62,4 +64,5 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         default_sampling={name: wanted[name] for name in SAMPLING_DEFAULTS if wanted.get(name) is not None},
         created_s=created_s,
         priorities=settings.scheduling_policy == "priority",
+        max_beam_width=settings.max_beam_width,
     )

@@ -27,6 +27,8 @@ class Report:
     prompt_only: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False
+    said: str = ""
+    """What an assistant's message begins with, because it said so already."""
 
 
 @dataclass(slots=True)

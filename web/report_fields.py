@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bus.messages import SamplingParams
@@ -22,9 +23,12 @@ def read_completion_report(
         raise bad_field("best_of", f"must be at least n ({sampling.n}), got {best_of}")
     if best_of > sampling.n and stream:
         raise bad_field("best_of", "must not be more than n when stream is true: the best are known only at the end")
-    logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
+    logprobs = _read_count(fields, "logprobs")
     asked, report = _read(fields, sampling, logprobs, stream=stream, echo=echo)
-    asked, report = replace(asked, n=best_of), replace(report, prompt_only=prompt_only)
+    report = replace(report, prompt_only=prompt_only)
+    if sampling.beam_width:  # the search itself gives the best
+        asked, best_of = replace(asked, beam_width=best_of), sampling.n
+    asked = replace(asked, n=best_of)
     if best_of > sampling.n and logprobs is None:
         asked = replace(asked, logprobs=0)  # to tell which are the best
     if prompt_only:
@@ -33,20 +37,28 @@ def read_completion_report(
     return asked, None if plain else report
 
 
-def read_chat_report(fields: Fields, sampling: SamplingParams, *, stream: bool) -> tuple[SamplingParams, Report | None]:
-    """As for completions, in the chat's own fields."""
+def read_chat_report(
+    fields: Fields, sampling: SamplingParams, messages: Sequence[Mapping[str, str]], *, stream: bool
+) -> tuple[SamplingParams, Report | None]:
+    """As for completions, in the chat's own fields. ``echo`` is about what the assistant has said already, if the last
+    message is its own."""
     wanted = fields.boolean("logprobs", False)
     num_top = fields.integer("top_logprobs", 0, 0, MAX_LOGPROBS)
     if num_top and not wanted:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     asked, report = _read(fields, sampling, num_top if wanted else None, stream=stream, echo=False)
+    if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
+        report = replace(report, said=messages[-1]["content"])
     return asked, None if report == replace(PLAIN, num_choices=sampling.n) else report
 
 
 def _read(
     fields: Fields, sampling: SamplingParams, logprobs: int | None, *, stream: bool, echo: bool
 ) -> tuple[SamplingParams, Report]:
-    prompt_logprobs = fields.integer("prompt_logprobs", None, 0, MAX_LOGPROBS)
+    prompt_logprobs = _read_count(fields, "prompt_logprobs")
+    if fields.take("logprob_token_ids") not in (None, []):
+        problem = "is not available: logprobs tells each token's own log probability and the most likely tokens'"
+        raise bad_field("logprob_token_ids", problem, code="unsupported_parameter")
     if prompt_logprobs is not None and stream:
         raise bad_field("prompt_logprobs", "is not available when stream is true")
     report = Report(
@@ -67,3 +79,11 @@ def _read(
         echo=echo,
     )
     return asked, report
+
+
+def _read_count(fields: Fields, name: str) -> int | None:
+    """How many alternatives per token."""
+    if fields.peek(name) == -1:
+        problem = f"-1 (the whole vocabulary) is not available: ask for 0 to {MAX_LOGPROBS} of the most likely tokens"
+        raise bad_field(name, problem)
+    return fields.integer(name, None, 0, MAX_LOGPROBS)

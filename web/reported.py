@@ -47,7 +47,7 @@ def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
     logprobs = None if report.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, report)
     body: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
+        "message": {"role": "assistant", "content": report.said + text, "refusal": None},
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
@@ -107,6 +107,9 @@ class ReportedChatChunks(ChatChunks):
             body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
             extras = {"prompt_token_ids": _prompt(request).ids} if report.token_ids else {}
             events = _event(self, body | {"finish_reason": None}, choice, extras)
+            if report.said:
+                body["delta"] = {"content": report.said}
+                events += _event(self, body | {"finish_reason": None}, choice)
         text, tokens = choice.take_text(), choice.take_tokens()
         if text or tokens or (self.options.continuous and choice.finish_reason is None):
             logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)

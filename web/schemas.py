@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from bus.messages import GenerateRequest, Int32Array, SamplingParams
+from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, type_name
@@ -34,9 +35,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_json": _NEVER,
     "guided_regex": _NEVER,
     "kv_transfer_params": _NEVER,
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
     "repetition_detection": _NEVER,
     "request_id": _NEVER,
     "response_format": ({"type": "text"},),
@@ -46,7 +45,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "structured_outputs": _NEVER,
     "thinking_token_budget": (-1,),
     "truncation_side": _NEVER,
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -59,7 +57,6 @@ UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
     "chat_template": _NEVER,
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
@@ -175,13 +172,13 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/completions``."""
     fields = Fields(data)
     name = _read_model(fields, model)
+    beams = wants_beams(fields)
     stream, options = _read_stream(fields)
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
-    sampling, report = read_completion_report(
-        fields, read_sampling(fields, model, max_tokens=max_tokens),
-        echo=echo, prompt_only=max_tokens == 0, stream=stream,
-    )  # fmt: skip
+    sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
+    sampling, report = read_completion_report(fields, sampling, echo=echo, prompt_only=max_tokens == 0, stream=stream)
+    check_width(sampling, model)
     prompts = _read_prompts(fields, model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
@@ -205,12 +202,15 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/chat/completions``."""
     fields = Fields(data)
     name = _read_model(fields, model)
+    beams = wants_beams(fields)
     stream, options = _read_stream(fields)
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
     sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
-    sampling, report = read_chat_report(fields, sampling, stream=stream)
+    sampling = read_beams(fields, sampling, wanted=beams)
+    check_width(sampling, model)
     messages = read_messages(fields)
+    sampling, report = read_chat_report(fields, sampling, messages, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from actors.detokenizer.text import Decoder
-from bus.messages import Int32Array, PromptReply, SequenceStarted, StepResult
+from bus.messages import Int32Array, PromptReply, SequenceStarted, SequenceTokens, StepResult
 
 NO_SCORE = -1
 """The ``top_counts`` of a token without log probabilities."""
@@ -23,8 +23,9 @@ class Score:
     top_bits: Int32Array
 
 
-def row_scores(result: StepResult) -> dict[int, Score]:
-    """The scores of a result, by row; malformed columns raise ValueError."""
+def row_scores(result: StepResult, wanted: Container[int]) -> dict[int, Score]:
+    """The scores of the ``wanted`` rows of a result (beams have some too, which nobody reads here); malformed columns
+    raise ValueError."""
     counts = result.top_counts
     ends = np.cumsum(counts)
     if not len(result.logprob_rows) == len(result.logprob_bits) == len(counts):
@@ -33,7 +34,19 @@ def row_scores(result: StepResult) -> dict[int, Score]:
     return {
         row: Score(bits, result.top_ids[start:end], result.top_bits[start:end])
         for row, bits, start, end in zip(*columns, strict=True)
+        if row in wanted
     }
+
+
+def spoken_scores(message: SequenceTokens) -> list[Score | None]:
+    """The score of each token; None without log probabilities."""
+    if not len(message.logprob_bits):
+        return [None] * len(message.token_ids)
+    shape = len(message.token_ids), message.num_top
+    rows = zip(
+        message.logprob_bits.tolist(), message.top_ids.reshape(shape), message.top_bits.reshape(shape), strict=True
+    )
+    return [Score(bits, top_ids, top_bits) for bits, top_ids, top_bits in rows]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.detokenizer.scores import PromptScores, Score, TokenColumns, UnsentTokens, add_prompt_parts, row_scores
+from actors.detokenizer.scores import (
+    PromptScores,
+    Score,
+    TokenColumns,
+    UnsentTokens,
+    add_prompt_parts,
+    row_scores,
+    spoken_scores,
+)
 from actors.detokenizer.stops import StopMatch, StopMatcher
 from actors.detokenizer.text import Decoder, TextState
 from bus.messages import (
@@ -26,6 +34,7 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
+    SequenceTokens,
     StepResult,
     StopSequence,
 )
@@ -120,13 +129,25 @@ class Sequences:
         else:
             self._finish(state, message.reason, None)
 
+    def speak(self, message: SequenceTokens) -> None:
+        """All tokens of a sequence come at once, and with them its end."""
+        state = self._live.get(message.sequence_id)
+        if state is None:
+            return
+        tokens = message.token_ids.tolist()
+        last = len(tokens) - 1
+        for place, (token, score) in enumerate(zip(tokens, spoken_scores(message), strict=True)):
+            self._advance([(state, token, message.end if place == last else END_NONE, score)])
+
     def apply(self, result: StepResult) -> None:
         """The tokens of one step, all sequences at once."""
         rows: list[_Row] = []
-        scores = row_scores(result) if len(result.logprob_rows) else {}
         if len(result.prompt_sequence_ids):
             self._take_prompts(result)
         ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
+        scores: dict[int, Score] = {}
+        if len(result.logprob_rows):
+            scores = row_scores(result, {row for row, each in enumerate(ids) if each in self._live})
         indexes, ends = result.token_indexes.tolist(), result.ends.tolist()
         in_rows: set[int] = set()
         for row, (sequence_id, token, index, end) in enumerate(zip(ids, tokens, indexes, ends, strict=True)):

@@ -161,6 +161,11 @@ class PersistentBatch:
             checks.new_sequences(plan, self.limits, self.sequence_ids)
             table_index.append(self._enter(plan, deltas))
             table_values.append(plan.new_block_ids)
+        if len(plan.cut_slots) or len(plan.cut_blocks):
+            checks.cut_blocks(plan, self.sequence_ids, self.num_blocks)
+            self.num_blocks[plan.cut_slots] = plan.cut_blocks
+        if len(plan.chosen_slots) or len(plan.chosen_tokens):
+            self._choose(plan, deltas)
         if len(plan.appended_slots) or len(plan.appended_blocks):
             table_index.append(self._append_blocks(plan))
             table_values.append(plan.appended_blocks)
@@ -258,6 +263,13 @@ class PersistentBatch:
         deltas["rule_ids"] = ids.reshape(-1)
         deltas["rule_values"] = values.reshape(-1).view(np.int32)
         deltas["rule_until"] = until.reshape(-1)
+
+    def _choose(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> None:
+        """The last token of some slots is another one than was sampled."""
+        slots = plan.chosen_slots
+        checks.chosen_tokens(plan, self.limits, self.sequence_ids, self.num_tokens)
+        index: Int32Array = slots * np.int32(self.limits.max_model_len) + self.num_tokens[slots] - np.int32(1)
+        deltas["chosen_index"], deltas["chosen_values"] = index, plan.chosen_tokens
 
     def _append_blocks(self, plan: StepPlan) -> Int32Array:
         """Count the appended blocks; returns where they go in the flat block tables [m]."""

@@ -90,6 +90,25 @@ def appended_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: int) -
         raise PlanError(f"appended_slots names slot {int(slots[empty][0])}, which is empty")
 
 
+def cut_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: Int32Array) -> None:
+    """``num_blocks`` are those of each slot: a table can only become shorter."""
+    _same_length("cut_slots", plan.cut_slots, "cut_blocks", plan.cut_blocks)
+    occupied_slots("cut_slots", plan.cut_slots, sequence_ids)
+    wrong = (plan.cut_blocks < 0) | (plan.cut_blocks > num_blocks[plan.cut_slots])
+    if wrong.any():
+        row = int(wrong.argmax())
+        slot, keep = int(plan.cut_slots[row]), int(plan.cut_blocks[row])
+        raise PlanError(f"cut_blocks keeps {keep} of slot {slot}'s {int(num_blocks[slot])} blocks")
+
+
+def chosen_tokens(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array, num_tokens: Int32Array) -> None:
+    """Each slot's last token has a place, and the vocabulary has the chosen one."""
+    _same_length("chosen_slots", plan.chosen_slots, "chosen_tokens", plan.chosen_tokens)
+    occupied_slots("chosen_slots", plan.chosen_slots, sequence_ids)
+    _in_range("chosen_tokens", plan.chosen_tokens, limits.vocab_size)
+    _in_range("last tokens", num_tokens[plan.chosen_slots] - np.int32(1), limits.max_model_len)
+
+
 def copies(plan: StepPlan, num_blocks: int) -> None:
     """Both ends of a block copy exist."""
     _same_length("copy_sources", plan.copy_sources, "copy_targets", plan.copy_targets)

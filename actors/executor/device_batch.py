@@ -42,6 +42,8 @@ class DeviceBatch:
             self.columns[:, slots] = deltas["columns"].view(NUM_COLUMNS, -1)
             self.seeds[slots] = deltas["seeds"].view(torch.int64)
             self._flat_tokens[deltas["token_index"].long()] = deltas["token_values"]
+        if "chosen_index" in deltas:
+            self._flat_tokens[deltas["chosen_index"].long()] = deltas["chosen_values"]
         if "rule_slots" in deltas:
             self._set_rules(deltas)
         if "mask_slots" in deltas:

@@ -17,8 +17,8 @@ from bus.messages import Int32Array, NewSequence
 BoolArray = NDArray[np.bool_]
 
 NOT_ASKED = -1
-MAX_TOP = 20
-"""Most alternatives per token; more is taken as this many."""
+MAX_TOP = 256
+"""Most alternatives per token; more is taken as this many. (Beam searches ask for more than clients may.)"""
 
 
 @dataclass(slots=True)

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 
-import numpy as np
-
-from actors.scheduler import refusal
+from actors.scheduler import refusal, telling
 from actors.scheduler.admission import admit
 from actors.scheduler.events import (
     DetokenizerLost,
@@ -37,20 +35,13 @@ from actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
+from actors.scheduler.lanes import Lanes
 from actors.scheduler.order import INTERACTIVE, JOB, Jobs, Order
 from actors.scheduler.pacing import Pacer
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request, Sequence, State, make_request, prompt_hashes, seed_of
 from actors.scheduler.waiting import Waiting
-from bus.messages import (
-    PROMPT_TAIL_TOKENS,
-    AbortRequest,
-    RequestFailed,
-    SequenceEnded,
-    SequenceStarted,
-    StopSequence,
-    TokenizedRequest,
-)
+from bus.messages import AbortRequest, RequestFailed, StopSequence, TokenizedRequest
 
 RECENT_REQUESTS = 10_000
 """How many ended or unknown but aborted requests are remembered, to recognise repeats and overtaken requests."""
@@ -136,7 +127,7 @@ class Core:
                 self._abort(message.request_id)
             case StopSequence():
                 sequence = self._sequences.get(message.sequence_id)
-                if sequence is not None and sequence.request.id == message.request_id:
+                if sequence is not None and sequence.lanes is None and sequence.request.id == message.request_id:
                     self._end(sequence)
             case ReplicaJoined():
                 self._join(message)
@@ -196,10 +187,15 @@ class Core:
             self.jobs.add(request)
         self.num_queued_requests += 1
         hashes = prompt_hashes(message, self.config.block_size) if self.config.enable_prefix_caching else []
+        if request.sampling.beam_width:
+            leader = self._add_sequence(request, 0, hashes)
+            leader.lanes = Lanes(leader, self._new_id)
+            self._sequences.update(dict.fromkeys(leader.lanes.ids + leader.lanes.choice_ids, leader))
+            return
         for choice_index in range(request.sampling.n):
             self._add_sequence(request, choice_index, hashes)
 
-    def _add_sequence(self, request: Request, choice_index: int, hashes: list[bytes]) -> None:
+    def _add_sequence(self, request: Request, choice_index: int, hashes: list[bytes]) -> Sequence:
         self._order += 1
         sequence = Sequence(
             id=self._new_id(),
@@ -218,6 +214,7 @@ class Core:
         request.num_live += 1
         self._sequences[sequence.id] = sequence
         self.waiting.add(sequence)
+        return sequence
 
     def _limit(self, request: Request) -> int:
         max_tokens = request.sampling.max_tokens
@@ -255,43 +252,22 @@ class Core:
         request.level, request.due_s = INTERACTIVE, now_s
         for sequence in request.sequences:
             if sequence.state is State.RUNNING and sequence.replica is not None:
-                sequence.replica.running.promote(sequence.slot)
+                for each in (sequence,) if sequence.lanes is None else sequence.lanes.members:
+                    sequence.replica.running.promote(each.slot)
         for sequence in queued:
             self.waiting.add(sequence)
 
     def _start(self, sequence: Sequence) -> None:
         """Tell the request's detokenizer about a sequence, once."""
         request = sequence.request
-        sampling = request.sampling
         if request.detokenizer is None:
             digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()
             request.detokenizer = self._detokenizers[int.from_bytes(digest, "little") % len(self._detokenizers)]
         sequence.started = True
         if request.num_cached is None:
             request.num_cached = sequence.num_cached
-        tells_prompt = sampling.returns_prompt and sequence.choice_index == 0
-        started = SequenceStarted(
-            request_id=request.id,
-            sequence_id=sequence.id,
-            choice_index=sequence.choice_index,
-            ingress=request.ingress,
-            num_prompt_tokens=len(request.prompt),
-            num_cached_tokens=request.num_cached,
-            max_tokens=sequence.limit - len(request.prompt),
-            min_tokens=sampling.min_tokens,
-            stop=sampling.stop,
-            stop_token_ids=sampling.stop_token_ids,
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
-            arrived_s=request.arrived_s,
-            prompt_tail=np.array(request.prompt[-PROMPT_TAIL_TOKENS:], np.int32),
-            logprobs=sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            return_token_ids=sampling.return_token_ids,
-            prompt_token_ids=np.array(request.prompt if tells_prompt else (), np.int32),
-        )
-        self._out.append(ToDetokenizer(request.detokenizer, started))
+        for message in telling.started(request, sequence):
+            self._out.append(ToDetokenizer(request.detokenizer, message))
 
     def _requeue(self, replica: Replica) -> None:
         preempted, replica.preempted = replica.preempted, []
@@ -306,6 +282,10 @@ class Core:
         if replica is None or message.result.scheduler_epoch != self.config.epoch:
             return  # of a replica that was given up, or for another scheduler
         for sequence, _ in replica.take_result(message.result):
+            if sequence.lanes is not None:
+                assert sequence.request.detokenizer is not None
+                for beam in telling.beams(sequence.lanes):
+                    self._out.append(ToDetokenizer(sequence.request.detokenizer, beam))
             self._end(sequence)
 
     def _abort(self, request_id: str) -> None:
@@ -317,8 +297,8 @@ class Core:
             if sequence.state is State.ENDED:
                 continue
             if sequence.started and request.detokenizer is not None:
-                ended = SequenceEnded(sequence_id=sequence.id, reason="abort")
-                self._out.append(ToDetokenizer(request.detokenizer, ended))
+                for ended in telling.aborted(sequence):
+                    self._out.append(ToDetokenizer(request.detokenizer, ended))
             self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
@@ -335,7 +315,9 @@ class Core:
         if sequence.swapped is not None:
             sequence.swapped.replica.tier.forget(sequence)
         sequence.state = State.ENDED
-        del self._sequences[sequence.id]
+        lanes = sequence.lanes
+        for sequence_id in (sequence.id, *(() if lanes is None else lanes.ids + lanes.choice_ids)):
+            del self._sequences[sequence_id]
         request.num_live -= 1
         if request.num_live:
             return
@@ -428,11 +410,12 @@ class Core:
             replica.check_integrity()
             assert not replica.preempted, "preempted sequences were not queued"
         running = chain.from_iterable(replica.running.occupied() for replica in self.replicas.values())
-        places = [sequence.id for sequence in chain(self.waiting, running)]
-        assert sorted(places) == sorted(self._sequences), "a sequence is nowhere, or in two places"
+        heads = {sequence.id for sequence in self._sequences.values()}
+        places = [each.id for each in chain(self.waiting, running) if each is each.head]
+        assert sorted(places) == sorted(heads), "a sequence is nowhere, or in two places"
         living = [each for request in self.requests.values() for each in request.sequences]
         living = [each for each in living if each.state is not State.ENDED]
-        assert sorted(each.id for each in living) == sorted(self._sequences), "requests and sequences differ"
+        assert sorted(each.id for each in living) == sorted(heads), "requests and sequences differ"
         for request in self.requests.values():
             states = [each.state for each in request.sequences]
             assert request.num_live == len(states) - states.count(State.ENDED) > 0, f"request {request.id} is over"

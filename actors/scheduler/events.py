@@ -11,6 +11,7 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
+    SequenceTokens,
     StepPlan,
     StepResult,
     StopSequence,
@@ -114,7 +115,7 @@ class ToReplica:
 @dataclass(frozen=True, slots=True)
 class ToDetokenizer:
     detokenizer: str
-    message: SequenceStarted | SequenceEnded
+    message: SequenceStarted | SequenceEnded | SequenceTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,9 @@ class Landing:
         if arrival.running is not None:
             ended = self._take_landing(result, arrival.running)
             token_ids, indexes, ends = token_ids[arrival.running], indexes[arrival.running], ends[arrival.running]
+        if run.num_beams:  # what a beam has sampled says nothing: its search chooses
+            kept = ~run.beam[slots]
+            slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
         run.take_tokens(slots, token_ids)
         for row in np.flatnonzero(indexes == 0).tolist():
             run.at(slots[row]).produced = True
@@ -142,8 +145,8 @@ class Landing:
         ended = []
         for row in np.flatnonzero(~running).tolist():
             sequence = self._sequences.get(int(result.sequence_ids[row]))
-            if sequence is None:
-                continue  # aborted or stopped meanwhile
+            if sequence is None or sequence.lanes is not None:
+                continue  # aborted or stopped meanwhile; or beams, which do this step again
             sequence.tokens.append(int(result.token_ids[row]))
             sequence.produced = True
             if result.ends[row] != END_NONE:

@@ -35,6 +35,10 @@ class PlanBuilder:
         self._appended_blocks: list[int] = []
         self._entering: list[Sequence] = []
         self._copies: list[tuple[int, int]] = []
+        self._cuts: dict[int, int] = {}
+        self._chosen: dict[int, int] = {}
+        self.rewritten: list[Sequence] = []
+        """Sequences in the batch that take over another's tokens with the next plan."""
         self.swap_out_blocks: list[int] = []
         self.swap_out_hosts: list[int] = []
         self.swap_in_hosts: list[int] = []
@@ -53,6 +57,36 @@ class PlanBuilder:
         if sequence.copied is not None:
             self._copies.append(sequence.copied)
         self._entering.append(sequence)
+
+    def rewrite(self, sequence: Sequence, keep: int) -> None:
+        """The table of a sequence in the batch has changed behind ``keep`` blocks, and a block may be copied."""
+        self.rewritten.append(sequence)
+        if sequence.copied is not None:
+            self._copies.append(sequence.copied)
+        if keep < len(sequence.blocks):
+            self._cuts[sequence.slot] = keep
+            self._appended_slots += [sequence.slot] * (len(sequence.blocks) - keep)
+            self._appended_blocks += sequence.blocks[keep:]
+
+    def choose(self, sequence: Sequence, token_id: int) -> None:
+        """The last token of a sequence in the batch."""
+        self._chosen[sequence.slot] = token_id
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence leaves its slot: what it was to become there is not said any more."""
+        slot = sequence.slot
+        if slot not in self._chosen:
+            return
+        del self._chosen[slot]
+        if sequence not in self.rewritten:
+            return
+        self.rewritten.remove(sequence)
+        self._cuts.pop(slot, None)
+        if sequence.copied is not None:
+            self._copies.remove(sequence.copied)
+        appended = [pair for pair in zip(self._appended_slots, self._appended_blocks, strict=True) if pair[0] != slot]
+        self._appended_slots = [slot for slot, _ in appended]
+        self._appended_blocks = [block for _, block in appended]
 
     def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
         """The plan with these rows, decodes first."""
@@ -80,9 +114,15 @@ class PlanBuilder:
             swap_out_hosts=_ints(self.swap_out_hosts),
             swap_in_hosts=_ints(self.swap_in_hosts),
             swap_in_blocks=_ints(self.swap_in_blocks),
+            cut_slots=_ints(list(self._cuts)),
+            cut_blocks=_ints(list(self._cuts.values())),
+            chosen_slots=_ints(list(self._chosen)),
+            chosen_tokens=_ints(list(self._chosen.values())),
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
         self._copies = []
+        if self._chosen:
+            self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
         return plan
@@ -101,7 +141,9 @@ def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
-    sampling = sequence.request.sampling
+    sampling, end_token_ids = sequence.request.sampling, sequence.request.end_token_ids
+    if sequence.lanes is not None:
+        sampling, end_token_ids = sequence.lanes.sampling, ()
     return NewSequence(
         sequence_id=sequence.id,
         slot=sequence.slot,
@@ -119,7 +161,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         repetition_penalty=sampling.repetition_penalty,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
-        end_token_ids=sequence.request.end_token_ids,
+        end_token_ids=end_token_ids,
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs if sequence.scores_prompt else None,

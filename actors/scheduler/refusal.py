@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request
 from bus.messages import RequestFailed, TokenizedRequest
@@ -24,6 +25,9 @@ def of_message(message: TokenizedRequest) -> RequestFailed | None:
         return _bad(message.request_id, "The prompt is empty.", "prompt")
     if not 1 <= sampling.n <= MAX_SEQUENCES:
         return _bad(message.request_id, f"n is {sampling.n}, it must be from 1 to {MAX_SEQUENCES}.", "n")
+    if sampling.beam_width and not sampling.n <= sampling.beam_width <= MAX_SEQUENCES:
+        text = f"The beam width is {sampling.beam_width}, it must be from n ({sampling.n}) to {MAX_SEQUENCES}."
+        return _bad(message.request_id, text, "best_of")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         return _bad(message.request_id, f"max_tokens is {sampling.max_tokens}, it must be at least 1.", "max_tokens")
     return None
@@ -38,13 +42,19 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     if num_prompt + 1 > longest:
         text = f"The prompt has {num_prompt} tokens, and this model's context holds {longest}, output included."
         return _bad(request.id, text, "prompt")
+    width = request.sampling.beam_width
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
-        if num_prompt <= num_tokens <= replica.pool.num_blocks * replica.block_size:
+        num_blocks = blocks_needed(request, num_tokens, replica.block_size)
+        if num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.running.num_slots:
             return None
+    most = max(replica.running.num_slots for replica in replicas)
+    if width > most:
+        return _bad(request.id, f"A search of {width} beams needs as many slots at once; this server has {most}.", "n")
     largest = max(replica.pool.num_blocks * replica.block_size for replica in replicas)
     text = (
-        f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt}) need more than "
+        f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt})"
+        f"{f', for each of {width} beams,' if width else ''} need more than "
         f"the key-value cache holds ({largest} tokens): ask for fewer tokens, or give the server a larger cache."
     )
     return _bad(request.id, text, "max_tokens")

@@ -13,19 +13,20 @@ from itertools import chain
 
 import numpy as np
 
+from actors.scheduler.allotment import allot_blocks, share_budget
 from actors.scheduler.block_pool import BlockPool
 from actors.scheduler.events import ReplicaJoined
 from actors.scheduler.forking import Fork, fork_of
 from actors.scheduler.landing import Landing
+from actors.scheduler.lanes import Candidates, Lanes, blocks_needed, candidates
 from actors.scheduler.order import JOB
-from actors.scheduler.pacing import Pacer, prefill_of
-from actors.scheduler.plan import InFlight, PlanBuilder, decodes_first
+from actors.scheduler.pacing import Pacer
+from actors.scheduler.plan import InFlight, PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.running import Running, Slots
 from actors.scheduler.sequence import Sequence, State, Swapped
-from actors.scheduler.step_time import Work
 from actors.scheduler.tiers import HostTier
-from bus.messages import Int32Array, StepPlan, StepResult
+from bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free, so that running sequences can grow for a while."""
@@ -78,14 +79,18 @@ class Replica:
         self.landing = Landing(self.running, landed=self.step)
         self.preempted: list[Sequence] = []
         self._bound: dict[int, Sequence] = {}
+        self._searches: dict[int, Lanes] = {}
+        """Of the beams that run here, by the leader's sequence id."""
         self.tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
         self.num_preemptions = self.prefix_queries = self.prefix_hits = 0
 
     # -- admission ----------------------------------------------------------------------------------------------------
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the sequence, alone, could run here to its limit."""
+        """Whether the sequence, with all its beams but alone, could run here to its limit."""
         num_tokens = min(sequence.limit, self.max_model_len) - 1
-        return len(sequence.tokens) <= num_tokens <= self.pool.num_blocks * self.block_size
+        if len(sequence.tokens) > num_tokens or sequence.num_slots > self.running.num_slots:
+            return False
+        return blocks_needed(sequence.request, num_tokens, self.block_size) <= self.pool.num_blocks
 
     def is_open(self, level: int = JOB) -> bool:
         """Whether the next plan has a slot and tokens of budget for one more sequence of this level. For interactive
@@ -105,13 +110,13 @@ class Replica:
     def offer(self, sequence: Sequence) -> Offer | None:
         """The sequence's cached prefix if there are blocks for all of its tokens, besides what running sequences need
         for theirs and a reserve to grow, and a slot; None otherwise. An empty replica always has them."""
-        if not self.running.has_free_slot:
+        if self.running.num_free_slots < sequence.num_slots:
             return None
         num_tokens, size = len(sequence.tokens), self.block_size
         fork = fork_of(sequence, self.running)
         cached, hosts = self._find(sequence) if fork is None else (fork.blocks, [])
         spare = self.pool.num_free - self.pool.num_unheld(cached)
-        needed = -(-num_tokens // size) - len(cached)
+        needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
         if len(self.running):
             spare -= max(1, int(self.pool.num_blocks * WATERMARK))
             # Each sequence lacks blocks for what it is behind and for its next token at most.
@@ -148,11 +153,12 @@ class Replica:
         """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its :meth:`offer`."""
         jobs = [each for each in self.running.occupied() if each.request.level == JOB]
         most = self.pool.num_free + sum(len(each.blocks) for each in jobs)
+        jobs = [each for each in jobs if each is each.head]
         if not jobs or most < -(-len(sequence.tokens) // self.block_size):
             return None
         offer = self.offer(sequence)
         while offer is None and jobs:
-            self._preempt(jobs.pop())
+            self.preempt(jobs.pop())
             offer = self.offer(sequence)
         return offer
 
@@ -179,6 +185,9 @@ class Replica:
         sequence.replica = self
         self.running.enter(sequence, sequence.num_cached)
         self._bound[sequence.slot] = sequence
+        if sequence.lanes is not None:
+            self._bound.update({lane.slot: lane for lane in sequence.lanes.settle(self)})
+            self._searches[sequence.id] = sequence.lanes
         if offer.host_blocks:
             self.tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
         if self.caching and not sequence.looked_up and sequence.leader is None:
@@ -196,103 +205,39 @@ class Replica:
             return None
         if not len(self.running) and not self.builder.freed_slots:
             return None  # the usual case of an idle replica, without arrays
+        for lanes in self._searches.values():
+            if not lanes.is_complete:
+                lanes.follow(self)
         behind = self.tier.hold_back(self.running.behind())
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
         num_decodes = len(slots)
         if num_decodes and int(counts.max()) > 1:
-            slots, counts, num_decodes = self._share_budget(now_s, slots, counts)
+            slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
         if len(slots):
-            slots, counts, num_decodes = self._allot_blocks(slots, counts, num_decodes)
+            slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
         if not len(slots) and (self.in_flight or not self.builder.freed_slots):
             return None
         self.tier.finish_plan(self.step + 1)
         entering = self._enter(slots) if self._bound else []
+        for lane in self.builder.rewritten:
+            self._drop_source(lane)
         self._send_off(slots, counts, num_decodes)
         return self.builder.build(self.step, now_s, num_decodes, slots, counts), entering
 
-    def _share_budget(self, now_s: float, slots: Slots, behind: Int32Array) -> tuple[Slots, Int32Array, int]:
-        """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
-        run, decodes = self.running, slots[behind == 1]
-        budget = self.budget - len(decodes)
-        wanted = dict(zip(slots.tolist(), behind.tolist(), strict=True))
-        others = sorted(slots[behind > 1].tolist(), key=lambda each: run.at(each).key)
-        if self.pacer is not None and len(decodes):
-            work = Work(decodes=len(decodes), decode_context=int(run.computed[decodes].sum()))
-            prefills = [prefill_of(run.at(slot), int(run.computed[slot]), wanted[slot]) for slot in others]
-            amounts = self.pacer.share(now_s, work, prefills, budget)
-        else:
-            amounts = []
-            for slot in others:
-                amounts.append(min(wanted[slot], budget))
-                budget -= amounts[-1]
-        chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
-        rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
-        counts = np.ones(len(rows), np.int32)
-        counts[len(decodes) :] = list(chosen.values())
-        return rows, counts, len(decodes)
-
-    def _allot_blocks(self, slots: Slots, counts: Int32Array, num_decodes: int) -> tuple[Slots, Int32Array, int]:
-        """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
-        run, size = self.running, self.block_size
-        missing = run.computed[slots] + counts
-        missing -= run.capacity[slots]
-        rows = np.flatnonzero(missing > 0)
-        if not len(rows):
-            return slots, counts, num_decodes
-        needed = -(-missing[rows] // size)
-        total = int(needed.sum())
-        if total > self.pool.num_free:
-            return self._contend(slots, counts)
-        blocks = self.pool.allocate(total)
-        short = slots[rows]
-        run.capacity[short] += needed * size
-        start = 0
-        for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
-            self.builder.append(run.at(slot), blocks[start : start + count])
-            start += count
-        return slots, counts, num_decodes
-
-    def _contend(self, slots: Slots, counts: Int32Array) -> tuple[Slots, Int32Array, int]:
-        """Too few blocks: the best sequence takes what it needs, then the next.
-
-        To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any
-        that only waits for its last token). If there are none it keeps its blocks and waits. So the best one always
-        goes on, and there is no deadlock.
-        """
-        run, pool, size = self.running, self.pool, self.block_size
-        wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
-        behind = run.behind()
-        order = run.occupied()
-        victims = [each for each in order if behind[each.slot]] + [each for each in order if not behind[each.slot]]
-        granted: dict[int, int] = {}
-        for sequence in order:
-            slot = sequence.slot
-            if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
-                continue
-            start, have = int(run.computed[slot]), int(run.capacity[slot])
-            while start == have and not pool.num_free and victims[-1] is not sequence:
-                self._preempt(victims.pop())
-            count = min(wanted[slot], have + pool.num_free * size - start)
-            if count <= 0:
-                continue
-            blocks = max(0, -(-(start + count - have) // size))
-            self.builder.append(sequence, pool.allocate(blocks))
-            run.capacity[slot] += blocks * size
-            granted[slot] = count
-        rows = np.fromiter(granted, np.intp, len(granted))
-        amounts = np.fromiter(granted.values(), np.int32, len(granted))
-        is_decode = behind[rows] == 1
-        first = decodes_first(is_decode)
-        return rows[first], amounts[first], int(is_decode.sum())
-
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks away. The tokens are kept, and computed again later unless the host tier keeps their
-        blocks. (One that only waits for its last token will need no blocks any more.)"""
+        blocks. (One that only waits for its last token will need no blocks any more.) Of beams, the leader's are kept:
+        the others go on from what they share with it."""
         slot, run = sequence.slot, self.running
         self.num_preemptions += sequence.entered
-        if sequence.entered and run.computed[slot] < run.last[slot]:
-            self.tier.swap_out(self, sequence, int(run.computed[slot]), int(run.indexed[slot]))
+        num_computed = int(run.computed[slot])
+        if sequence.lanes is not None:  # the last token's step is done again, for its candidates
+            num_computed = min(num_computed, int(run.known[slot]) - 1)
+            if sequence.copied is not None:
+                num_computed -= num_computed % self.block_size  # the rest is not copied yet
+        if sequence.entered and 0 < num_computed < run.last[slot]:
+            self.tier.swap_out(self, sequence, num_computed, int(run.indexed[slot]))
         self.remove(sequence)
         self.landing.add(sequence, self)
         self.preempted.append(sequence)
@@ -334,11 +279,22 @@ class Replica:
         if result.step <= self.landing.landed:
             return []  # a repeat
         arrival = self.landing.match(self.in_flight[0] if self.in_flight else None, result)
+        found = candidates(self, arrival, result) if self._searches else []
         self.tier.copied_step = max(self.tier.copied_step, min(result.copied_step, result.step))
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
         self.landing.confirm(self.in_flight.popleft(), self._list_blocks if self.caching else None)
-        return self.landing.take(arrival, result)
+        return self.landing.take(arrival, result) + self._advance_beams(found)
+
+    def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
+        """Make the choices whose last candidates these are; returns the leaders whose searches are over."""
+        over = []
+        for each in found:
+            lanes = each.lane.lanes
+            assert lanes is not None
+            if lanes.give(each.lane.choice_index, each.top_ids, each.top_bits) and lanes.advance(self):
+                over.append((lanes.leader, END_LENGTH))
+        return over
 
     def _list_blocks(self, slots: Slots) -> None:
         """List the blocks that have become full of confirmed tokens."""
@@ -354,13 +310,25 @@ class Replica:
 
     # -- leaving ------------------------------------------------------------------------------------------------------
     def remove(self, sequence: Sequence) -> None:
-        """The sequence gives up slot and blocks. Its state is the caller's to set."""
+        """The sequence gives up slot and blocks, its beams too. Its state is the caller's to set."""
+        if sequence.lanes is not None:
+            last_steps = [int(self.running.planned[lane.slot]) for lane in sequence.lanes.members]
+            for lane in sequence.lanes.members:
+                self._vacate(lane)
+            sequence.last_step = max(last_steps)
+            sequence.lanes.disband()
+            del self._searches[sequence.id]
+        else:
+            self._vacate(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
         if sequence.entered:
             self.builder.freed_slots.append(sequence.slot)
+            self.builder.forget(sequence)
         else:
             del self._bound[sequence.slot]
             self.tier.cancel(sequence.slot)
-            self._drop_source(sequence)
+        self._drop_source(sequence)
         self.running.leave(sequence)
         self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []
@@ -374,7 +342,7 @@ class Replica:
 
     def take_back(self) -> list[Sequence]:
         """Sequences that have a slot but were never started: they give it up."""
-        sequences = [sequence for sequence in self._bound.values() if not sequence.started]
+        sequences = [sequence for sequence in self._bound.values() if not sequence.started]  # no lane but the leader
         for sequence in sequences:
             self.remove(sequence)
             sequence.state = State.WAITING
@@ -383,7 +351,7 @@ class Replica:
     def give_up(self) -> list[Sequence]:
         """The replica is gone: all its sequences, with the tokens that are known, ready to run elsewhere. Those that
         were landing are not among them (they are queued already)."""
-        sequences = self.running.occupied()
+        sequences = [sequence for sequence in self.running.occupied() if sequence is sequence.head]
         for sequence in sequences:
             self.remove(sequence)
             sequence.state = State.WAITING
@@ -409,6 +377,9 @@ class Replica:
         assert len(self.in_flight) <= self.depth
         assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
         self.landing.check_integrity()
+        assert sum(lanes.width for lanes in self._searches.values()) == self.running.num_beams
+        for lanes in self._searches.values():
+            lanes.check_integrity(self)
         for sequence in sequences:
             listed = int(self.running.indexed[sequence.slot])
             assert len(sequence.hashes) >= listed or not self.caching

@@ -11,6 +11,8 @@ differ only in how far ``computed`` is behind ``total``. Positions of a sequence
 
 The last token is never computed (it would only be needed for a token beyond the limit), so a sequence is behind by
 ``min(total, limit - 1) - computed`` tokens. Values are int32; empty slots hold 0 everywhere and are behind by nothing.
+
+A beam that has sampled is *held*, and behind by nothing, until its search has chosen what it becomes.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ class Running:
         self.capacity = np.zeros(num_slots, np.int32)
         self.planned = np.zeros(num_slots, np.int32)
         self.job = np.zeros(num_slots, np.bool_)
+        self.beam = np.zeros(num_slots, np.bool_)
+        self.held = np.zeros(num_slots, np.bool_)
+        self.num_beams = 0
         self.tail = np.zeros((num_slots, block_size), np.int32)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._backlogs: dict[int, int] = {}
@@ -55,6 +60,10 @@ class Running:
         return self.num_slots - len(self._free)
 
     @property
+    def num_free_slots(self) -> int:
+        return len(self._free)
+
+    @property
     def has_free_slot(self) -> bool:
         return bool(self._free)
 
@@ -62,6 +71,8 @@ class Running:
         """How many tokens each slot can still compute, without what is planned already [num_slots]."""
         tokens = np.minimum(self.total, self.last)
         tokens -= self.computed
+        if self.num_beams:
+            tokens[self.held] = 0
         return tokens
 
     def backlog(self, level: int) -> int:
@@ -93,21 +104,26 @@ class Running:
     def enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
         """Give the sequence the lowest free slot. Its ``blocks`` hold ``num_cached_tokens`` computed tokens."""
         slot = heappop(self._free)
-        self._backlogs.clear()
-        size = self.block_size
-        num_tokens = len(sequence.tokens)
         self.ids[slot] = sequence.id
         self.prompt[slot] = len(sequence.request.prompt)
-        self.known[slot] = self.total[slot] = num_tokens
         self.last[slot] = sequence.limit - 1
-        self.computed[slot] = self.confirmed[slot] = num_cached_tokens
-        self.indexed[slot] = num_cached_tokens // size
-        self.capacity[slot] = len(sequence.blocks) * size
         self.planned[slot] = 0
         self.job[slot] = sequence.request.level == JOB
+        self.beam[slot] = sequence.lanes is not None
+        self.num_beams += sequence.lanes is not None
         self.sequences[slot] = sequence
         sequence.slot = slot
         sequence.state = State.RUNNING
+        self.place(sequence, num_cached_tokens)
+
+    def place(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """The sequence in a slot has these ``tokens`` now, and ``blocks`` with so many of them computed."""
+        slot, size = sequence.slot, self.block_size
+        self._backlogs.clear()
+        self.known[slot] = self.total[slot] = len(sequence.tokens)
+        self.computed[slot] = self.confirmed[slot] = num_cached_tokens
+        self.indexed[slot] = num_cached_tokens // size
+        self.capacity[slot] = len(sequence.blocks) * size
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the sequence's slot; its known tokens are all in ``sequence.tokens`` afterwards."""
@@ -119,7 +135,9 @@ class Running:
             column[slot] = 0
         for column in (self.confirmed, self.indexed, self.capacity, self.planned):
             column[slot] = 0
-        self.job[slot] = False
+        self.num_beams -= int(self.beam[slot])
+        for flag in (self.job, self.beam, self.held):
+            flag[slot] = False
         self.sequences[slot] = None
         sequence.slot = -1
         heappush(self._free, slot)
@@ -142,6 +160,8 @@ class Running:
         self.computed[slots] = computed
         self.total[slots] = total + samples
         self.planned[slots] = step
+        if self.num_beams:
+            self.held[slots] = self.beam[slots] & samples
         return samples
 
     def take_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
@@ -154,6 +174,13 @@ class Running:
         for slot in slots[known % size == 0].tolist():
             self.flush(slot)
 
+    def choose_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
+        """The next token of each beam [beams] is known: they are held no longer."""
+        self._backlogs.clear()
+        self.take_tokens(slots, token_ids)
+        self.total[slots] = self.known[slots]
+        self.held[slots] = False
+
     def check_integrity(self) -> None:
         """Arrays, sequences and free slots agree.
 
@@ -163,6 +190,8 @@ class Running:
         assert sorted(self._free) == [slot for slot, each in enumerate(self.sequences) if each is None]
         assert (self.ids[self._free] == 0).all()
         assert (self.behind()[self._free] == 0).all()
+        assert self.num_beams == int(self.beam.sum()), "beams are counted wrongly"
+        assert not (self.held & ~self.beam).any(), "a sequence is held that is no beam"
         kept, self._backlogs = self._backlogs, {}
         assert all(self.backlog(level) == tokens for level, tokens in kept.items()), "a backlog is out of date"
         for slot, sequence in enumerate(self.sequences):
@@ -172,6 +201,7 @@ class Running:
             assert sequence.slot == slot, f"{who} believes to be elsewhere"
             assert sequence.state is State.RUNNING, f"{who} is {sequence.state}"
             assert self.ids[slot] == sequence.id, f"{who}: wrong id"
+            assert self.beam[slot] == (sequence.lanes is not None), f"{who}: wrongly a beam"
             assert self.job[slot] == (sequence.request.level == JOB), f"{who}: wrong level"
             assert self.capacity[slot] == len(sequence.blocks) * self.block_size, f"{who}: wrong capacity"
             assert self.confirmed[slot] <= self.computed[slot] <= self.total[slot], f"{who}: computed too much"

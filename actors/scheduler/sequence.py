@@ -13,6 +13,7 @@ from actors.scheduler.order import INTERACTIVE, JOB, Key, Order
 from bus.messages import SamplingParams, TokenizedRequest
 
 if TYPE_CHECKING:
+    from actors.scheduler.lanes import Lanes
     from actors.scheduler.replica import Replica
 
 
@@ -68,7 +69,8 @@ class Sequence:
     :class:`~actors.scheduler.running.Running` only. ``hashes[i]`` is the hash of full block i, as far as they have been
     computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
     number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
-    takes over as it enters, held until then, and the block of its own that gets it.
+    takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
+    ``lanes``: of a beam search, the beams that it is one of.
     """
 
     id: int
@@ -92,6 +94,17 @@ class Sequence:
     looked_up: bool = False
     copied: tuple[int, int] | None = None
     swapped: Swapped | None = None
+    lanes: Lanes | None = None
+
+    @property
+    def head(self) -> Sequence:
+        """The sequence that waits, is admitted, preempted and ended for all beams of its search; or itself."""
+        return self if self.lanes is None else self.lanes.leader
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots it takes, with all its beams."""
+        return 1 if self.lanes is None else self.lanes.width
 
     @property
     def key(self) -> Key:

@@ -27,6 +27,7 @@ from bus.messages import (
     NewSequence,
     SequenceEnded,
     SequenceStarted,
+    SequenceTokens,
     StepPlan,
     StepResult,
     TokenizedRequest,
@@ -89,6 +90,10 @@ class Recording:
                 self._start(started)
             case SequenceEnded() as ended:
                 self._end(ended.sequence_id)
+            case SequenceTokens(sequence_id=sequence_id) as spoken:  # a beam: no result names it
+                if sequence_id in self._sequences:
+                    self._sequences[sequence_id].num_output = len(spoken.token_ids)
+                self._end(sequence_id)
             case StepPlan() as plan:
                 self._plan(self._replica(entry.stream, self._names.steps("")), plan)
             case StepResult() as result:

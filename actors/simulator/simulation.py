@@ -27,7 +27,7 @@ from actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
-from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
+from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, SequenceTokens, StepPlan, StepResult
 
 NEVER_S = float("inf")
 COUNTS = ("prefix_queries", "prefix_hits", "num_preemptions")
@@ -53,6 +53,9 @@ class Observer:
 
     def ended(self, at_s: float, ended: SequenceEnded) -> None:
         """The scheduler ended a sequence that had been started."""
+
+    def spoken(self, at_s: float, spoken: SequenceTokens) -> None:
+        """A beam search is over, and this is one of its choices."""
 
     def failed(self, at_s: float, failed: RequestFailed) -> None:
         """A request was answered with an error."""
@@ -217,6 +220,8 @@ class Simulation:
                 self.observer.started(at_s, started)
             case ToDetokenizer(_, SequenceEnded() as ended):
                 self.observer.ended(at_s, ended)
+            case ToDetokenizer(_, SequenceTokens() as spoken):
+                self.observer.spoken(at_s, spoken)
             case ToIngress(_, failed):
                 self.observer.failed(at_s, failed)
             case Note():

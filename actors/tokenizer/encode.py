@@ -19,6 +19,9 @@ from bus.messages import GenerateRequest, Int32Array, RequestFailed, SamplingPar
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
 MAX_BAD_WORD_TOKENS = 1024
 """Of all bad words of a request together, as written without a space in front."""
+SPARE_CANDIDATES = 32
+"""Tokens that a vocabulary must have beyond the beams and end tokens of a search: the model's own end tokens, what is
+reported."""
 INTERNAL = "The prompt could not be tokenized; the server's log has the request id."
 
 
@@ -187,6 +190,9 @@ class Encoder:
             raise Refusal(
                 f"min_tokens is {resolved.min_tokens}, but only {resolved.max_tokens} tokens fit", param="min_tokens"
             )
+        needed = sampling.beam_width + len(sampling.stop_token_ids) + SPARE_CANDIDATES
+        if sampling.beam_width and needed > self._limits.vocab_size:
+            raise Refusal(f"n: a vocabulary of {self._limits.vocab_size} is too small for so many beams", param="n")
         if sampling.bad_words:
             resolved = replace(resolved, bad_words_token_ids=self._bad_words(sampling.bad_words))
         for name, ids in (

@@ -200,3 +200,39 @@ async def test_chat_refusals(serve, http):
         async with http.post(f"{served.url}/v1/chat/completions", json=question) as response:
             assert response.status == 400
             assert (await response.json())["error"]["param"] == param
+
+
+async def test_no_log_probabilities_of_chosen_ids_or_of_all(serve, http):
+    """Both routes say what there is instead."""
+    served = await serve()
+    prompt, question = {"prompt": "a"}, {"messages": [{"role": "user", "content": "x"}]}
+    for path, body, field, words in (
+        ("completions", prompt, {"logprobs": -1}, "whole vocabulary"),
+        ("completions", prompt, {"prompt_logprobs": -1}, "whole vocabulary"),
+        ("completions", prompt, {"logprob_token_ids": [5]}, "most likely tokens"),
+        ("chat/completions", question, {"prompt_logprobs": -1}, "whole vocabulary"),
+        ("chat/completions", question, {"logprob_token_ids": [5]}, "most likely tokens"),
+    ):
+        async with http.post(f"{served.url}/v1/{path}", json={**body, **field}) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        assert error["param"] == next(iter(field))
+        assert words in error["message"]
+
+
+async def test_chat_echo(serve, http):
+    """An assistant's message that is continued is told whole, streamed or not; a user's is not."""
+    served = await serve()
+    started = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True, "max_tokens": 2, "echo": True}
+    url = f"{served.url}/v1/chat/completions"
+    async with http.post(url, json={"messages": started, **options}) as response:
+        (choice,) = (await response.json())["choices"]
+    async with http.post(url, json={"messages": started, "stream": True, **options}) as response:
+        chunks = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: {")]
+    async with http.post(url, json={"messages": started[:1], "max_tokens": 2, "echo": True}) as response:
+        (other,) = (await response.json())["choices"]
+
+    assert choice["message"]["content"] == "Well," + other["message"]["content"]
+    deltas = [part["delta"].get("content", "") for chunk in chunks for part in chunk["choices"]]
+    assert "".join(deltas) == choice["message"]["content"]

@@ -54,7 +54,8 @@ def test_null_means_default():
         "model", "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
         "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias",
         "stream", "stream_options", "user", "logprobs", "echo", "suffix", "best_of", "tools", "response_format",
-        "priority", "cache_salt", "truncate_prompt_tokens", "add_special_tokens",
+        "priority", "cache_salt", "truncate_prompt_tokens", "add_special_tokens", "use_beam_search", "length_penalty",
+        "early_stopping", "logprob_token_ids", "prompt_logprobs", "bad_words", "allowed_token_ids", "return_token_ids",
     ]  # fmt: skip
 
     assert completion(**dict.fromkeys(set(fields) - {"tools"})) == completion()
@@ -123,7 +124,7 @@ def test_bad_values(name, value):
 UNSUPPORTED = [
     ("suffix", "x"),
     ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}), ("guided_json", {}),
-    ("use_beam_search", True), ("prompt_embeds", "x"),
+    ("prompt_embeds", "x"),
 ]  # fmt: skip
 
 
@@ -140,7 +141,7 @@ UNSUPPORTED_CHAT = [
     ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
     ("parallel_tool_calls", False), ("functions", [{}]),
     ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("reasoning_effort", "low"), ("prediction", {}),
-    ("chat_template", "{{ 1 }}"), ("documents", [{}]), ("web_search_options", {}), ("echo", True),
+    ("chat_template", "{{ 1 }}"), ("documents", [{}]), ("web_search_options", {}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
 ]  # fmt: skip
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.scheduler.beams import BeamSearch
 from actors.scheduler.events import ReplicaJoined
-from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, StepPlan, StepResult
+from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingParams, StepPlan, StepResult
 
 VOCAB = 40
 UNWRITTEN = 0
@@ -29,6 +30,47 @@ def chain(parent: int, token: int) -> int:
 
 def next_token(prefix: int) -> int:
     return (prefix >> 20) % VOCAB
+
+
+PAST: dict[int, tuple[int, int]] = {}
+"""Of every hash of a prefix: the hash without its last token, and that token. A beam's past is read from here."""
+
+
+def remember(parent: int, token: int) -> int:
+    """:func:`chain`, noted in ``PAST``."""
+    prefix = chain(parent, token)
+    PAST[prefix] = parent, token
+    return prefix
+
+
+def candidates(prefix: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The most likely next tokens [count] and their log probabilities' bits; all of them are different."""
+    logits = np.array([chain(prefix, token + 1000) % 10007 / 2000 + token / 10**6 for token in range(VOCAB)])
+    logprobs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+    top = np.argsort(-logprobs, kind="stable")[:count].astype(np.int32)
+    return top, logprobs[top].view(np.int32)
+
+
+def expected_beams(
+    prompt: Iterable[int], max_tokens: int, end_ids: Iterable[int], sampling: SamplingParams
+) -> list[list[int]]:
+    """The choices of a beam search over the fake model, run alone."""
+    search = BeamSearch(
+        sampling.beam_width, max_tokens, tuple(end_ids), min_tokens=sampling.min_tokens,
+        length_penalty=sampling.length_penalty, early_stopping=sampling.early_stopping,
+    )  # fmt: skip
+    start = 0
+    for token in prompt:
+        start = chain(start, token)
+    while not search.done:
+        rows = []
+        for beam in search.running().tolist():
+            prefix = start
+            for token in beam:
+                prefix = chain(prefix, token)
+            rows.append(candidates(prefix, search.num_candidates))
+        search.choose(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
+    return [each.tokens.tolist() for each in search.best(sampling.n)]
 
 
 def expected_tokens(
@@ -53,6 +95,7 @@ class Slot:
     blocks: list[int]
     computed: int
     prefixes: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -122,13 +165,16 @@ class FakeExecutor:
             assert (self.cache[block] != UNWRITTEN).any(), f"device block {block} is copied out but was never written"
             self.host[host] = self.cache[block]
         self.num_copied[0] += len(pairs)
+        cuts = dict(zip(plan.cut_slots.tolist(), plan.cut_blocks.tolist(), strict=True))
         pairs = list(zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True))
         for host, block in pairs:
             assert 0 <= block < self.num_blocks
             assert 0 <= host < self.num_host_blocks
             assert (self.host[host] != UNWRITTEN).any(), f"host block {host} is copied in but was never written"
             assert not any(
-                block in slot.blocks for number, slot in self.slots.items() if number not in plan.freed_slots
+                block in slot.blocks[: cuts.get(number)]
+                for number, slot in self.slots.items()
+                if number not in plan.freed_slots
             )
             self.cache[block] = self.host[host]
         self.num_copied[1] += len(pairs)
@@ -144,10 +190,30 @@ class FakeExecutor:
             del tokens[: new.num_tokens], blocks[: new.num_blocks]
         assert not tokens
         assert not blocks
+        for slot, keep in zip(plan.cut_slots.tolist(), plan.cut_blocks.tolist(), strict=True):
+            assert 0 <= keep < len(self.slots[slot].blocks)
+            del self.slots[slot].blocks[keep:]
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             assert 0 <= block < self.num_blocks
             self.slots[slot].blocks.append(block)
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
+        for slot, token in zip(plan.chosen_slots.tolist(), plan.chosen_tokens.tolist(), strict=True):
+            self._choose(self.slots[slot], token)
+
+    def _choose(self, state: Slot, token: int) -> None:
+        """The slot's table may be another beam's: its past is what the cache holds."""
+        assert state.computed == len(state.tokens) - 1, "a token is chosen that was not the last"
+        last = state.computed - 1
+        prefix = int(self.cache[state.blocks[last // self.block_size], last % self.block_size])
+        state.tokens, state.prefixes = [token], [remember(prefix, token)]
+        for _ in range(state.computed):
+            state.prefixes.append(prefix)
+            prefix, earlier = PAST[prefix]
+            state.tokens.append(earlier)
+        assert prefix == 0, "the cache holds the end of another sequence"
+        state.tokens.reverse()
+        state.prefixes.reverse()
+        assert state.tokens[: len(state.prompt)] == state.prompt, "a beam of another request"
 
     def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int]) -> None:
         assert 0 <= new.slot < self.max_num_seqs
@@ -160,8 +226,9 @@ class FakeExecutor:
         slot = Slot(new, tokens, blocks, new.num_computed_tokens)
         prefix = 0
         for token in tokens:
-            prefix = chain(prefix, token)
+            prefix = remember(prefix, token)
             slot.prefixes.append(prefix)
+        slot.prompt = tokens[: new.num_prompt_tokens]
         self.slots[new.slot] = slot
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -199,6 +266,7 @@ class FakeExecutor:
 
     def _sample(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []
+        tops: list[tuple[int, np.ndarray, np.ndarray]] = []
         for slot in plan.slots.tolist():
             state, new = self.slots[slot], self.slots[slot].new
             if state.computed < len(state.tokens):
@@ -206,7 +274,7 @@ class FakeExecutor:
             token = next_token(state.prefixes[-1])
             index = len(state.tokens) - new.num_prompt_tokens
             state.tokens.append(token)
-            state.prefixes.append(chain(state.prefixes[-1], token))
+            state.prefixes.append(remember(state.prefixes[-1], token))
             if new.sequence_id in self.ended:
                 continue
             end = END_NONE
@@ -216,6 +284,8 @@ class FakeExecutor:
                 end = END_LENGTH
             if end != END_NONE:
                 self.ended.add(new.sequence_id)
+            if new.logprobs is not None:
+                tops.append((len(rows), *candidates(state.prefixes[-2], new.logprobs)))
             rows.append((new.sequence_id, token, index, end))
         self.num_computed += int(plan.num_scheduled.sum())
         columns = np.array(rows, np.int32).reshape(-1, 4).T
@@ -231,4 +301,9 @@ class FakeExecutor:
             token_indexes=columns[2],
             ends=columns[3],
             copied_step=max(0, plan.step - self.copy_lag),
+            logprob_rows=np.array([row for row, _, _ in tops], np.int32),
+            logprob_bits=np.array([bits[0] for _, _, bits in tops], np.int32),
+            top_counts=np.array([len(ids) for _, ids, _ in tops], np.int32),
+            top_ids=np.concatenate([ids for _, ids, _ in tops]) if tops else np.empty(0, np.int32),
+            top_bits=np.concatenate([bits for _, _, bits in tops]) if tops else np.empty(0, np.int32),
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from world import World, request
+from world import World, fits, request
 
 from actors.scheduler.events import ReplicaSuspended
 from bus.messages import AbortRequest, TokenizedRequest
@@ -77,6 +78,7 @@ class Schedules(RuleBasedStateMachine):
         prompt: list[int],
         max_tokens: int,
         n: int,
+        beams: tuple[int, float, bool | Literal["never"]],
         priority: int,
         is_job: bool,
         stop_at: int | None,
@@ -84,13 +86,17 @@ class Schedules(RuleBasedStateMachine):
     ) -> TokenizedRequest:
         name = f"r{self.num_requests}"
         self.num_requests += 1
-        if stop_at is not None:
+        width, length_penalty, early_stopping = beams
+        if stop_at is not None and not width:
             self.world.stop_at[name, 0] = stop_at
         made = request(
             name,
             prompt,
             max_tokens=min(max_tokens, MAX_MODEL_LEN - len(prompt)),
-            n=n,
+            n=min(n, width or n),
+            beam_width=width,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
             priority=priority,
             stop_token_ids=ends,
             min_tokens=3 if ends else 0,
@@ -103,6 +109,9 @@ class Schedules(RuleBasedStateMachine):
             prompts(),
             st.integers(1, 40),
             st.sampled_from([1, 1, 1, 2, 3]),
+            st.sampled_from(
+                [(0, 1.0, False)] * 4 + [(2, 1.0, False), (3, 0.0, True), (4, 2.0, "never"), (1, 1.0, False)]
+            ),
             st.sampled_from([0, 0, 0, 1, -1]),
             st.sampled_from([False, False, True]),
             st.none() | st.integers(0, 12),
@@ -113,7 +122,7 @@ class Schedules(RuleBasedStateMachine):
     )
 
     @rule(arriving=requests)
-    def arrive(self, arriving: list[tuple[list[int], int, int, int, bool, int | None, tuple[int, ...]]]) -> None:
+    def arrive(self, arriving: list[tuple[Any, ...]]) -> None:
         self.world.send(*(self.make(*each) for each in arriving))
 
     @precondition(lambda self: any(executor.queue for executor in self.world.executors.values()))
@@ -168,8 +177,7 @@ class Schedules(RuleBasedStateMachine):
         self.world.run()
         for failure in self.world.failed.values():
             sent = self.world.requests[failure.request_id]
-            needed = len(sent.prompt_token_ids) + (sent.sampling.max_tokens or 0) - 1
-            assert needed > self.options["num_blocks"] * 4
+            assert not fits(sent, self.options["num_blocks"], self.options["max_num_seqs"])
         self.world.check_end()
 
 

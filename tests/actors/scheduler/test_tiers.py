@@ -122,7 +122,7 @@ def test_steps_that_others_can_fill_do_not_wait_for_a_load() -> None:
     for _ in range(6):
         world.step()
     (victim,) = (each for each in replica(world).running.occupied() if each.request.id == "b")
-    replica(world)._preempt(victim)
+    replica(world).preempt(victim)
     world.core._requeue(replica(world))
     while not executor.num_copied[1]:
         world.step()
@@ -153,7 +153,7 @@ def test_what_is_left_on_the_device_is_not_loaded() -> None:
     for _ in range(4):
         world.step()
     (victim,) = replica(world).running.occupied()
-    replica(world)._preempt(victim)
+    replica(world).preempt(victim)
     world.core._requeue(replica(world))
     world.run()
 

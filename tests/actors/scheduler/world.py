@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fake_executor import FakeExecutor, expected_tokens
+from fake_executor import FakeExecutor, expected_beams, expected_tokens
 
 from actors.block_hash import hash_blocks, hashes_to_array
 from actors.scheduler.core import Core, CoreConfig
@@ -30,6 +30,7 @@ from bus.messages import (
     SamplingParams,
     SequenceEnded,
     SequenceStarted,
+    SequenceTokens,
     StepPlan,
     StepResult,
     StopSequence,
@@ -50,6 +51,14 @@ def request(
         prompt_token_ids=tokens,
         block_hashes=hashes_to_array(hash_blocks(tokens, block_size)),
     )
+
+
+def fits(sent: TokenizedRequest, num_blocks: int, max_num_seqs: int, block_size: int = 4) -> bool:
+    """Whether an executor of this size could serve the request alone."""
+    sampling = sent.sampling
+    num_tokens = len(sent.prompt_token_ids) + (sampling.max_tokens or 0) - 1
+    shared, width = len(sent.prompt_token_ids) // block_size, max(1, sampling.beam_width)
+    return shared + width * (-(-num_tokens // block_size) - shared) <= num_blocks and width <= max_num_seqs
 
 
 @dataclass
@@ -136,12 +145,18 @@ class World:
         match output:
             case ToReplica(replica, plan):
                 for new in plan.new_sequences:
-                    assert new.sequence_id in self.heard, "a plan came before its SequenceStarted"
+                    lanes = self.core._sequences[new.sequence_id].lanes
+                    told = (new.sequence_id,) if lanes is None else lanes.choice_ids
+                    assert self.heard.keys() >= set(told), "a plan came before its SequenceStarted"
                 self.plans.append((replica, plan))
                 self.executors[replica].submit(plan)
             case ToDetokenizer("text", SequenceStarted() as started):
                 assert started.sequence_id not in self.heard, "started twice"
                 self.heard[started.sequence_id] = Heard(started)
+            case ToDetokenizer("text", SequenceTokens() as spoken):
+                heard = self.heard[spoken.sequence_id]
+                assert not heard.ends, "ended twice"
+                heard.tokens, heard.ends = spoken.token_ids.tolist(), 1
             case ToDetokenizer("text", SequenceEnded() as ended):
                 heard = self.heard[ended.sequence_id]
                 assert not heard.aborted, "ended twice"
@@ -158,6 +173,8 @@ class World:
         stops = []
         columns = (result.sequence_ids, result.token_ids, result.token_indexes, result.ends)
         for sequence_id, token, index, end in zip(*(column.tolist() for column in columns), strict=True):
+            if sequence_id not in self.heard:
+                continue  # a lane of a beam search
             heard = self.heard[sequence_id]
             if heard.stopped or heard.aborted:
                 continue
@@ -195,11 +212,18 @@ class World:
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
             assert self.core.replicas[executor.name].tier.num_held == 0, "host blocks are left"
+        assert not self.core._sequences, "ids are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:
         name, sampling = sent.request_id, sent.sampling
         ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self.config.eos_token_ids)
         max_tokens = heard.started.max_tokens
+        if sampling.beam_width:
+            expected = expected_beams(sent.prompt_token_ids.tolist(), max_tokens, ends, sampling)
+            assert heard.aborted + heard.ends == 1, f"{name} has no end"
+            assert heard.aborted <= (name in self.aborted)
+            assert heard.tokens == ([] if heard.aborted else expected[heard.started.choice_index]), name
+            return
         expected = expected_tokens(sent.prompt_token_ids.tolist(), max_tokens, ends, sampling.min_tokens)
         if name in self.aborted:
             assert heard.tokens == expected[: len(heard.tokens)], name

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from fake_executor import FakeExecutor
-from world import World, request
+from world import World, fits, request
 
 from actors.scheduler.core import CoreConfig
 from actors.scheduler.events import Note, ReplicaJoined, ReplicaSuspended, ToDetokenizer, ToIngress
@@ -18,6 +18,7 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
+    SequenceTokens,
     StepPlan,
     StepResult,
     TokenizedRequest,
@@ -63,6 +64,9 @@ class Listener(Observer):
 
     def ended(self, at_s: float, ended: SequenceEnded) -> None:
         self.world._receive(ToDetokenizer("text", ended))
+
+    def spoken(self, at_s: float, spoken: SequenceTokens) -> None:
+        self.world._receive(ToDetokenizer("text", spoken))
 
     def failed(self, at_s: float, failed: RequestFailed) -> None:
         self.world._receive(ToIngress("web", failed))
@@ -141,13 +145,17 @@ class Schedule:
         rng = self.rng
         prompt = rng.choice(FAMILIES)[: rng.randint(1, 24)] + [rng.randrange(40) for _ in range(rng.randint(0, 3))]
         ends: tuple[int, ...] = rng.choice([(), (), (4, 8, 15, 16, 23)])
-        if rng.random() < 0.15:
+        width = rng.choice([0, 0, 0, 0, 1, 2, 3, 4])
+        if rng.random() < 0.15 and not width:
             self.world.stop_at[name, 0] = rng.randint(0, 8)
         made = request(
             name,
             prompt,
             max_tokens=rng.randint(1, min(20, MAX_MODEL_LEN - len(prompt))),
-            n=rng.choice([1, 1, 1, 2, 3]),
+            n=min(rng.choice([1, 1, 1, 2, 3]), width or 3),
+            beam_width=width,
+            length_penalty=rng.choice([1.0, 0.0, 2.0]),
+            early_stopping=rng.choice([False, False, True, "never"]),
             priority=rng.choice([0, 0, 0, 1, -1]),
             stop_token_ids=ends,
             min_tokens=3 if ends else 0,
@@ -194,8 +202,8 @@ def run_schedule(seed: int, mode: str = "auto") -> Schedule:
     simulation.run()
     for failure in world.failed.values():
         sent = world.requests[failure.request_id]
-        needed = len(sent.prompt_token_ids) + (sent.sampling.max_tokens or 0) - 1
-        assert needed > schedule.options["num_blocks"] * BLOCK_SIZE, f"refused for no reason: {failure}"
+        slots = min(schedule.options["max_num_seqs"], schedule.options["budget"])
+        assert not fits(sent, schedule.options["num_blocks"], slots), f"refused for no reason: {failure}"
     world.executors = {name: member.executor.fake for name, member in simulation.members.items()}  # type: ignore[attr-defined]
     world.check_end()
     return schedule

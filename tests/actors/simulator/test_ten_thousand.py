@@ -30,6 +30,7 @@ def run(seed: int) -> Counter[str]:
     seen = Counter(preemptions=core.num_preemptions, aborts=len(world.aborted), steps=schedule.simulation.num_steps)
     seen.update(note.event for note in world.notes)
     seen["forks"] = sum(sent.sampling.n > 1 for sent in world.requests.values())
+    seen["beams"] = sum(sent.sampling.beam_width > 1 for sent in world.requests.values())
     seen["stops"] = sum(heard.stopped for heard in world.heard.values())
     seen["swaps"] = schedule.simulation.swapped_in
     seen["hits"] = schedule.simulation.totals()["prefix_hits"]
@@ -48,5 +49,15 @@ def test_random_schedules(part: int) -> None:
     for seed in range(FIRST_SEED + part * count, FIRST_SEED + (part + 1) * count):
         seen.update(run(seed))
     if count >= 200:  # and it did happen
-        for what in ("preemptions", "aborts", "forks", "stops", "hits", "swaps", "replica left", "replica joined"):
+        for what in (
+            "preemptions",
+            "aborts",
+            "forks",
+            "beams",
+            "stops",
+            "hits",
+            "swaps",
+            "replica left",
+            "replica joined",
+        ):
             assert seen[what] > count / 20, f"too few {what}: {seen}"

@@ -252,6 +252,14 @@ def test_token_ids_in_sampling_parameters_are_checked() -> None:
     assert refusal([1], sampling=SamplingParams(max_tokens=1, logit_bias={-1: 1.0}))[2] == "logit_bias"
 
 
+def test_a_vocabulary_must_have_room_for_a_searchs_candidates() -> None:
+    """Each beam reports as many tokens as there are beams and end tokens."""
+    fields: dict[str, Any] = {"max_tokens": 1, "n": 2, "stop_token_ids": (1, 2, 3)}
+    width = LIMITS.vocab_size - 35
+    assert ids([1], sampling=SamplingParams(beam_width=width, **fields)) == [1]
+    assert refusal([1], sampling=SamplingParams(beam_width=width + 1, **fields))[2] == "n"
+
+
 def test_block_hashes_cover_full_blocks_and_depend_on_the_salt() -> None:
     """The hashes are those the scheduler computes."""
     prompt = list(range(1, 41))

@@ -1,0 +1,97 @@
+"""Who computes how much in a step, and the blocks for it."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.scheduler.pacing import prefill_of
+from actors.scheduler.plan import decodes_first
+from actors.scheduler.running import Slots
+from actors.scheduler.step_time import Work
+from bus.messages import Int32Array
+
+if TYPE_CHECKING:
+    from actors.scheduler.replica import Replica
+
+
+def share_budget(replica: Replica, now_s: float, slots: Slots, behind: Int32Array) -> tuple[Slots, Int32Array, int]:
+    """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
+    run, decodes = replica.running, slots[behind == 1]
+    budget = replica.budget - len(decodes)
+    wanted = dict(zip(slots.tolist(), behind.tolist(), strict=True))
+    others = sorted(slots[behind > 1].tolist(), key=lambda each: run.at(each).key)
+    if replica.pacer is not None and len(decodes):
+        work = Work(decodes=len(decodes), decode_context=int(run.computed[decodes].sum()))
+        prefills = [prefill_of(run.at(slot), int(run.computed[slot]), wanted[slot]) for slot in others]
+        amounts = replica.pacer.share(now_s, work, prefills, budget)
+    else:
+        amounts = []
+        for slot in others:
+            amounts.append(min(wanted[slot], budget))
+            budget -= amounts[-1]
+    chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
+    rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
+    counts = np.ones(len(rows), np.int32)
+    counts[len(decodes) :] = list(chosen.values())
+    return rows, counts, len(decodes)
+
+
+def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes: int) -> tuple[Slots, Int32Array, int]:
+    """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
+    run, size = replica.running, replica.block_size
+    missing = run.computed[slots] + counts
+    missing -= run.capacity[slots]
+    rows = np.flatnonzero(missing > 0)
+    if not len(rows):
+        return slots, counts, num_decodes
+    needed = -(-missing[rows] // size)
+    total = int(needed.sum())
+    if total > replica.pool.num_free:
+        return _contend(replica, slots, counts)
+    blocks = replica.pool.allocate(total)
+    short = slots[rows]
+    run.capacity[short] += needed * size
+    start = 0
+    for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
+        replica.builder.append(run.at(slot), blocks[start : start + count])
+        start += count
+    return slots, counts, num_decodes
+
+
+def _contend(replica: Replica, slots: Slots, counts: Int32Array) -> tuple[Slots, Int32Array, int]:
+    """Too few blocks: the best sequence takes what it needs, then the next.
+
+    To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any
+    that only waits for its last token). If there are none it keeps its blocks and waits. So the best one always
+    goes on, and there is no deadlock.
+    """
+    run, pool, size = replica.running, replica.pool, replica.block_size
+    wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
+    behind = run.behind()
+    order = run.occupied()
+    heads = [each for each in order if each is each.head]
+    needy = [each.lanes is not None or bool(behind[each.slot]) for each in heads]
+    victims = list(compress(heads, needy)) + [each for each, needs in zip(heads, needy, strict=True) if not needs]
+    granted: dict[int, int] = {}
+    for sequence in order:
+        slot = sequence.slot
+        if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
+            continue
+        start, have = int(run.computed[slot]), int(run.capacity[slot])
+        while start == have and not pool.num_free and victims[-1] is not sequence.head:
+            replica.preempt(victims.pop())
+        count = min(wanted[slot], have + pool.num_free * size - start)
+        if count <= 0:
+            continue
+        blocks = max(0, -(-(start + count - have) // size))
+        replica.builder.append(sequence, pool.allocate(blocks))
+        run.capacity[slot] += blocks * size
+        granted[slot] = count
+    rows = np.fromiter(granted, np.intp, len(granted))
+    amounts = np.fromiter(granted.values(), np.int32, len(granted))
+    is_decode = behind[rows] == 1
+    first = decodes_first(is_decode)
+    return rows[first], amounts[first], int(is_decode.sum())

@@ -1,0 +1,61 @@
+"""How the tokens of a request are chosen: part of the messages that carry a request (:mod:`bus.messages`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
+
+    ``max_tokens`` None means "the rest of the context". ``seed`` None lets the scheduler derive one from the request
+    id.
+    ``temperature`` below 1e-5 is greedy. ``top_k`` 0 or -1 is off.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside each output token; 0: only the token itself; None: nothing.
+    Log probabilities are the model's own, before penalties, bans and temperature."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on."""
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """``bad_words`` as the tokenizer wrote them: what the executor bans."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may be sampled; empty: all."""
+    return_token_ids: bool = False
+    """The ids of prompt and output go to the client."""
+    echo: bool = False
+    """The prompt's text goes to the client."""
+    beam_width: int = 0
+    """Beam search with so many beams, of which the ``n`` best are the choices; 0: no beam search. Beams are compared by
+    the model's own log probabilities: nothing that changes or samples from these is given beside it."""
+    length_penalty: float = 1.0
+    """A beam's score is the sum of its log probabilities, divided by its length to this power."""
+    early_stopping: bool | Literal["never"] = False
+    """When a beam search ends before ``max_tokens``: see :mod:`actors.scheduler.beams`."""
+
+    @property
+    def returns_prompt(self) -> bool:
+        """Whether the client is to be told something about the prompt."""
+        return self.echo or self.return_token_ids or self.prompt_logprobs is not None

@@ -2,6 +2,8 @@
 #   docker build -t pagebus .                              docker run --gpus all -p 8000:8000 pagebus
 #   docker build -t pagebus:cpu --build-arg VARIANT=cpu .  docker run -p 8000:8000 pagebus:cpu
 # With --build-arg TORCH_INDEX=<PyTorch's index of CPU wheels> the cpu image is a fifth of the size.
+# The cuda image holds the compiled kernels of the shipped model and of those in --build-arg MODELS="id id" (of each only
+# config.json is fetched), for the GPUs in TARGETS: a start with the same options compiles nothing.
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
@@ -21,17 +23,22 @@ RUN /opt/pagebus/bin/pip install -c constraints.txt .
 
 FROM python:${PYTHON}-slim
 ARG VARIANT=cuda
-# redis-server: for `pagebus serve` in one container. gcc: Triton compiles its launchers at run time.
+# redis-server: for `pagebus serve` in one container. gcc: for kernels that the image does not hold.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends redis-server \
        $(if [ "$VARIANT" = cuda ]; then echo gcc libc6-dev; fi) \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 pagebus \
-    && install -d -o pagebus -g pagebus /home/pagebus/.cache/huggingface /run/pagebus
+    && install -d -o pagebus -g pagebus /home/pagebus/.cache/huggingface /home/pagebus/.cache/triton /run/pagebus
 COPY --from=build /opt/pagebus /opt/pagebus
-ENV PATH=/opt/pagebus/bin:$PATH PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV PATH=/opt/pagebus/bin:$PATH PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/home/pagebus/.cache/triton
 USER pagebus
 WORKDIR /home/pagebus
+ARG MODELS= TARGETS="sm_80 sm_90"
+RUN if [ "$VARIANT" = cuda ]; then \
+        for model in "" $MODELS; do pagebus compile-kernels $model --target $TARGETS || exit 1; done; \
+    fi
 EXPOSE 8000
 ENTRYPOINT ["pagebus"]
 CMD ["serve", "--host", "0.0.0.0"]

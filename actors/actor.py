@@ -13,7 +13,7 @@ import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
 from actors.logs import get_logger
@@ -52,6 +52,7 @@ class Actor(ABC):
         self.epoch = 0
         self.draining = asyncio.Event()
         self.state = "starting"
+        self.on_ready: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
@@ -128,6 +129,7 @@ class Actor(ABC):
         if not self.draining.is_set():
             self.set_state("ready")
             self.log.info("ready")
+            self.on_ready()
         serving = asyncio.create_task(self.serve(), name=f"{self.name}:serve")
         try:
             await _first(serving, self.draining)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from actors.bench.command import add_bench, run_bench
+from actors.executor.compile_command import add_command as add_compile_command
+from actors.executor.compile_command import run_command as run_compile_command
 from actors.settings import KINDS, Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
 from actors.simulator.command import add_commands as add_simulator_commands
@@ -70,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     health.add_argument("--here", action="store_true", help="only actors of this host count")
     add_arguments(health, model=False)
     add_simulator_commands(commands.add_parser)
+    add_compile_command(commands.add_parser, EPILOG)
     add_bench(commands.add_parser)
     return parser
 
@@ -80,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command in ("simulate", "record"):
             return run_simulator_command(arguments)
+        if arguments.command == "compile-kernels":
+            return run_compile_command(arguments)
         if arguments.command == "bench":
             return run_bench(arguments)
         settings = load_settings(arguments)

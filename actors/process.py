@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -30,6 +31,10 @@ CLASSES = {
 }
 EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 """Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
+
+USUAL_THRESHOLDS = gc.get_threshold()
+START_THRESHOLD = 200_000
+"""New objects between two collections while an actor starts: what imports make stays, and it takes long to look at."""
 
 
 def actor_class(kind: str) -> type[Actor]:
@@ -78,9 +83,16 @@ def choose_gpu(settings: Settings) -> None:
 
 def run_actor(kind: str, settings: Settings) -> int:
     """Run one actor until it ends; returns the exit code."""
+    gc.set_threshold(START_THRESHOLD)
     logs.configure(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_life(kind, settings))
+
+
+def keep_what_is_there() -> None:
+    """Once an actor is ready: collect garbage as usual, but never look at what the start has made."""
+    gc.freeze()
+    gc.set_threshold(*USUAL_THRESHOLDS)
 
 
 async def _life(kind: str, settings: Settings) -> int:
@@ -90,12 +102,14 @@ async def _life(kind: str, settings: Settings) -> int:
     bus = make_bus(settings)
     try:
         with stop_on_signals() as stop:
-            if not await unless_stopped(stop, bus.connect()):
-                return EXIT_OK
             if kind == "executor":
                 choose_gpu(settings)
+            # Before the bus answers: what takes long to import can begin meanwhile.
             actor = actor_class(kind)(settings, bus, settings.actor_name or default_name(kind))
+            actor.on_ready = keep_what_is_there
             log = actor.log
+            if not await unless_stopped(stop, bus.connect()):
+                return EXIT_OK
             stop.then(actor.request_drain)
             await actor.run()
         return EXIT_OK

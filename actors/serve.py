@@ -18,11 +18,11 @@ from actors.child import die_with_parent
 from actors.cli import version
 from actors.gpus import visible_gpus
 from actors.probe import url_of
-from actors.process import EXIT_FAILED, EXIT_OK, StopSignal, make_bus, stop_on_signals, unless_stopped
+from actors.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
 from actors.progress import Progress, ProgressStream
 from actors.settings import Settings, SettingsError
 from actors.supervisor import Supervisor, plan_children
-from bus.contract import BusError
+from bus.contract import Bus, BusError
 from bus.private_redis import PrivateRedis, find_redis_server
 
 
@@ -76,19 +76,22 @@ async def _serve_with_processes(
     on_ready: Callable[[list[str]], None],
 ) -> int:
     """Processes over the given bus, or over a Redis server of our own."""
-    gpus = visible_gpus(environ)
     async with contextlib.AsyncExitStack() as stack:
         redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
+        gpus = visible_gpus(environ)
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""
         cores = len(os.sched_getaffinity(0))
         plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
         print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
-        bus = make_bus(settings.replace(bus=bus_url))
-        stack.push_async_callback(bus.close)
-        if not await unless_stopped(stop, bus.connect()):
-            return EXIT_OK
-        return await Supervisor(settings, bus, plans, progress, on_ready, redis).run(stop)
+
+        async def connect() -> Bus:
+            bus = make_bus(settings.replace(bus=bus_url))
+            stack.push_async_callback(bus.close)
+            await bus.connect()
+            return bus
+
+        return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from actors.settings_sources import child_environment
 from bus.contract import Bus, BusError, LeaseInfo
 from bus.private_redis import PrivateRedis
 
-POLL_S = 0.2
+POLL_S = 0.05
 PACKAGES = Path(__file__).resolve().parents[1]
 """The folder that holds our packages."""
 WAVES = (("ingress",), ("tokenizer", "scheduler", "executor", "detokenizer"))
@@ -90,12 +90,13 @@ def plan_children(
 
 
 class Supervisor:
-    """Runs ``plans`` until told to stop. ``bus`` is connected and used only to look at leases."""
+    """Runs ``plans`` until told to stop. ``connect`` gives a connected bus, which is used only to look at leases; it is
+    called when the children have been started, since it takes time, too."""
 
     def __init__(
         self,
         settings: Settings,
-        bus: Bus,
+        connect: Callable[[], Awaitable[Bus]],
         plans: Iterable[ChildPlan],
         progress: Progress,
         on_ready: Callable[[list[str]], None],
@@ -103,7 +104,8 @@ class Supervisor:
     ) -> None:
         self._redis = redis
         self._settings = settings
-        self._bus = bus
+        self._connect = connect
+        self._bus: Bus | None = None
         self._progress = progress
         self._on_ready = on_ready
         self._log = logs.get_logger(actor="supervisor")
@@ -189,6 +191,8 @@ class Supervisor:
 
     async def _release_lease(self, child: Child) -> None:
         """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry."""
+        if self._bus is None:
+            return
         with contextlib.suppress(BusError):
             for lease in await self._bus.leases(child.kind):
                 if lease.info.get("actor") == child.name:
@@ -198,6 +202,7 @@ class Supervisor:
 
     async def _announce(self) -> None:
         """Show progress until the service answers, then say so, then rest."""
+        self._bus = await self._connect()
         while True:
             try:
                 leases = await self._bus.leases()

@@ -6,11 +6,11 @@ All query heads of a KV head are packed into one tile (at least 16 rows, as the 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 
+from kernels.target import target_of
 from kernels.triton_import import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -27,10 +27,10 @@ class DecodeConfig:
     num_stages: int
 
 
-@functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a CUDA device; a small number for a CPU (the interpreter)."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    """Of a GPU; a small number for a CPU (the interpreter)."""
+    target = target_of(device)
+    return target.num_multiprocessors if target is not None else 4
 
 
 def decode_config(num_rows: int, kv_heads: int, head_dim: int, element_size: int, processors: int) -> DecodeConfig:

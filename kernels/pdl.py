@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from kernels.target import Target, target_of
+
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:  # no Triton here, or one without it
@@ -28,12 +30,12 @@ __all__ = ["gdc_launch_dependents", "gdc_wait", "pdl"]
 
 
 @cache
-def _supported(device: torch.device) -> bool:
-    if device.type != "cuda" or gdc_wait is None or os.environ.get("PAGEBUS_PDL", "1") == "0":
+def _supported(target: Target | None) -> bool:
+    if target is None or gdc_wait is None or os.environ.get("PAGEBUS_PDL", "1") == "0":
         return False
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    return target.capability >= 90
 
 
 def pdl(device: torch.device) -> dict[str, Any]:
     """Keyword arguments of a launch on ``device``: ``PDL`` for the kernel, and Triton's own option with it."""
-    return {"PDL": True, "launch_pdl": True} if _supported(device) else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if _supported(target_of(device)) else {"PDL": False}

@@ -19,7 +19,7 @@ from web.context import CONTEXT, Context
 from web.errors import internal, unavailable
 from web.inbox import Inbox
 from web.limits import WRITE_TIMEOUT_S
-from web.membership import REFRESH_S, Membership
+from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import add_request_id, boundary
 from web.model import ServedModel, load_served_model
@@ -140,7 +140,7 @@ class IngressActor(Actor):
         while True:
             with contextlib.suppress(BusUnavailable):
                 await membership.refresh()
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:
         """Twice a second: cut clients that take nothing, fail requests that were stranded."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from bus.contract import Bus, LeaseInfo
 
 REFRESH_S = 0.5
+EAGER_REFRESH_S = 0.05
+"""While somebody is missing."""
 NEEDED = ("tokenizer", "scheduler", "executor", "detokenizer")
 WATCHED = ("scheduler", "detokenizer", "ingress")
 """Kinds whose loss may strand open requests. Of ingresses only this one: without its lease its requests are aborted."""

@@ -9,13 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, ClassVar
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from actors.actor import RETRY_S, Actor, describe
-from actors.executor.engine import Engine, is_device_fault
-from actors.executor.errors import EngineError
-from actors.executor.loading import EngineInfo
+from actors.executor.errors import EngineError, is_device_fault
+from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
@@ -23,6 +26,13 @@ from actors.spans import spans_of
 from bus.contract import Bus, BusUnavailable, Entry
 from bus.messages import StepPlan, StepResult
 from bus.outbox import Outbox
+from kernels.target import Target, first_target, open_first_gpu
+
+if TYPE_CHECKING:  # torch is imported while other things happen
+    from actors.executor.engine import Engine
+    from actors.executor.loading import EngineInfo
+
+T = TypeVar("T")
 
 READ_BLOCK_MS = 200
 """Longest wait of one read: an idle executor notices a drain request after this time."""
@@ -41,8 +51,12 @@ class ExecutorActor(Actor):
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         super().__init__(settings, bus, name)
         self.state = "loading"
-        self._phase, self._progress = "weights", 0.0
-        self._progress_told_s = 0.0
+        self._phase, self._progress = "imports", 0.0
+        self._phase_began_s = self._progress_told_s = time.monotonic()
+        self._kernel_build = KernelBuild(settings)
+        self._importing = in_thread(import_engine)
+        self._finding = in_thread(self._find_model)
+        self._building = in_thread(self._build_kernels)
         self._info: EngineInfo | None = None
         self._engine: Engine | None = None
         self._outbox: Outbox | None = None
@@ -74,28 +88,56 @@ class ExecutorActor(Actor):
         self._failure = self._loop.create_future()
         self._position = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        began_s = time.monotonic()
-        path = await asyncio.to_thread(resolve_model, self.settings)
-        config = await asyncio.to_thread(ModelConfig.load, path)
+        began_s = self._phase_began_s = time.monotonic()
+        path, config, _ = await asyncio.wrap_future(self._finding)
+        module = await asyncio.wrap_future(self._importing)
         self._outbox = Outbox(self.bus, self.epoch)
-        self._engine = Engine(
+        self._engine = cast("type[Engine]", module.Engine)(
             self.settings,
             config,
             on_result=lambda result: self._call(self._publish, result),
             on_progress=lambda phase, share: self._call(self._show_progress, phase, share),
             on_error=lambda error: self._call(self._engine_failed, error),
             path=path,
+            kernels_ready=self._wait_for_kernels,
             spans=self._spans,
         )
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._watch_engine(), "engine")
         try:
-            self._info = await asyncio.wrap_future(self._engine.start())
+            self._info = info = await asyncio.wrap_future(self._engine.start())
         except Exception as error:
             self._end_process_if_faulted(error)
             raise
-        self._progress, self._phase, self._ready_s = 1.0, "ready", time.monotonic()
-        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(self._info))
+        self._show_progress("ready", 1.0)
+        self._ready_s = time.monotonic()
+        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
+
+    def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
+        """The model's folder, what its files say, and the GPU if there is one to use."""
+        target = None if self.settings.device == "cpu" else first_target()
+        path = resolve_model(self.settings)
+        if target is not None:
+            in_thread(self._open_gpu, target)
+        return path, ModelConfig.load(path), target
+
+    def _open_gpu(self, target: Target) -> None:
+        open_first_gpu()
+        read_compiler_version(target)
+        tell_compilations(self._compiled)
+
+    def _build_kernels(self) -> bool:
+        """Whether all kernels are compiled, after those that are not have been."""
+        _, config, target = self._finding.result()
+        return target is None or self._kernel_build.run(config, target)
+
+    def _compiled(self, kernel: str, seconds: float) -> None:
+        tell = self.log.info if self._info is None else self.log.warning  # somebody waits for it
+        tell("kernel compiled", kernel=kernel, seconds=round(seconds, 2))
+
+    def _wait_for_kernels(self) -> None:
+        if not self._building.result():
+            self.log.warning("kernels were not compiled ahead: the first steps compile them")
 
     async def serve(self) -> None:
         """Hand plans to the engine as they come."""
@@ -114,6 +156,7 @@ class ExecutorActor(Actor):
 
     async def stop(self) -> None:
         """End the engine's threads."""
+        self._kernel_build.stop()
         await self._stop_engine(3.0)
         if self._spans is not None:
             self._spans.write()
@@ -179,6 +222,9 @@ class ExecutorActor(Actor):
         now = time.monotonic()
         if phase == self._phase and share < 1.0 and now - self._progress_told_s < PROGRESS_INTERVAL_S:
             return
+        if phase != self._phase:
+            self.log.info("phase done", phase=self._phase, seconds=round(now - self._phase_began_s, 2))
+            self._phase_began_s = now
         self._phase, self._progress, self._progress_told_s = phase, round(share, 3), now
         if self._info is None:
             self.set_state(self.state)
@@ -200,3 +246,31 @@ class ExecutorActor(Actor):
             timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
             timer.daemon = True
             timer.start()
+
+
+def import_engine() -> Any:
+    """The module :mod:`actors.executor.engine`, and with it torch, but for what only its compilers need: functions that
+    say which shapes operations give. They are a fifth of the import, and imported by whoever asks for them later."""
+    unused = "torch._meta_registrations"
+    if "torch" in sys.modules:
+        return import_module("actors.executor.engine")
+    sys.modules[unused] = ModuleType(unused)
+    try:
+        vars(import_module("torch")).pop("_meta_registrations", None)
+    finally:
+        del sys.modules[unused]
+    return import_module("actors.executor.engine")
+
+
+def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
+    """The result of ``function``, which runs in a thread of its own from now on."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=function.__name__).start()
+    return future

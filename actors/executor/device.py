@@ -29,7 +29,7 @@ def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) ->
     """``auto`` is the model's own format on CUDA and float32 on a CPU, where the narrow formats are slower."""
     name = settings.dtype
     if name == "auto":
-        name = model_dtype if device.type == "cuda" else "float32"
+        name = "float32" if device.type == "cpu" else model_dtype
     if name not in DTYPES:
         raise SettingsError(
             f"the model's dtype {name!r} is not supported: choose one with --dtype ({', '.join(DTYPES)})"
@@ -39,7 +39,7 @@ def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) ->
 
 def resolve_token_budget(settings: Settings, device: torch.device) -> int:
     """The most tokens one step may compute."""
-    default = CUDA_MAX_BATCHED_TOKENS if device.type == "cuda" else CPU_MAX_BATCHED_TOKENS
+    default = CPU_MAX_BATCHED_TOKENS if device.type == "cpu" else CUDA_MAX_BATCHED_TOKENS
     return settings.max_num_batched_tokens or default
 
 

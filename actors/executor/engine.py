@@ -79,7 +79,8 @@ class _Launched:
 
 class Engine:
     """One executor's engine. ``on_result`` gets every step's result, in order, ``on_error`` (at most once) what ended
-    the engine; both are called from the engine's threads and must return quickly. ``on_progress`` likewise."""
+    the engine; both are called from the engine's threads and must return quickly. ``on_progress`` likewise.
+    ``kernels_ready`` is called before the first kernel is launched, and may wait."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Engine:
         on_error: Callable[[BaseException], None] | None = None,
         *,
         path: Path | None = None,
+        kernels_ready: Callable[[], None] = lambda: None,
         spans: Spans | None = None,
     ) -> None:
         self.stats = EngineStats()
@@ -97,6 +99,7 @@ class Engine:
         self._settings = settings
         self._config = config
         self._path = path
+        self._kernels_ready = kernels_ready
         self._spans = spans
         self._on_result = on_result
         self._on_error = on_error or (lambda error: None)
@@ -155,6 +158,7 @@ class Engine:
     def _device_thread(self) -> None:
         try:
             with torch.inference_mode():
+                self._progress("device", 0.0)
                 device = resolve_device(self._settings)
                 with _own_stream(device):
                     self._prepare(device)
@@ -170,12 +174,13 @@ class Engine:
         dtype = resolve_dtype(settings, config.dtype, device)
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
-        self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress)
+        self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
         if device.type == "cuda":
             self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
+        self._loaded.copies.memory.lock_rest()
         self.stats.ready_s = time.time()
         self.ready.set_result(self._loaded.info)
 
@@ -315,17 +320,6 @@ def _give_scores(scores: Scores | None, work: StepWork) -> None:
     """Put what has come to the host beside the step's work."""
     if scores is not None and work.scoring is not None:
         scores.give(work.scoring)
-
-
-def is_device_fault(error: BaseException | None) -> bool:
-    """Whether ``error`` (or its cause) came from CUDA: the context may be broken, only a new process has another."""
-    while error is not None:
-        kind = type(error).__name__
-        text = str(error) if isinstance(error, RuntimeError) else ""
-        if kind == "AcceleratorError" or "CUDA error" in text or "Triton Error [CUDA]" in text:
-            return True
-        error = error.__cause__
-    return False
 
 
 def _own_stream(device: torch.device) -> AbstractContextManager[object]:

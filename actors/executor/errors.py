@@ -9,3 +9,14 @@ class EngineError(Exception):
 
 class PlanError(EngineError):
     """A step plan that contradicts the executor's state: an error of the scheduler, found before a kernel ran."""
+
+
+def is_device_fault(error: BaseException | None) -> bool:
+    """Whether ``error`` (or its cause) came from CUDA: the context may be broken, only a new process has another."""
+    while error is not None:
+        kind = type(error).__name__
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if kind == "AcceleratorError" or "CUDA error" in text or "Triton Error [CUDA]" in text:
+            return True
+        error = error.__cause__
+    return False

@@ -54,7 +54,14 @@ class DecodeGraphs:
         return captured.logits, captured.sampled
 
     def capture(self, runner: Runner, progress: Callable[[float], None]) -> None:
-        """Capture every bucket, the largest first, so that the smaller ones find the pool large enough."""
+        """Capture every bucket, the largest first, so that the smaller ones find the pool large enough.
+
+        On the meta device, where there is nothing to capture, the passes are run once.
+        """
+        if runner.kv_cache.is_meta:
+            for bucket in self._sizes:
+                decode_pass(runner, empty_decode(runner.limits.max_model_len), bucket)
+            return
         pool = torch.cuda.graph_pool_handle()
         with _no_collection():
             for done, bucket in enumerate(reversed(self._sizes)):

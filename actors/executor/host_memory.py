@@ -1,11 +1,13 @@
 """Memory of the host tier: page-locked for CUDA, so that the copy engines reach it without help of the CPU.
 
-Locking pages takes a good part of a second per GiB. A thread does it, chunk by chunk, while the model loads and, where
-that is not long enough, while the first steps run; :attr:`HostMemory.num_ready` says how many blocks there are so far.
+Locking pages takes a good part of a second per GiB, and whoever calls the driver meanwhile waits: a start would take
+longer. So one chunk is locked at first, to measure with, and a thread locks the others once the engine is ready.
+:attr:`HostMemory.num_ready` says how many blocks there are so far.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import time
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 CHUNK_BYTES = 64 << 20
-"""What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody."""
+"""What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody for long."""
 SHARE_OF_AVAILABLE = 0.5
 GIB = 1 << 30
 POLL_S = 0.005
@@ -56,7 +58,12 @@ class HostMemory:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if device.type == "cuda" and num_blocks:
-            self._thread = threading.Thread(target=self._lock_all, name="engine-host-memory", daemon=True)
+            self._lock_next()
+
+    def lock_rest(self) -> None:
+        """Begin to lock what is not locked yet, in the background."""
+        if self.num_ready < self.num_blocks:
+            self._thread = threading.Thread(target=self._lock_rest, name="engine-host-memory", daemon=True)
             self._thread.start()
 
     def block(self, index: int) -> NDArray[np.uint8]:
@@ -78,17 +85,21 @@ class HostMemory:
             time.sleep(POLL_S)
         return self.num_ready >= num_blocks
 
-    def _lock_all(self) -> None:
+    def _lock_rest(self) -> None:
         torch.cuda.set_device(self._device)
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        for chunk in range(self._num_chunks):
-            if self._closing.is_set():
+        while self._locked < self._num_chunks and not self._closing.is_set():
+            if not self._lock_next():
                 return
-            address = self._address + chunk * self._stride
-            if int(runtime.cudaHostRegister(address, self._stride, 0)) != 0:
-                return  # a limit on locked memory: what is locked so far is the tier
-            self._locked = chunk + 1
-            self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
+
+    def _lock_next(self) -> bool:
+        """Lock one more chunk. False if there is a limit on locked memory: what is locked so far is the tier."""
+        address = self._address + self._locked * self._stride
+        ctypes.memset(address, 0, self._stride)  # the system gives the pages now, not while the driver is locked
+        if int(torch.cuda.cudart().cudaHostRegister(address, self._stride, 0)) != 0:  # type: ignore[no-untyped-call]
+            return False
+        self._locked += 1
+        self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
+        return True
 
     def close(self) -> None:
         """Give the pages back. No copy may be under way."""

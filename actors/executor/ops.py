@@ -49,8 +49,8 @@ class Ops:
 
     @classmethod
     def for_device(cls, device: torch.device) -> Ops:
-        """Triton kernels where there is a CUDA device, torch elsewhere."""
-        return cls.triton() if device.type == "cuda" else cls.reference()
+        """Torch on a CPU, Triton kernels elsewhere."""
+        return cls.reference() if device.type == "cpu" else cls.triton()
 
     @classmethod
     def triton(cls) -> Ops:

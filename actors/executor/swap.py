@@ -181,8 +181,8 @@ MEASURED_BLOCKS = 32
 
 def measure_copy_rate(kv_cache: torch.Tensor, memory: HostMemory) -> float:
     """Bytes per second, the slower way's; 0.0 if there is no host memory to copy to. Writes to the first blocks."""
-    count = min(MEASURED_BLOCKS, len(kv_cache), memory.num_blocks)
-    if not count or not memory.wait(count, timeout_s=1.0):
+    count = min(MEASURED_BLOCKS, len(kv_cache), memory.num_ready)
+    if not count:
         return 0.0
     copies = make_copies(kv_cache, memory)
     ids = np.arange(count, dtype=np.int32)

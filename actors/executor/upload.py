@@ -47,7 +47,8 @@ class _HostBuffer:
 class Uploader:
     """Packs and sends. ``tail_ints`` is what usually fits; a larger tail gets a buffer of its own.
 
-    On a CPU the host buffer itself is what the kernels read: nothing is copied.
+    On a CPU the host buffer itself is what the kernels read: nothing is copied. On the meta device nothing is copied
+    either, as it has no memory.
     """
 
     def __init__(self, device: torch.device, max_num_seqs: int, tail_ints: int, num_buffers: int) -> None:
@@ -60,7 +61,8 @@ class Uploader:
         self._ring = [self._host_buffer() for _ in range(num_buffers if self._cuda else 1)]
         self._next = 0
         first = self._ring[0].tensor
-        self._target = torch.zeros(self._capacity, dtype=torch.int32, device=device) if self._cuda else first
+        on_host = device.type == "cpu"
+        self._target = first if on_host else torch.zeros(self._capacity, dtype=torch.int32, device=device)
         rows = self._target[: self._header_ints].view(NUM_ROWS, self._width)
         self.header = Header(*(rows[row] for row in range(NUM_ROWS)))
 

@@ -16,8 +16,12 @@ from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan
 
+RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
+"""How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
 
-def _new(slot: int, num_tokens: int, limits: BatchLimits, *, extras: bool) -> NewSequence:
+
+def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str) -> NewSequence:
+    extras = sampling == EXTRAS
     return NewSequence(
         sequence_id=slot + 1,
         slot=slot,
@@ -28,7 +32,7 @@ def _new(slot: int, num_tokens: int, limits: BatchLimits, *, extras: bool) -> Ne
         max_total_tokens=limits.max_model_len,
         min_tokens=1 if extras else 0,
         seed=slot,
-        temperature=1.0,
+        temperature=0.0 if sampling == GREEDY else 1.0,
         top_p=0.9 if extras else 1.0,
         top_k=min(8, limits.vocab_size - 1) if extras else 0,
         min_p=0.01 if extras else 0.0,
@@ -43,13 +47,13 @@ def _new(slot: int, num_tokens: int, limits: BatchLimits, *, extras: bool) -> Ne
     )
 
 
-def _entering(lengths: Sequence[int], limits: BatchLimits, *, extras: bool) -> StepPlan:
+def _entering(lengths: Sequence[int], limits: BatchLimits, sampling: str) -> StepPlan:
     """All sequences enter and compute all their tokens."""
     return StepPlan(
         step=1,
         planned_s=0.0,
         num_decodes=0,
-        new_sequences=tuple(_new(slot, length, limits, extras=extras) for slot, length in enumerate(lengths)),
+        new_sequences=tuple(_new(slot, length, limits, sampling) for slot, length in enumerate(lengths)),
         new_token_ids=np.zeros(sum(lengths), np.int32),
         new_block_ids=np.zeros(len(lengths) * limits.table_width, np.int32),
         slots=np.arange(len(lengths), dtype=np.int32),
@@ -77,20 +81,20 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
     if limits.max_model_len < 2:
         return []
     return [
-        _entering(_lengths(limits, num_rows, budget), limits, extras=extras)
-        for num_rows, extras in ((few, False), (many, True), (many, False))
+        _entering(_lengths(limits, num_rows, budget), limits, sampling)
+        for num_rows, sampling in ((few, RANDOM), (many, EXTRAS), (many, RANDOM))
     ]
 
 
 def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:
-    """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; plain, and if ``thorough``
-    also longer ones and ones with extras."""
+    """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; random, and if ``thorough``
+    also longer ones, and with every sampling."""
     groups = []
-    for extras in (False, True) if thorough else (False,):
+    for sampling in (RANDOM, GREEDY, EXTRAS) if thorough else (RANDOM,):
         for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:
-                groups.append([_entering(lengths, limits, extras=extras), _decoding(len(lengths)), _decoding(1)])
+                groups.append([_entering(lengths, limits, sampling), _decoding(len(lengths)), _decoding(1)])
     return groups
 
 
@@ -124,7 +128,7 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
     num_tokens = min(wanted, limits.max_num_batched_tokens, limits.max_model_len - 2)
     if num_tokens < 1:
         return 0.0
-    plan, seconds = _entering([num_tokens], limits, extras=False), 0.0
+    plan, seconds = _entering([num_tokens], limits, RANDOM), 0.0
     for _ in range(2):  # the first may compile something
         batch.reset()
         began = time.perf_counter()
@@ -136,9 +140,17 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
     return num_tokens / seconds
 
 
+def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
+    """Launch all that the functions here launch, where there is nothing to measure."""
+    for plan in full_prompt_steps(batch.limits):
+        batch.reset()
+        runner.run(batch.apply(plan))
+    run_small_steps(batch, runner)
+
+
 def run_small_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
-    for plans in small_steps(batch.limits, thorough=runner.kv_cache.is_cuda):
+    for plans in small_steps(batch.limits, thorough=runner.kv_cache.device.type != "cpu"):
         batch.reset()
         for plan in plans:
             runner.run(batch.apply(plan))

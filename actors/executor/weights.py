@@ -1,7 +1,7 @@
 """Weights from safetensors files, or random ones.
 
 The files' headers are read and checked first: a missing tensor, a wrong shape or an unknown format is found before the
-first gigabyte is copied. Then the files, which are memory-mapped, are copied into the model's tensors by a few threads.
+first gigabyte is copied (:mod:`actors.executor.weight_copy`).
 """
 
 from __future__ import annotations
@@ -10,39 +10,24 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from actors.executor.models.llama import LlamaModel
+from actors.executor.weight_copy import FORMATS, StoredTensor, copy_weights
 from actors.model_config import ModelError, read_json
 
 Progress = Callable[[float], None]
 
-FORMATS = ("F32", "BF16", "F16")
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
-MAX_THREADS = 4
 NAMES_SHOWN = 3
 
 UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 """Tables that old checkpoints carry and that are computed here."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor as a file's header describes it."""
-
-    file: Path
-    format: str
-    shape: tuple[int, ...]
-    num_bytes: int
 
 
 @torch.inference_mode()
@@ -120,7 +105,8 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             start, end = entry["data_offsets"]
             if not 0 <= start <= end <= size - 8 - length:
                 raise ValueError(f"tensor {name} lies outside the file, which is perhaps not complete")
-            tensors[name] = StoredTensor(file, str(entry["dtype"]), tuple(entry["shape"]), end - start)
+            first, shape = 8 + length + start, tuple(entry["shape"])
+            tensors[name] = StoredTensor(file, first, str(entry["dtype"]), shape, end - start)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"{file} is not a readable safetensors file: {error}") from error
     return tensors
@@ -153,21 +139,17 @@ def _some(names: list[str]) -> str:
 
 
 def _copy_all(model: LlamaModel, stored: dict[str, StoredTensor], progress: Progress) -> None:
-    """Copy every tensor of the model out of its file, up to ``MAX_THREADS`` files at a time."""
+    """Copy every tensor of the model out of its file, in the order in which they lie there."""
     views = model.parameters.views
-    by_file: dict[Path, list[str]] = {}
-    for name in views:
-        by_file.setdefault(stored[name].file, []).append(name)
-    total, done, lock = sum(stored[name].num_bytes for name in views), 0, Lock()
+    total, done = sum(stored[name].num_bytes for name in views), 0
 
-    def copy_file(file: Path) -> None:
+    def count(num_bytes: int) -> None:
         nonlocal done
-        with torch.inference_mode(), safe_open(str(file), framework="pt", device="cpu") as source:
-            for name in by_file[file]:
-                views[name].copy_(source.get_tensor(name))
-                with lock:
-                    done += stored[name].num_bytes
-                    progress(done / total)
+        done += num_bytes
+        progress(done / total)
 
-    with ThreadPoolExecutor(min(MAX_THREADS, len(by_file)), "weights") as pool:
-        list(pool.map(copy_file, by_file))
+    in_order = sorted(views, key=lambda name: (stored[name].file, stored[name].offset))
+    try:
+        copy_weights([(stored[name], views[name]) for name in in_order], count)
+    except OSError as error:
+        raise ModelError(f"the weights cannot be read: {error}") from error

@@ -54,6 +54,8 @@ RESULTS_BLOCK_MS = 200
 """Longest wait of one read of results: a replica that joins is read, and planned for, after this time."""
 READ_COUNT = 512
 LOOK_S = 0.25
+EAGER_LOOK_S = 0.05
+"""While there is no executor."""
 HOUSEKEEPING_S = 1.0
 MAX_UNSENT = 4096
 """Nothing is planned while more messages than this wait for the bus."""
@@ -312,7 +314,7 @@ class SchedulerActor(Actor):
         if self._away:
             self._believe_absence_s = now_s + self.settings.lease_ttl_s
         self._membership.look(leases, believe_absence=now_s >= self._believe_absence_s)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
 
     async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:
         """Metrics, log lines that would be too many, and trimming."""

@@ -101,6 +101,17 @@ async def test_life_in_order() -> None:
     assert bus.said()[:2] == ["starting", "ready"]
 
 
+async def test_says_once_that_it_is_ready() -> None:
+    """Behind its start, before it serves, to whoever runs it."""
+    actor = Waiter(LeaseBus())
+    actor.on_ready = lambda: actor.steps.append("ready")
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    actor.request_drain()
+    await running
+    assert actor.steps == ["start", "ready", "serve", "drain", "stop"]
+
+
 async def test_standby_takes_over_when_the_lease_is_free() -> None:
     """While another holds the lease the actor waits, and does not start."""
     bus = LeaseBus()

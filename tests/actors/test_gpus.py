@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from actors import gpus
 from actors.gpus import list_gpus, take_free_gpu, visible_gpus
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,18 @@ def test_gpus_are_those_the_tool_lists(tmp_path: Path, monkeypatch: pytest.Monke
     tool.write_text("#!/bin/sh\necho GPU-a\necho GPU-b\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpus, "NODES", str(tmp_path / "nvidia[0-9]*"))
     assert list_gpus(uuids=True) == ["GPU-a", "GPU-b"]
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert visible_gpus({}) == []
+
+
+def test_gpus_with_device_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control nodes beside them are no GPUs."""
+    monkeypatch.setattr(gpus, "NODES", str(tmp_path / "nvidia[0-9]*"))
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}) == ["0", "1"]
 
 
 def test_each_process_takes_another_gpu(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 
@@ -14,9 +15,11 @@ from actors.probe import healthy, http_status, reachable_host, url_of
 from actors.process import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
+    START_THRESHOLD,
     choose_gpu,
     default_name,
     exit_code,
+    keep_what_is_there,
     make_bus,
     stop_on_signals,
     unless_stopped,
@@ -157,3 +160,16 @@ async def test_no_lease_no_health() -> None:
     server = MemoryServer()
     await MemoryBus(server).acquire_lease("executor", "executor-1", {"state": "ready"}, ttl_s=60)
     assert await healthy("tokenizer", Settings(), MemoryBus(server)) is False
+
+
+def test_garbage_is_collected_as_usual_once_an_actor_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seldom until then; and what was made until then is never looked at again."""
+    frozen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.get_threshold()))
+    usual = gc.get_threshold()
+    gc.set_threshold(START_THRESHOLD)
+    try:
+        keep_what_is_there()
+        assert (frozen[0][0], gc.get_threshold()) == (START_THRESHOLD, usual)
+    finally:
+        gc.set_threshold(*usual)

@@ -16,6 +16,7 @@ from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from actors.progress import Progress
 from actors.settings import KINDS, Settings, SettingsError
 from actors.supervisor import ChildPlan, Supervisor, plan_children
+from bus.contract import Bus, BusError
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 
@@ -44,6 +45,7 @@ class Watched:
         self.progress = Progress(self.out, terminal=False)
         self.stop = StopSignal()
         self.ready: list[str] = []
+        self.refusal: BusError | None = None
         self._changed = asyncio.Event()
         write = self.progress.line
 
@@ -55,12 +57,18 @@ class Watched:
         self.bus = MemoryBus(MemoryServer())
         self.supervisor = Supervisor(
             Settings(port=1, drain_timeout_s=0.1, **settings),  # type: ignore[arg-type]
-            self.bus,
+            self._connect,
             plans,
             self.progress,
             self.ready.extend,
         )
         self.running = asyncio.create_task(self.supervisor.run(self.stop))
+
+    async def _connect(self) -> Bus:
+        if self.refusal is None:
+            return self.bus
+        await self.until("up")
+        raise self.refusal
 
     async def until(self, text: str, times: int = 1) -> None:
         """Wait until the output holds ``text``."""
@@ -80,6 +88,16 @@ async def test_drains_in_order_and_leaves_nothing() -> None:
     lines = watched.out.getvalue().splitlines()
     assert [line for line in lines if line in ("closed", "drained")] == ["closed", "drained"]
     assert [child.pid for child in watched.supervisor.children] == [None, None]
+
+
+async def test_a_bus_that_refuses_ends_everything() -> None:
+    """With its error, once the children, which were started before it was asked, have gone."""
+    watched = Watched(plan("executor-0", DRAINS))
+    watched.refusal = BusError("wrong password")
+    with pytest.raises(BusError, match="wrong password"):
+        await watched.running
+    assert "drained" in watched.out.getvalue()
+    assert watched.supervisor.children[0].pid is None
 
 
 async def test_kills_what_does_not_drain(monkeypatch: pytest.MonkeyPatch) -> None:

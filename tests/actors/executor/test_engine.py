@@ -288,11 +288,13 @@ def test_stop_finishes_what_is_queued(folder: Path, prompts: list[list[int]]) ->
 
 
 def test_progress_names_the_phases_in_order(folder: Path) -> None:
-    """Weights, then the cache, then graphs (warm-up), each up to 1."""
+    """The device, weights, kernels, the cache, then graphs (warm-up), which ends at 1."""
     driver = Driver(folder, **SETTINGS)
     driver.close()
 
-    assert list(dict.fromkeys(phase for phase, _ in driver.phases)) == ["weights", "kv cache", "graphs"]
+    assert list(dict.fromkeys(phase for phase, _ in driver.phases)) == [
+        "device", "weights", "kernels", "kv cache", "graphs",
+    ]  # fmt: skip
     assert driver.phases[-1] == ("graphs", 1.0)
     assert driver.info.num_blocks == 60
     assert driver.info.vocab_size == ModelConfig.load(folder).vocab_size

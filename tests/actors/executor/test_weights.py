@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from actors.executor.models import Model, build_model
 from actors.executor.ops import Ops
-from actors.executor.weights import load_weights
+from actors.executor.weight_copy import copy_weights
+from actors.executor.weights import load_weights, read_headers
 from actors.model_config import ModelConfig, ModelError
 from tests.model_factory import make_model
 
@@ -189,3 +190,29 @@ def test_dummy_weights_need_no_file_and_repeat(folder: Path) -> None:
     assert first[QUERY].std() == pytest.approx(0.02, rel=0.1)
     assert torch.equal(first["model.norm.weight"], torch.ones(64))
     assert not first["model.layers.0.self_attn.q_proj.bias"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_of_any_length_give_the_same_weights(
+    folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors are cut where buffers end, also in the middle of a row, and converted piece by piece."""
+    whole = load(folder, dtype)
+
+    monkeypatch.setattr("actors.executor.weight_copy.PIECE_BYTES", 52)
+    pieces = load(folder, dtype)
+
+    for name, view in whole.parameters.views.items():
+        assert torch.equal(view, pieces.parameters.views[name]), name
+
+
+def test_a_file_that_became_shorter_is_noticed(folder: Path) -> None:
+    """Whatever the header promised when it was read."""
+    model = build(folder)
+    file = folder / "model.safetensors"
+    stored = read_headers([file])
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 2)
+
+    with pytest.raises(OSError, match="shorter"):
+        copy_weights([(stored[name], view) for name, view in model.parameters.views.items()], lambda _: None)

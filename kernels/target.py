@@ -1,0 +1,83 @@
+"""The GPU that kernels are launched on or compiled for, as far as launches depend on it. Imports no torch by itself.
+
+Tensors on torch's "meta" device, which have shapes but no memory, stand for tensors of a GPU that need not be here:
+wrappers called with them choose what they would choose on the GPU that was named with :func:`compile_for`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS = 75, 76, 16
+"""Numbers of the driver's device attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A kind of GPU. ``capability``: 90 for sm_90."""
+
+    capability: int
+    num_multiprocessors: int
+
+
+_absent: Target | None = None
+
+
+def compile_for(target: Target) -> None:
+    """Name the GPU that meta tensors stand for, in this process."""
+    global _absent
+    _absent = target
+
+
+def target_of(device: torch.device) -> Target | None:
+    """The GPU behind ``device``; None on a CPU. Cheap enough for every launch."""
+    return _absent if device.type == "meta" else _present(device)
+
+
+@cache
+def _present(device: torch.device) -> Target | None:
+    if device.type != "cuda":
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return Target(10 * properties.major + properties.minor, properties.multi_processor_count)
+
+
+def first_target() -> Target | None:
+    """The first GPU that this process may use, None if there is none: what the driver says, without torch."""
+    found = _first_gpu()
+    if found is None:
+        return None
+    driver, device = found
+    values = []
+    for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS):
+        value = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+        values.append(value.value)
+    return Target(10 * values[0] + values[1], values[2])
+
+
+def open_first_gpu() -> None:
+    """Make the context that everything in this process shares, so that torch will find it made."""
+    found = _first_gpu()
+    if found is not None:
+        driver, device = found
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
+
+
+@cache
+def _first_gpu() -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device = ctypes.c_int()
+    return None if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) else (driver, device)

@@ -238,6 +238,13 @@ class Settings:
     lease_ttl_s: float = setting(
         5.0, help="seconds after which a silent actor counts as dead", group=PROCESSES, low=0.2, high=300
     )
+    resume_timeout_s: float = setting(
+        30.0,
+        help="seconds that a request is kept for a client that may come back for the rest of its answer",
+        group=SERVICE,
+        low=0,
+        high=86400,
+    )
     drain_timeout_s: float = setting(
         30.0, help="seconds that running requests get when the server stops", group=SERVICE, low=0, high=86400
     )

@@ -11,13 +11,16 @@ message                     stream                 from -> to
 ==========================  =====================  ==========================================
 GenerateRequest             requests (work)        ingress -> any tokenizer
 TokenizedRequest            tokenized (work)       tokenizer -> scheduler
-AbortRequest, StopSequence  control (work)         ingress, detokenizer -> scheduler
+AbortRequest, StopSequence, control (work)         ingress, detokenizer -> scheduler
+RequestsDone
 SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer
-SequenceTokens
+SchedulerLeads
 StepPlan                    steps:<replica>        scheduler -> every rank of the replica
 StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers
 ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler -> ingress
 RequestFailed
+SequencesNamed,             journal                scheduler -> its successor
+RequestMoved, Checkpoint
 ==========================  =====================  ==========================================
 """
 
@@ -62,6 +65,8 @@ class GenerateRequest:
     prompt_token_ids: Int32Array = field(default_factory=_no_ints)
     is_job: bool = False
     """Queued batch work: it stands behind all interactive requests."""
+    attempt: str = ""
+    """Tells one time that a client asks for this request from another. One that differs joins what is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +87,29 @@ class TokenizedRequest:
     prompt_token_ids: Int32Array = field(default_factory=_no_ints)
     block_hashes: Int32Array = field(default_factory=_no_ints)
     is_job: bool = False
+    attempt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
-    """The client of ``request_id`` is gone: free everything it holds, send nothing more."""
+    """The client of ``request_id`` is gone: free everything it holds, send nothing more.
+
+    ``attempt`` is the one that the client left: a request that was asked for again since goes on.
+    ``may_return``: the client said that it may come back for the rest; the request goes on for a while.
+    """
 
     request_id: str
     reason: str = "client disconnected"
+    attempt: str = ""
+    may_return: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsDone:
+    """The answers of these requests, to the end, are with their clients: nothing needs to be kept of them."""
+
+    request_ids: tuple[str, ...]
+    attempts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +124,14 @@ class StopSequence:
 class SequenceStarted:
     """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
 
-    Sent once, before the first step that computes the sequence. (The choices of a beam search are computed under other
-    ids; their tokens come with :class:`SequenceTokens`.) ``prompt_tail`` holds the last prompt tokens (at most
+    Sent before the first step that computes the sequence; for the choices of a beam search, which change their past as
+    long as it goes on, when it is over. ``prompt_tail`` holds the last prompt tokens (at most
     ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
+
+    Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
+    client is at another ingress now. ``output_token_ids`` are all tokens that there are then (the result of a step adds
+    the next one), and ``output_end`` is how they ended (see ``StepResult.ends``). What is known of their log
+    probabilities is in the other ``output_`` columns, which are those of :class:`ReplyBatch`.
     """
 
     request_id: str
@@ -129,6 +154,12 @@ class SequenceStarted:
     return_token_ids: bool = False
     prompt_token_ids: Int32Array = field(default_factory=_no_ints)
     """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
+    output_end: int = 0
+    output_token_ids: Int32Array = field(default_factory=_no_ints)
+    output_bits: Int32Array = field(default_factory=_no_ints)
+    output_top_counts: Int32Array = field(default_factory=_no_ints)
+    output_top_ids: Int32Array = field(default_factory=_no_ints)
+    output_top_bits: Int32Array = field(default_factory=_no_ints)
 
 
 PROMPT_TAIL_TOKENS = 6
@@ -144,20 +175,11 @@ class SequenceEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTokens:
-    """The whole output of a sequence at once, and its end: a beam changes its past until the search is over.
+class SchedulerLeads:
+    """The first message of a new scheduler to a detokenizer: all sequences of the old one are void. Those that go on
+    are started anew, under new ids, once every token that the detokenizer can have seen is known."""
 
-    ``end`` is END_STOP or END_LENGTH. ``logprob_bits`` is empty or as long as ``token_ids`` [T]; ``top_ids`` and
-    ``top_bits`` hold ``num_top`` entries for each token, the most likely first. As in :class:`StepResult`.
-    """
-
-    sequence_id: int
-    end: int
-    num_top: int = 0
-    token_ids: Int32Array = field(default_factory=_no_ints)
-    logprob_bits: Int32Array = field(default_factory=_no_ints)
-    top_ids: Int32Array = field(default_factory=_no_ints)
-    top_bits: Int32Array = field(default_factory=_no_ints)
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +337,8 @@ class ReplicaFenced:
 class ReplyBatch:
     """New text for requests of one ingress: column i of every field belongs to (request_ids[i], choice_indexes[i]).
 
-    ``num_output_tokens`` is the count after this delta, so a duplicate can be recognised and dropped.
+    ``num_output_tokens`` is the count after this delta and ``text_offsets`` the number of characters before it, so what
+    was sent before (text made anew begins at its beginning) can be recognised and dropped.
     ``finish_reasons[i]`` is None until the one terminal delta. ``stop_reasons[i]`` is the stop string or end token id.
 
     For choices that report tokens (none: all of this is empty) ``token_counts[i]`` entries of ``token_ids`` are new, of
@@ -340,6 +363,7 @@ class ReplyBatch:
     top_counts: Int32Array = field(default_factory=_no_ints)
     top_ids: Int32Array = field(default_factory=_no_ints)
     top_bits: Int32Array = field(default_factory=_no_ints)
+    text_offsets: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,18 +397,71 @@ class RequestFailed:
     param: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencesNamed:
+    """Journal: what these sequence ids, planned for ``replica`` from now on, stand for. Column i of every field."""
+
+    replica: str
+    executor_epoch: int
+    request_ids: tuple[str, ...]
+    sequence_ids: Int32Array = field(default_factory=_no_ints)
+    choice_indexes: Int32Array = field(default_factory=_no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMoved:
+    """Journal: the client of a request waits at this ingress now, with this attempt."""
+
+    request_id: str
+    ingress: str
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Journal: the output of all sequences that have begun, as of ``positions`` in the results of each replica.
+
+    Column i belongs to sequence i: ``lengths`` tokens of ``token_ids``, which ended as ``ends`` says (END_NONE: not).
+    ``score_counts`` of these tokens, the first ones, have log probabilities: an entry each of ``bits`` and
+    ``top_counts``, and as many as the latter says of ``top_ids`` and ``top_bits``. ``positions`` and
+    ``executor_epochs`` are by replica. ``ingresses`` and ``detokenizers`` are the names of all that might have left
+    something behind.
+    """
+
+    request_ids: tuple[str, ...]
+    positions: dict[str, str]
+    executor_epochs: dict[str, int]
+    moved: tuple[RequestMoved, ...] = ()
+    ingresses: tuple[str, ...] = ()
+    detokenizers: tuple[str, ...] = ()
+    sequence_ids: Int32Array = field(default_factory=_no_ints)
+    choice_indexes: Int32Array = field(default_factory=_no_ints)
+    lengths: Int32Array = field(default_factory=_no_ints)
+    ends: Int32Array = field(default_factory=_no_ints)
+    token_ids: Int32Array = field(default_factory=_no_ints)
+    score_counts: Int32Array = field(default_factory=_no_ints)
+    bits: Int32Array = field(default_factory=_no_ints)
+    top_counts: Int32Array = field(default_factory=_no_ints)
+    top_ids: Int32Array = field(default_factory=_no_ints)
+    top_bits: Int32Array = field(default_factory=_no_ints)
+
+
 Message = (
     GenerateRequest
     | TokenizedRequest
     | AbortRequest
     | StopSequence
+    | RequestsDone
     | SequenceStarted
     | SequenceEnded
-    | SequenceTokens
+    | SchedulerLeads
     | StepPlan
     | StepResult
     | ReplicaFenced
     | ReplyBatch
     | PromptReply
     | RequestFailed
+    | SequencesNamed
+    | RequestMoved
+    | Checkpoint
 )

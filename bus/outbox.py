@@ -33,12 +33,14 @@ class Outbox:
         limit: how many messages may wait.
 
     Attributes:
+        queued: how many messages have been queued so far: what :meth:`stored` can be asked about.
         retries: how many sends had to be repeated so far.
         trouble: why the last send failed; "" while all is well.
     """
 
     def __init__(self, bus: Bus, epoch: int, *, limit: int = OUTBOX_LIMIT, backoff: Backoff | None = None) -> None:
         self.epoch = epoch
+        self.queued = 0
         self.retries = 0
         self.trouble = ""
         self._bus = bus
@@ -49,6 +51,7 @@ class Outbox:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failure: BaseException | None = None
 
     @property
@@ -87,14 +90,22 @@ class Outbox:
         self._check()
         self._put((stream, message))
 
-    def _check(self) -> None:
+    def has_appended(self, stream: str) -> bool:
+        """Whether :meth:`append` was used for this stream."""
+        return stream in self._indexes
+
+    def _check_running(self) -> None:
         if self._failure is not None:
             raise BusUnavailable(f"the outbox has stopped: {self._failure}") from self._failure
+
+    def _check(self) -> None:
+        self._check_running()
         if len(self._queue) >= self._limit:
             raise OutboxFull(f"{len(self._queue)} messages wait to be sent ({self.trouble or 'the bus is too slow'})")
 
     def _put(self, item: LogEntry | tuple[str, Message]) -> None:
         self._queue.append(item)
+        self.queued += 1
         self._empty.clear()
         self._wake.set()
 
@@ -107,6 +118,22 @@ class Outbox:
         await self._empty.wait()
         if self._queue:
             self._check()
+
+    async def stored(self, count: int) -> None:
+        """Wait until the first ``count`` messages ever queued are stored. Waits under way must be for
+        ascending counts.
+
+        Raises:
+            BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
+        """
+        if self.queued - len(self._queue) >= count:
+            return
+        self._check_running()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, future))
+        await future
+        if self.queued - len(self._queue) < count:
+            self._check_running()
 
     async def run(self) -> None:
         """Send until cancelled.
@@ -124,6 +151,7 @@ class Outbox:
             raise
         finally:
             self._empty.set()
+            self._tell(self.queued)
 
     async def _send_next(self) -> None:
         """Send the longest run of one kind at the head of the queue, in one round trip."""
@@ -149,6 +177,14 @@ class Outbox:
         self._backoff.reset()
         for _ in range(len(entries) + len(items)):
             self._queue.popleft()
+        self._tell(self.queued - len(self._queue))
         if not self._queue:
             self._wake.clear()
             self._empty.set()
+
+    def _tell(self, count: int) -> None:
+        """Wake those who wait for no more than ``count`` messages."""
+        while self._waiting and self._waiting[0][0] <= count:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)

@@ -45,6 +45,11 @@ class Names:
     def sequences(self, detokenizer: str) -> str:
         return self.key("sequences", detokenizer)
 
+    @property
+    def journal(self) -> str:
+        """What a scheduler needs to know of its predecessor."""
+        return self.key("journal")
+
     # Mailboxes: many writers, one reader, who remembers its position and trims what it has passed.
     def replies(self, ingress: str) -> str:
         return self.key("replies", ingress)

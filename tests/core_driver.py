@@ -17,11 +17,13 @@ from actors.scheduler.events import (
     Note,
     ReplicaJoined,
     ReplicaResult,
+    RequestOver,
     ToDetokenizer,
+    ToJournal,
     ToReplica,
 )
 from actors.scheduler.replica import Replica
-from bus.messages import SamplingParams, SequenceStarted, SequenceTokens, StepPlan, StepResult, TokenizedRequest
+from bus.messages import END_NONE, SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 from tests.engine_driver import Driver
 
 REPLICA = "gpu"
@@ -114,8 +116,10 @@ class CoreDriver:
                 case ToDetokenizer(_, SequenceStarted() as started):
                     self._names[started.sequence_id] = started.request_id
                     self.answers[started.request_id].cached = started.num_cached_tokens
-                case ToDetokenizer(_, SequenceTokens() as spoken):
-                    self.answers[self._names[spoken.sequence_id]].beams.append(spoken.token_ids.tolist())
+                    if started.output_end != END_NONE:
+                        self.answers[started.request_id].beams.append(started.output_token_ids.tolist())
+                case ToJournal() | RequestOver():
+                    pass
                 case Note():
                     self.notes.append(output)
                 case _:

@@ -16,7 +16,7 @@ from bus.outbox import Outbox
 from web import listener
 from web.auth import KeyRing
 from web.context import CONTEXT, Context
-from web.errors import internal, unavailable
+from web.errors import unavailable
 from web.inbox import Inbox
 from web.limits import WRITE_TIMEOUT_S
 from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
@@ -25,7 +25,6 @@ from web.middleware import add_request_id, boundary
 from web.model import ServedModel, load_served_model
 from web.routes import generation, models, service
 from web.sse import Streams
-from web.stranded import stranded
 
 ROUTES = (*service.ROUTES, *models.ROUTES, *generation.ROUTES)
 KEEPALIVE_S = 75.0
@@ -99,9 +98,9 @@ class IngressActor(Actor):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _make_context(self, model: ServedModel, outbox: Outbox) -> Context:
-        membership = Membership(self.bus, self.name, fresh_s=self.settings.lease_ttl_s)
+        membership = Membership(self.bus, fresh_s=self.settings.lease_ttl_s)
         metrics = IngressMetrics(self.metrics, model.max_model_len)
-        inbox = Inbox(self.bus, self.names, self.name, outbox, metrics, self.log, lambda: membership.losses)
+        inbox = Inbox(self.bus, self.names, self.name, outbox, metrics, self.log)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
@@ -143,15 +142,9 @@ class IngressActor(Actor):
             await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:
-        """Twice a second: cut clients that take nothing, fail requests that were stranded."""
-        grace_s = 2 * self.settings.lease_ttl_s
+        """Twice a second: cut clients that take nothing."""
         while True:
             await asyncio.sleep(TICK_S)
             context.metrics.open_requests.set(context.inbox.num_open)
             if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):
                 self.log.warning("slow clients cut off", clients=cut)
-            for request in stranded(
-                context.inbox.open_requests(), context.membership.losses, time.monotonic(), grace_s
-            ):
-                self.log.error("request stranded", request_id=request.request_id, waited_s=grace_s)
-                request.call.fail(internal("An actor that worked on the request was lost."))

@@ -23,6 +23,8 @@ class Choice:
     index: int
     request: OpenRequest
     texts: list[str] = field(default_factory=list)
+    num_chars: int = 0
+    """Characters of text that have come, taken or not."""
     num_tokens: int = 0
     last_token_s: float = 0.0
     finish_reason: FinishReason | None = None
@@ -49,11 +51,10 @@ class OpenRequest:
     """One prompt that the system works on; times are of the monotonic clock."""
 
     __slots__ = (
+        "attempt",
         "call",
         "choices",
         "first_token_seen",
-        "last_progress_s",
-        "losses_seen",
         "needs_prompt",
         "num_cached_tokens",
         "num_prompt_tokens",
@@ -62,11 +63,11 @@ class OpenRequest:
         "prompt_text",
         "request_id",
         "started_s",
-        "suspect_since_s",
     )
 
-    def __init__(self, request_id: str, call: Call, first_index: int, n: int, now_s: float, losses_seen: int) -> None:
+    def __init__(self, request_id: str, attempt: str, call: Call, first_index: int, n: int, now_s: float) -> None:
         self.request_id = request_id
+        self.attempt = attempt
         self.call = call
         self.choices = [Choice(first_index + i, self) for i in range(n)]
         self.num_unfinished = n
@@ -74,9 +75,6 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.first_token_seen = False
         self.started_s = now_s
-        self.last_progress_s = now_s
-        self.losses_seen = losses_seen
-        self.suspect_since_s: float | None = None
         self.needs_prompt = False
         """Whether the answer tells something about the prompt, which has to come before any choice ends."""
         self.prompt: PromptInfo | None = None
@@ -95,9 +93,9 @@ class OpenRequest:
 class Call:
     """The choices of all prompts, in the client's order: prompt by prompt, n choices each."""
 
-    def __init__(self, request_ids: Sequence[str], n: int, *, streaming: bool, now_s: float, losses_seen: int) -> None:
+    def __init__(self, request_ids: Sequence[str], n: int, *, streaming: bool, now_s: float, attempt: str = "") -> None:
         self.requests = [
-            OpenRequest(request_id, self, i * n, n, now_s, losses_seen) for i, request_id in enumerate(request_ids)
+            OpenRequest(request_id, attempt, self, i * n, n, now_s) for i, request_id in enumerate(request_ids)
         ]
         self.choices = [choice for request in self.requests for choice in request.choices]
         self.failure: ApiError | None = None
@@ -108,6 +106,16 @@ class Call:
         self._streaming = streaming
         self._changed: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
+
+    def skip(self, seen: Sequence[tuple[int, int]]) -> None:
+        """The client has so many (tokens, characters) of each choice already."""
+        for choice, (num_tokens, num_chars) in zip(self.choices, seen, strict=True):
+            choice.num_tokens, choice.num_chars = num_tokens, num_chars
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the client may come back for the rest."""
+        return bool(self.requests[0].attempt)
 
     @property
     def done(self) -> bool:

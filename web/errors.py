@@ -17,6 +17,7 @@ TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
     429: "RateLimitError",
@@ -118,3 +119,8 @@ def from_http(error: web.HTTPException) -> ApiError:
         413: "The request body is too large.",
     }
     return ApiError(error.status, texts.get(error.status, error.reason), headers=headers)
+
+
+def superseded() -> ApiError:
+    """The client has asked for the same request on another connection."""
+    return ApiError(409, "This request is being answered on a newer connection.", code="superseded")

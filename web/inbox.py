@@ -1,39 +1,46 @@
 """The ingress's side of the bus: requests go out, replies come in and are handed to the calls they belong to.
 
 One task reads the mailbox ``replies:<ingress>``; everything it does for a reply is a few dictionary look-ups and list
-appends, because it does so for every token of every stream. Duplicates (a replaced detokenizer may repeat itself) are
-recognised by the count of output tokens and dropped.
+appends, because it does so for every token of every stream. What has come before (text that is made anew begins at its
+beginning) is recognised by its place and dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from actors.logs import Log
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
-from bus.messages import AbortRequest, GenerateRequest, Message, PromptReply, ReplyBatch, RequestFailed
+from bus.messages import (
+    AbortRequest,
+    GenerateRequest,
+    Message,
+    PromptReply,
+    ReplyBatch,
+    RequestFailed,
+    RequestsDone,
+)
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, OpenRequest
-from web.errors import ApiError, from_failure, internal, unavailable
+from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.report import Token, read_prompt, read_tokens
 
 READ_COUNT = 256
 READ_BLOCK_MS = 1000
 RETRY_S = 0.2
+NOT_BEFORE = 2**31
+"""The text offset of a reply that does not tell it: nothing of it can have come before."""
 TRIM_EVERY = 256
 """Entries after which the mailbox is trimmed although requests are open."""
 
 
 class Inbox:
-    """Open requests by id, and the reader of their replies.
-
-    ``losses()`` counts the actors lost so far (:class:`web.membership.Membership`).
-    """
+    """Open requests by id, and the reader of their replies."""
 
     def __init__(
         self,
@@ -43,7 +50,6 @@ class Inbox:
         outbox: Outbox,
         metrics: IngressMetrics,
         log: Log,
-        losses: Callable[[], int] = lambda: 0,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -51,7 +57,6 @@ class Inbox:
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
-        self._losses = losses
         self._open: dict[str, OpenRequest] = {}
         self._position: EntryId = START
         self._untrimmed = 0
@@ -78,24 +83,32 @@ class Inbox:
             raise unavailable("The bus is too slow or away.")
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
-        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), losses_seen=self._losses())
+        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=requests[0].attempt)
         for request, opened in zip(requests, call.requests, strict=True):
+            if (other := self._open.pop(request.request_id, None)) is not None:
+                other.call.fail(superseded())
             self._open[request.request_id] = opened
             opened.needs_prompt = request.sampling.returns_prompt
             self._outbox.publish(self._names.requests, request)
         self._idle.clear()
         return call
 
-    def close(self, call: Call) -> None:
-        """The handler is done with the call: whatever of it still runs is aborted, once."""
-        aborted = 0
-        for request in call.requests:
-            if self._open.pop(request.request_id, None) is not None:
-                self._outbox.publish(self._names.control, AbortRequest(request_id=request.request_id))
-                self._metrics.aborted(request)
-                aborted += 1
-        if aborted:
-            self._log.info("aborted", request_id=call.requests[0].request_id, requests=aborted)
+    def close(self, call: Call, *, delivered: bool) -> None:
+        """The handler is done with the call. What still runs is aborted, once, and what has ended need not be kept any
+        longer, unless the client is gone (not ``delivered``) and said that it may come back."""
+        stays = call.resumable and not delivered
+        running = [request for request in call.requests if self._open.get(request.request_id) is request]
+        for request in running:
+            del self._open[request.request_id]
+            self._metrics.aborted(request)
+            abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
+            self._outbox.publish(self._names.control, abort)
+        done = [request for request in call.requests if request.num_unfinished == 0]
+        if done and not stays:
+            names, attempts = zip(*((each.request_id, each.attempt) for each in done), strict=True)
+            self._outbox.publish(self._names.control, RequestsDone(request_ids=names, attempts=attempts))
+        if running:
+            self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
             self._idle.set()
 
@@ -172,13 +185,14 @@ class Inbox:
             batch.stop_reasons,
             batch.num_prompt_tokens.tolist(),
             batch.num_cached_tokens.tolist(),
+            batch.text_offsets.tolist() or [NOT_BEFORE] * len(batch.texts),
         )
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
         reported = reported_tokens(batch) if len(batch.token_counts) else {}
         rows = enumerate(zip(*columns, strict=True))
-        for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached) in rows:
+        for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset) in rows:
             request = self._open.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
@@ -198,13 +212,15 @@ class Inbox:
             if new_tokens > 0:
                 self._metrics.tokens(choice, request, new_tokens, now_s)
                 choice.num_tokens = num_tokens
-                request.last_progress_s = now_s
-            if text:
-                choice.texts.append(text)
+            new_text = text[choice.num_chars - offset :] if offset < choice.num_chars else text
+            if new_text:
+                choice.texts.append(new_text)
+                choice.num_chars += len(new_text)
             if row in reported and new_tokens > 0:
+                new = reported[row][-new_tokens:]
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
-                choice.tokens += reported[row]
-                choice.cumulative_logprob += sum(token.logprob or 0.0 for token in reported[row])
+                choice.tokens += new
+                choice.cumulative_logprob += sum(token.logprob or 0.0 for token in new)
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop
@@ -236,7 +252,7 @@ class Inbox:
         """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
         del self._open[request.request_id]
         if others_run:
-            abort = AbortRequest(request_id=request.request_id, reason="a choice failed")
+            abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, reason="a choice failed")
             self._outbox.publish(self._names.control, abort)
         if not self._open:
             self._idle.set()

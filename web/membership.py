@@ -11,23 +11,17 @@ REFRESH_S = 0.5
 EAGER_REFRESH_S = 0.05
 """While somebody is missing."""
 NEEDED = ("tokenizer", "scheduler", "executor", "detokenizer")
-WATCHED = ("scheduler", "detokenizer", "ingress")
-"""Kinds whose loss may strand open requests. Of ingresses only this one: without its lease its requests are aborted."""
 
 
 class Membership:
     """The view of one ingress. It is stale, and the bus counts as missing, once it is older than ``fresh_s``."""
 
-    def __init__(self, bus: Bus, ingress: str, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bus: Bus, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._bus = bus
-        self._ingress = ingress
         self._fresh_s = fresh_s
         self._clock = clock
         self._refreshed_s: float | None = None
-        self._watched: dict[tuple[str, str], int] = {}
         self.leases: Sequence[LeaseInfo] = ()
-        self.losses = 0
-        """How often a watched actor has disappeared or was replaced."""
 
     async def refresh(self) -> None:
         """Look again.
@@ -35,15 +29,7 @@ class Membership:
         Raises:
             BusUnavailable: the bus does not answer; the old view stays and grows stale.
         """
-        leases = await self._bus.leases()
-        watched = {
-            (lease.kind, lease.name): lease.epoch
-            for lease in leases
-            if lease.kind in WATCHED and (lease.kind != "ingress" or lease.name == self._ingress)
-        }
-        self.losses += sum(watched.get(actor) != epoch for actor, epoch in self._watched.items())
-        self._watched = watched
-        self.leases = leases
+        self.leases = await self._bus.leases()
         self._refreshed_s = self._clock()
 
     def missing(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -74,6 +75,9 @@ class ReportedCompletionChunks(CompletionChunks):
         super().__init__(public_id, created_s, model, options)
         self._report = report
         self._offsets: dict[int, int] = {}
+
+    def resume(self, choices: Sequence[Choice]) -> None:
+        self._offsets.update({choice.index: choice.num_chars for choice in choices if choice.num_tokens})
 
     def _choice(self, choice: Choice) -> bytes:
         report, request = self._report, choice.request

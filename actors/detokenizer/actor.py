@@ -19,7 +19,7 @@ from actors.model_config import resolve_tokenizer
 from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
 from bus.contract import START, BusUnavailable, Entry, EntryId
-from bus.messages import ReplicaFenced, SequenceEnded, SequenceStarted, SequenceTokens, StepResult
+from bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
 from bus.outbox import Outbox
 
 READ_COUNT = 1024
@@ -146,8 +146,8 @@ class DetokenizerActor(Actor):
                 self._sequences.start(entry.message)
             case SequenceEnded():
                 self._sequences.end(entry.message)
-            case SequenceTokens():
-                self._sequences.speak(entry.message)
+            case SchedulerLeads():
+                self._sequences.void()
             case _:
                 await self._refuse(entry)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from actors.detokenizer.text import Decoder
-from bus.messages import Int32Array, PromptReply, SequenceStarted, SequenceTokens, StepResult
+from bus.messages import Int32Array, PromptReply, SequenceStarted, StepResult
 
 NO_SCORE = -1
 """The ``top_counts`` of a token without log probabilities."""
@@ -26,27 +26,23 @@ class Score:
 def row_scores(result: StepResult, wanted: Container[int]) -> dict[int, Score]:
     """The scores of the ``wanted`` rows of a result (beams have some too, which nobody reads here); malformed columns
     raise ValueError."""
-    counts = result.top_counts
-    ends = np.cumsum(counts)
-    if not len(result.logprob_rows) == len(result.logprob_bits) == len(counts):
+    if not len(result.logprob_rows) == len(result.logprob_bits) == len(result.top_counts):
         raise ValueError("the log probability columns of a result differ in length")
-    columns = (result.logprob_rows.tolist(), result.logprob_bits.tolist(), (ends - counts).tolist(), ends.tolist())
-    return {
-        row: Score(bits, result.top_ids[start:end], result.top_bits[start:end])
-        for row, bits, start, end in zip(*columns, strict=True)
-        if row in wanted
-    }
+    scores = _scores(result.logprob_bits, result.top_counts, result.top_ids, result.top_bits)
+    return {row: score for row, score in zip(result.logprob_rows.tolist(), scores, strict=True) if row in wanted}
 
 
-def spoken_scores(message: SequenceTokens) -> list[Score | None]:
-    """The score of each token; None without log probabilities."""
-    if not len(message.logprob_bits):
-        return [None] * len(message.token_ids)
-    shape = len(message.token_ids), message.num_top
-    rows = zip(
-        message.logprob_bits.tolist(), message.top_ids.reshape(shape), message.top_bits.reshape(shape), strict=True
+def output_scores(started: SequenceStarted) -> list[Score]:
+    """The scores of the first tokens that a sequence brings along."""
+    return list(
+        _scores(started.output_bits, started.output_top_counts, started.output_top_ids, started.output_top_bits)
     )
-    return [Score(bits, top_ids, top_bits) for bits, top_ids, top_bits in rows]
+
+
+def _scores(bits: Int32Array, counts: Int32Array, top_ids: Int32Array, top_bits: Int32Array) -> Iterator[Score]:
+    ends = np.cumsum(counts)
+    for own, start, end in zip(bits.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
+        yield Score(own, top_ids[start:end], top_bits[start:end])
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 Every sequence gets exactly one end: a terminal row in a :class:`ReplyBatch`, or one :class:`RequestFailed` for its
 whole request, or nothing if the scheduler says that its client is gone. What comes for a sequence after its end is
-ignored, as are tokens that came before (a replica that was replaced may repeat them).
+ignored, as are tokens that came before (a replica that was replaced may repeat them). A sequence that had begun
+elsewhere brings its tokens along, and its text is made from the first of them on.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from actors.detokenizer.scores import (
     TokenColumns,
     UnsentTokens,
     add_prompt_parts,
+    output_scores,
     row_scores,
-    spoken_scores,
 )
 from actors.detokenizer.stops import StopMatch, StopMatcher
 from actors.detokenizer.text import Decoder, TextState
@@ -34,7 +35,6 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
-    SequenceTokens,
     StepResult,
     StopSequence,
 )
@@ -51,6 +51,8 @@ class SequenceState:
     stops: StopMatcher | None
     num_tokens: int = 0
     unsent: list[str] = field(default_factory=list)
+    num_sent: int = 0
+    """Characters of text that have been sent."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     tokens: UnsentTokens | None = None
@@ -115,6 +117,22 @@ class Sequences:
         if len(message.prompt_token_ids):
             state.prompt = PromptScores(message)
             self._tell_prompt(state)
+        self._replay(state)
+
+    def _replay(self, state: SequenceState) -> None:
+        """Work off the tokens that a sequence brings along."""
+        tokens = state.started.output_token_ids.tolist()
+        scores = output_scores(state.started)
+        for index, token in enumerate(tokens):
+            end = state.started.output_end if index == len(tokens) - 1 else END_NONE
+            self._advance([(state, token, end, scores[index] if index < len(scores) else None)])
+
+    def void(self) -> None:
+        """Forget all sequences: they are the old scheduler's."""
+        self._live.clear()
+        self._by_request.clear()
+        self._touched.clear()
+        self._early.clear()
 
     def end(self, message: SequenceEnded) -> None:
         """The scheduler ends a sequence: silently (abort), with an error for its request, or as finished."""
@@ -128,16 +146,6 @@ class Sequences:
             self._remove(state)
         else:
             self._finish(state, message.reason, None)
-
-    def speak(self, message: SequenceTokens) -> None:
-        """All tokens of a sequence come at once, and with them its end."""
-        state = self._live.get(message.sequence_id)
-        if state is None:
-            return
-        tokens = message.token_ids.tolist()
-        last = len(tokens) - 1
-        for place, (token, score) in enumerate(zip(tokens, spoken_scores(message), strict=True)):
-            self._advance([(state, token, message.end if place == last else END_NONE, score)])
 
     def apply(self, result: StepResult) -> None:
         """The tokens of one step, all sequences at once."""
@@ -291,12 +299,14 @@ def _is_silent(state: SequenceState, end: int) -> bool:
 def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
     """The rows of one ingress; takes the unsent text."""
     rows = list(states)
-    texts = []
+    texts, offsets = [], []
     columns = TokenColumns()
     for state in rows:
         columns.add(state.tokens)
         texts.append("".join(state.unsent))
         state.unsent.clear()
+        offsets.append(state.num_sent)
+        state.num_sent += len(texts[-1])
     return ReplyBatch(
         request_ids=tuple(state.started.request_id for state in rows),
         texts=tuple(texts),
@@ -306,5 +316,6 @@ def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatc
         num_output_tokens=np.array([state.num_tokens for state in rows], np.int32),
         num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
         num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
+        text_offsets=np.array(offsets, np.int32),
         **columns.fields(decoder),  # type: ignore[arg-type]
     )

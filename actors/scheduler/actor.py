@@ -2,6 +2,9 @@
 
 Tasks beside the loop read requests, results and leases into one inbox. The loop sleeps until something is in there,
 takes in all of it, plans once, and hands the messages to the outbox; nothing on that way waits for the bus.
+
+A request stays in its work stream until it is over. What else a successor has to know is in the journal, and the
+results it needs are not trimmed before a checkpoint there has summed them up (:mod:`actors.scheduler.journal`).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,12 +29,17 @@ from actors.scheduler.events import (
     ReplicaJoined,
     ReplicaLost,
     ReplicaResult,
+    RequestOver,
     ToDetokenizer,
     ToIngress,
+    ToJournal,
     ToReplica,
 )
+from actors.scheduler.journal import Ledger, checkpoint
 from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
+from actors.scheduler.output import Output as SequenceOutput
+from actors.scheduler.takeover import MARK_STEP, Takeover
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
 from actors.spans import spans_of
@@ -39,6 +48,8 @@ from bus.messages import (
     AbortRequest,
     ReplicaFenced,
     RequestFailed,
+    RequestsDone,
+    SchedulerLeads,
     SequenceStarted,
     StepResult,
     StopSequence,
@@ -74,8 +85,18 @@ class SchedulerActor(Actor):
         self._membership = Membership(self._put, self._fence)
         self._inbox: deque[Entry | Input] = deque()
         self._news = asyncio.Event()
-        self._acks: deque[Entry] = deque()
+        self._acks: deque[tuple[int, Entry]] = deque()
         self._to_ack = asyncio.Event()
+        self._entries: dict[str, Entry] = {}
+        """The work entries of all requests that are not over."""
+        self._left = Ledger()
+        self._recovered: dict[str, dict[int, SequenceOutput]] = {}
+        self._readmitted = False
+        """Whether all requests that another scheduler had taken in are here."""
+        self._journal_end = START
+        self._led: set[str] = set()
+        self._summed_up: dict[str, EntryId] = {}
+        """Positions in the results that no successor needs to read from."""
         self._reading: dict[str, EntryId] = {}
         self._positions: dict[str, EntryId] = {}
         self._replica_of: dict[str, str] = {}
@@ -111,6 +132,7 @@ class SchedulerActor(Actor):
                 ttft_target_s=_seconds(settings.ttft_target_ms),
                 epoch=self.epoch,
                 eos_token_ids=model.eos_token_ids,
+                resume_timeout_s=settings.resume_timeout_s,
             )
         )
         self._outbox = Outbox(self.bus, self.epoch)
@@ -118,6 +140,7 @@ class SchedulerActor(Actor):
         for stream in (self.names.tokenized, self.names.control):
             await self._retrying("groups", partial(self.bus.create_group, stream, SCHEDULER_GROUP))
         self.spawn(self._outbox.run(), "outbox")
+        await self._take_over()
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
@@ -126,6 +149,33 @@ class SchedulerActor(Actor):
             ("housekeeping", self._keep_house),
         ):
             self.spawn(self._for_ever(name, once), name)
+
+    async def _take_over(self) -> None:
+        """Learn what the scheduler before this one left, down to the last token."""
+        began_s = time.monotonic()
+        takeover = Takeover(self.bus, self.names, self._outbox)
+        await self._retrying("takeover", takeover.run)
+        self._left = takeover.ledger
+        self._recovered = takeover.ledger.outputs()
+        self._journal_end = takeover.journal_end
+        self._positions.update(takeover.read)
+        self._summed_up.update(self._left.positions)
+        for replica in takeover.marks:
+            self.core.skip_steps(replica, MARK_STEP)
+        self._membership.expect(self._left.ingresses, self._left.detokenizers)
+        for detokenizer in self._left.detokenizers:
+            self._told[self.names.sequences(detokenizer)] = EntryId(self.epoch - 1, FENCE_INDEX)
+        for lease in await self.bus.leases("detokenizer"):
+            self._lead(self.names.sequences(lease.name))
+        if self._recovered:
+            seconds = round(time.monotonic() - began_s, 3)
+            self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
+
+    def _lead(self, stream: str) -> None:
+        """Tell a detokenizer that nothing of an earlier scheduler is valid any more, before it hears anything else."""
+        if stream not in self._led:
+            self._led.add(stream)
+            self._told[stream] = self._outbox.append(stream, SchedulerLeads(epoch=self.epoch))
 
     async def serve(self) -> None:
         """Take in, plan, send, until draining and nothing is left to do."""
@@ -172,6 +222,8 @@ class SchedulerActor(Actor):
         entries = await self.bus.read_group(SCHEDULER_GROUP, LEASE, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS)
         for entry in entries:
             self._put(entry)
+        if not self._readmitted and not any(entry.deliveries > 1 for entry in entries):
+            self._readmitted = True
 
     async def _read_results(self) -> None:
         """Results of all replicas. A replica that has joined is told to the core when its results are being read."""
@@ -194,17 +246,36 @@ class SchedulerActor(Actor):
     def _take(self, item: Entry | Input) -> None:
         if not isinstance(item, Entry):
             self._take_event(item)
-        elif isinstance(item.message, TokenizedRequest | AbortRequest | StopSequence):
+        elif isinstance(item.message, TokenizedRequest | AbortRequest | StopSequence | RequestsDone):
             try:
-                self.core.take(item.message)
+                self._take_work(item, item.message)
             except Exception as error:
                 self._give_up(item, describe(error))
-            else:
-                self._settled(item)
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
         else:
             self._give_up(item, item.error or f"unexpected {type(item.message).__name__}")
+
+    def _take_work(self, entry: Entry, message: TokenizedRequest | AbortRequest | StopSequence | RequestsDone) -> None:
+        if not isinstance(message, TokenizedRequest):
+            self.core.take(message)
+            self._settled(entry)
+        elif message.request_id in self._entries:
+            self.core.take(message)  # asked for again: the first entry stands for the request
+            self._settled(entry)
+        else:
+            self._entries[message.request_id] = entry
+            if entry.deliveries > 1:
+                self._readmit(message)
+            else:
+                self.core.take(message)
+
+    def _readmit(self, message: TokenizedRequest) -> None:
+        """A request that was taken in before, by another scheduler."""
+        moved = self._left.moved.pop(message.request_id, None)
+        if moved is not None:
+            message = replace(message, ingress=moved.ingress, attempt=moved.attempt)
+        self.core.readmit(message, self._recovered.pop(message.request_id, {}))
 
     def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
         name = self._replica_of.get(entry.stream, "")
@@ -237,6 +308,7 @@ class SchedulerActor(Actor):
                     self._trimmer.replica_lost(name, replica.step)
             case DetokenizerLost(name) if (stream := self.names.sequences(name)) in self._told:
                 self._trimmer.detokenizer_lost(stream, self._told.pop(stream))
+                self._led.discard(stream)
             case _:
                 pass
         try:
@@ -249,9 +321,8 @@ class SchedulerActor(Actor):
             self._reading.pop(event.replica, None)
 
     def _settled(self, entry: Entry) -> None:
-        """The entry has had its effect, which is all of it in the core. (An ack at the request's end, for a successor
-        to start from, would be given from here.)"""
-        self._acks.append(entry)
+        """The entry has had its effect, once everything that is queued by now is stored."""
+        self._acks.append((self._outbox.queued, entry))
         self._to_ack.set()
 
     def _give_up(self, entry: Entry, reason: str) -> None:
@@ -261,6 +332,7 @@ class SchedulerActor(Actor):
         self.log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
         self._meters.dead.inc()
         if isinstance(message, TokenizedRequest):
+            self._entries.pop(message.request_id, None)
             text = "The server failed to schedule this request."
             failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
             self._outbox.publish(self.names.replies(message.ingress), failed)
@@ -280,6 +352,7 @@ class SchedulerActor(Actor):
                 self._meters.planned(replica, plan)
             case ToDetokenizer(detokenizer, message):
                 stream = self.names.sequences(detokenizer)
+                self._lead(stream)
                 self._told[stream] = self._outbox.append(stream, message)
                 if self.settings.enable_log_requests and isinstance(message, SequenceStarted):
                     sequence = {"sequence": message.sequence_id, "cached_tokens": message.num_cached_tokens}
@@ -287,6 +360,11 @@ class SchedulerActor(Actor):
             case ToIngress(ingress, failure):
                 self._meters.failed.inc()
                 self._outbox.publish(self.names.replies(ingress), failure)
+            case ToJournal(message):
+                self._journal_end = self._outbox.append(self.names.journal, message)
+            case RequestOver(request_id):
+                if (entry := self._entries.pop(request_id, None)) is not None:
+                    self._settled(entry)
             case Note("preempted", fields):
                 self._preempted[str(fields["request_id"])] += 1
             case Note(event, fields):
@@ -300,7 +378,8 @@ class SchedulerActor(Actor):
     async def _ack(self) -> None:
         await self._to_ack.wait()
         batch = list(self._acks)
-        await self.bus.ack(SCHEDULER_GROUP, batch)
+        await self._outbox.stored(batch[-1][0])
+        await self.bus.ack(SCHEDULER_GROUP, [entry for _, entry in batch])
         for _ in batch:
             self._acks.popleft()
         if not self._acks:
@@ -324,11 +403,35 @@ class SchedulerActor(Actor):
             times, self._preempted = self._preempted, Counter()
             shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
             self.log.info("preempted", count=times.total(), request_ids=shown)
-        await self._trimmer.trim(self.core, self._membership, self._positions)
+        if self.core.delivery.is_waiting:
+            self._news.set()
+        await self._sum_up()
+        await self._trimmer.trim(self.core, self._membership, self._summed_up)
         gone = self._membership.gone_ingresses
         while gone:
             await self.bus.delete(self.names.replies(gone[-1]))
             gone.pop()
+
+    async def _sum_up(self) -> None:
+        """Write a checkpoint if there are results that no checkpoint covers, and drop what it makes superfluous."""
+        if not self._readmitted or self._inbox:
+            return
+        self._recovered.clear()
+        self._left = Ledger()
+        positions, forgettable = dict(self._positions), self.core.is_forgettable
+        if positions == self._summed_up and not (forgettable and self._journal_end > START):
+            return
+        if forgettable:
+            superfluous, self._journal_end = self._journal_end, START
+        else:
+            epochs = {name: member.epoch for name, member in self._membership.members.items()}
+            told = self._membership.ingresses, self._membership.live_detokenizers
+            summary = checkpoint(self.core, positions, epochs, ingresses=told[0], detokenizers=told[1])
+            self._journal_end = self._outbox.append(self.names.journal, summary)
+            superfluous = EntryId(self._journal_end.epoch, self._journal_end.index - 1)
+        await self._outbox.stored(self._outbox.queued)
+        await self.bus.trim(self.names.journal, superfluous)
+        self._summed_up = positions
 
     async def _for_ever(self, task: str, once: Callable[[], Awaitable[Any]]) -> None:
         while True:

@@ -9,9 +9,11 @@ from bus.messages import (
     AbortRequest,
     JsonValue,
     RequestFailed,
+    RequestMoved,
+    RequestsDone,
     SequenceEnded,
+    SequencesNamed,
     SequenceStarted,
-    SequenceTokens,
     StepPlan,
     StepResult,
     StopSequence,
@@ -72,7 +74,7 @@ class ReplicaResult:
 
 @dataclass(frozen=True, slots=True)
 class IngressLost:
-    """Nobody will read this ingress's replies: abort its requests."""
+    """Nobody will read this ingress's replies: its clients may come back at another one."""
 
     ingress: str
 
@@ -86,7 +88,7 @@ class DetokenizersLive:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizerLost:
-    """The text state of this detokenizer is gone: requests it has started fail."""
+    """The text state of this detokenizer is gone: another one starts anew on its sequences."""
 
     detokenizer: str
 
@@ -95,6 +97,7 @@ Input = (
     TokenizedRequest
     | AbortRequest
     | StopSequence
+    | RequestsDone
     | ReplicaJoined
     | HostTierGrown
     | ReplicaSuspended
@@ -115,13 +118,27 @@ class ToReplica:
 @dataclass(frozen=True, slots=True)
 class ToDetokenizer:
     detokenizer: str
-    message: SequenceStarted | SequenceEnded | SequenceTokens
+    message: SequenceStarted | SequenceEnded
 
 
 @dataclass(frozen=True, slots=True)
 class ToIngress:
     ingress: str
     message: RequestFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ToJournal:
+    """For a successor to start from."""
+
+    message: SequencesNamed | RequestMoved
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOver:
+    """Nothing about this request needs to be kept any more."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,7 @@ class Note:
     fields: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-Output = ToReplica | ToDetokenizer | ToIngress | Note
+Output = ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | Note
 
 
 class ProtocolError(Exception):

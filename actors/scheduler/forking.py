@@ -25,7 +25,7 @@ def fork_of(sequence: Sequence, running: Running) -> Fork | None:
     """What a waiting sequence can take over from the first of its request: all of the prompt but the last token. None
     if that one does not run here, has not been planned to compute its prompt, or the sequence has gone further."""
     leader = sequence.leader
-    if leader is None or not leader.entered or running.sequences[leader.slot] is not leader:
+    if leader is None or not leader.entered or not running.holds(leader):
         return None
     num_prompt = len(sequence.request.prompt)
     if running.computed[leader.slot] < num_prompt or len(sequence.tokens) > num_prompt or sequence.scores_prompt:

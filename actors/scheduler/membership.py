@@ -54,7 +54,17 @@ class Membership:
         self._fence = fence
         self._detokenizers: dict[str, int] = {}
         self._taking: tuple[str, ...] = ()
-        self._ingresses: set[str] = set()
+        self._ingresses: dict[str, int] = {}
+
+    def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str]) -> None:
+        """Actors that were there before the first look, so that their absence is noticed."""
+        self._ingresses.update(dict.fromkeys(ingresses, 0))
+        self._detokenizers.update(dict.fromkeys(detokenizers, 0))
+
+    @property
+    def ingresses(self) -> Iterable[str]:
+        """Those that were there at the last look."""
+        return self._ingresses.keys()
 
     @property
     def live_detokenizers(self) -> Iterable[str]:
@@ -69,12 +79,7 @@ class Membership:
                 by_kind[lease.kind][lease.name] = lease
         self._look_at_executors(by_kind["executor"], believe_absence)
         self._look_at_detokenizers(by_kind["detokenizer"], believe_absence)
-        if believe_absence:
-            self.gone_ingresses += sorted(self._ingresses - by_kind["ingress"].keys())
-            for name in self._ingresses - by_kind["ingress"].keys():
-                self._emit(IngressLost(name))
-            self._ingresses.clear()
-        self._ingresses |= by_kind["ingress"].keys()
+        self._look_at_ingresses(by_kind["ingress"], believe_absence)
 
     def distrust(self, replica: str, reason: str) -> None:
         """Shut the executor of a replica out."""
@@ -125,11 +130,22 @@ class Membership:
             member.suspended = True
             self._emit(ReplicaSuspended(name))
 
+    def _look_at_ingresses(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
+        for name, epoch in list(self._ingresses.items()):
+            now = leases.get(name)
+            if now is None and believe_absence:
+                del self._ingresses[name]
+                self.gone_ingresses.append(name)
+                self._emit(IngressLost(name))
+            elif now is not None and now.epoch != epoch != 0:
+                self._emit(IngressLost(name))  # another process under the same name knows nothing of these requests
+        self._ingresses.update({name: lease.epoch for name, lease in leases.items()})
+
     def _look_at_detokenizers(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
         taking = tuple(sorted(name for name, lease in leases.items() if lease.info.get("state") == "ready"))
         for name, epoch in list(self._detokenizers.items()):
             now = leases.get(name)
-            if now.epoch != epoch if now is not None else believe_absence:
+            if now.epoch != epoch != 0 if now is not None else believe_absence:
                 del self._detokenizers[name]
                 self.positions.pop(name, None)
                 self._emit(DetokenizerLost(name))

@@ -97,6 +97,10 @@ class Running:
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has a slot somewhere has it here."""
+        return sequence.slot < self.num_slots and self.sequences[sequence.slot] is sequence
+
     def occupied(self) -> list[Sequence]:
         """All running sequences, best first: the order in which they get blocks, and the reverse of preemption."""
         return sorted((sequence for sequence in self.sequences if sequence is not None), key=lambda each: each.key)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from actors.block_hash import hash_blocks, hash_next, hashes_from_array
 from actors.scheduler.order import INTERACTIVE, JOB, Key, Order
-from bus.messages import SamplingParams, TokenizedRequest
+from actors.scheduler.output import Scores
+from bus.messages import END_NONE, SamplingParams, TokenizedRequest
 
 if TYPE_CHECKING:
     from actors.scheduler.lanes import Lanes
@@ -32,7 +33,8 @@ class Request:
     """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet.
 
     ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`).
-    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started.
+    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
+    of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
     """
 
     id: str
@@ -49,6 +51,9 @@ class Request:
     queued: bool = True
     detokenizer: str | None = None
     num_cached: int | None = None
+    attempt: str = ""
+    away: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +75,8 @@ class Sequence:
     computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
     number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
     takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
-    ``lanes``: of a beam search, the beams that it is one of.
+    ``lanes``: of a beam search, the beams that it is one of. ``started``: its request's detokenizer knows it. ``end``:
+    how its tokens ended it, if they did; ``scores``: what clients asked to know of them.
     """
 
     id: int
@@ -94,6 +100,9 @@ class Sequence:
     looked_up: bool = False
     copied: tuple[int, int] | None = None
     swapped: Swapped | None = None
+    scores_again: bool = False
+    end: int = END_NONE
+    scores: Scores = field(default_factory=Scores)
     lanes: Lanes | None = None
 
     @property
@@ -122,8 +131,10 @@ class Sequence:
     @property
     def scores_prompt(self) -> bool:
         """Its prompt has to be computed even if it is cached: log probabilities of the prompt are wanted, and have not
-        all come yet. One sequence does so for its whole request."""
-        return self.choice_index == 0 and self.request.sampling.prompt_logprobs is not None and not self.produced
+        all come yet, or may have been lost since. One sequence does so for its whole request."""
+        if self.choice_index or self.request.sampling.prompt_logprobs is None:
+            return False
+        return self.scores_again or not self.produced
 
     def extend_hashes(self, block_size: int) -> None:
         """Hash the full blocks of ``tokens`` that have no hash yet."""
@@ -165,6 +176,7 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         arrived_s=message.arrived_s,
         prompt=array("i", message.prompt_token_ids.tobytes()),
         end_token_ids=tuple(ends),
+        attempt=message.attempt,
     )
 
 

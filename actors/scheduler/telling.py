@@ -1,49 +1,52 @@
-"""What a request's detokenizer is told of its sequences: that they start, what beams said, that they are over."""
+"""What a request's detokenizer is told of its sequences: what they are and have produced, and that they are void."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
 
 from actors.scheduler.lanes import Lanes
-from actors.scheduler.sequence import Request, Sequence
-from bus.messages import PROMPT_TAIL_TOKENS, SequenceEnded, SequenceStarted, SequenceTokens
+from actors.scheduler.output import Output, Scores
+from actors.scheduler.sequence import Sequence
+from bus.messages import PROMPT_TAIL_TOKENS, SequenceEnded, SequenceStarted
 
 
-def started(request: Request, sequence: Sequence) -> Iterator[SequenceStarted]:
-    """A sequence is about to be computed; of a beam search all choices are."""
+def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
+    """A sequence with all of its output so far. Of a beam search that is over, all choices, best first."""
     if sequence.lanes is None:
-        yield _started(request, sequence, sequence.id, sequence.choice_index)
+        tokens = sequence.tokens[len(sequence.request.prompt) :]
+        output = Output(tokens, sequence.end, sequence.scores)
+        yield _started(sequence, sequence.id, sequence.choice_index, output, num_cached)
         return
-    for choice_index, choice_id in enumerate(sequence.lanes.choice_ids):
-        yield _started(request, sequence, choice_id, choice_index)
+    choices = zip(sequence.lanes.choice_ids, _beams(sequence.lanes), strict=True)
+    for choice_index, (choice_id, output) in enumerate(choices):
+        yield _started(sequence, choice_id, choice_index, output, num_cached)
 
 
-def aborted(sequence: Sequence) -> Iterator[SequenceEnded]:
-    """A sequence that was started is over, and its client does not wait."""
+def void(sequence: Sequence) -> Iterator[SequenceEnded]:
+    """What was told of a sequence is not to be followed up."""
     for sequence_id in (sequence.id,) if sequence.lanes is None else sequence.lanes.choice_ids:
         yield SequenceEnded(sequence_id=sequence_id, reason="abort")
 
 
-def beams(lanes: Lanes) -> Iterator[SequenceTokens]:
-    """The search is over: its choices, best first."""
+def _beams(lanes: Lanes) -> Iterator[Output]:
+    """The choices of a search."""
     reports = lanes.leader.request.sampling.logprobs is not None
-    best = lanes.search.best(len(lanes.choice_ids))
-    for choice_id, found in zip(lanes.choice_ids, best, strict=True):
-        yield SequenceTokens(
-            sequence_id=choice_id,
-            end=found.end,
-            num_top=found.top_ids.shape[1],
-            token_ids=found.tokens,
-            logprob_bits=found.logprob_bits if reports else found.logprob_bits[:0],
-            top_ids=found.top_ids.ravel(),
-            top_bits=found.top_bits.ravel(),
-        )
+    for found in lanes.search.best(len(lanes.choice_ids)):
+        scores = Scores()
+        if reports:
+            counts = np.full(len(found.tokens), found.top_ids.shape[1], np.int32)
+            columns = (found.logprob_bits, counts, found.top_ids, found.top_bits)
+            scores = Scores(*(array("i", np.ascontiguousarray(column, np.int32).tobytes()) for column in columns))
+        yield Output(array("i", found.tokens.tobytes()), found.end, scores)
 
 
-def _started(request: Request, sequence: Sequence, sequence_id: int, choice_index: int) -> SequenceStarted:
-    sampling = request.sampling
+def _started(
+    sequence: Sequence, sequence_id: int, choice_index: int, output: Output, num_cached: int
+) -> SequenceStarted:
+    request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
     tells_prompt = sampling.returns_prompt and choice_index == 0
     return SequenceStarted(
         request_id=request.id,
@@ -51,7 +54,7 @@ def _started(request: Request, sequence: Sequence, sequence_id: int, choice_inde
         choice_index=choice_index,
         ingress=request.ingress,
         num_prompt_tokens=len(request.prompt),
-        num_cached_tokens=request.num_cached or 0,
+        num_cached_tokens=num_cached,
         max_tokens=sequence.limit - len(request.prompt),
         min_tokens=sampling.min_tokens,
         stop=sampling.stop,
@@ -65,4 +68,10 @@ def _started(request: Request, sequence: Sequence, sequence_id: int, choice_inde
         prompt_logprobs=sampling.prompt_logprobs,
         return_token_ids=sampling.return_token_ids,
         prompt_token_ids=np.array(request.prompt if tells_prompt else (), np.int32),
+        output_end=output.end,
+        output_token_ids=np.array(output.tokens, np.int32),
+        output_bits=np.array(scores.bits, np.int32),
+        output_top_counts=np.array(scores.top_counts, np.int32),
+        output_top_ids=np.array(scores.top_ids, np.int32),
+        output_top_bits=np.array(scores.top_bits, np.int32),
     )

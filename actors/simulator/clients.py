@@ -12,6 +12,7 @@ from actors.simulator.trace import Trace
 from bus.messages import (
     Int32Array,
     RequestFailed,
+    RequestsDone,
     SamplingParams,
     SequenceEnded,
     SequenceStarted,
@@ -200,6 +201,8 @@ class Clients(Observer):
         if live[1]:
             return
         del self._live[number]
+        assert self._simulation is not None
+        self._simulation.at(at_s + self._request_s, RequestsDone(request_ids=(str(number),), attempts=("",)))
         self.e2e.add(at_s - live[0])
         self.num_done += 1
         self.num_good += bool(live[2])

@@ -27,7 +27,6 @@ from bus.messages import (
     NewSequence,
     SequenceEnded,
     SequenceStarted,
-    SequenceTokens,
     StepPlan,
     StepResult,
     TokenizedRequest,
@@ -88,12 +87,11 @@ class Recording:
                     del self._tokenized[next(iter(self._tokenized))]
             case SequenceStarted() as started:
                 self._start(started)
+                if started.output_end != END_NONE:  # it comes as a whole: a beam, which no result names
+                    self._sequences[started.sequence_id].num_output = len(started.output_token_ids)
+                    self._end(started.sequence_id)
             case SequenceEnded() as ended:
                 self._end(ended.sequence_id)
-            case SequenceTokens(sequence_id=sequence_id) as spoken:  # a beam: no result names it
-                if sequence_id in self._sequences:
-                    self._sequences[sequence_id].num_output = len(spoken.token_ids)
-                self._end(sequence_id)
             case StepPlan() as plan:
                 self._plan(self._replica(entry.stream, self._names.steps("")), plan)
             case StepResult() as result:

@@ -23,11 +23,12 @@ from actors.scheduler.events import (
     ReplicaLost,
     ReplicaResult,
     ReplicaSuspended,
+    RequestOver,
     ToDetokenizer,
     ToIngress,
     ToReplica,
 )
-from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, SequenceTokens, StepPlan, StepResult
+from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
 
 NEVER_S = float("inf")
 COUNTS = ("prefix_queries", "prefix_hits", "num_preemptions")
@@ -54,11 +55,11 @@ class Observer:
     def ended(self, at_s: float, ended: SequenceEnded) -> None:
         """The scheduler ended a sequence that had been started."""
 
-    def spoken(self, at_s: float, spoken: SequenceTokens) -> None:
-        """A beam search is over, and this is one of its choices."""
-
     def failed(self, at_s: float, failed: RequestFailed) -> None:
         """A request was answered with an error."""
+
+    def over(self, at_s: float, request_id: str) -> None:
+        """Nothing is kept of a request any more (said again for each repeat of it)."""
 
     def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
         """A plan was sent."""
@@ -220,10 +221,10 @@ class Simulation:
                 self.observer.started(at_s, started)
             case ToDetokenizer(_, SequenceEnded() as ended):
                 self.observer.ended(at_s, ended)
-            case ToDetokenizer(_, SequenceTokens() as spoken):
-                self.observer.spoken(at_s, spoken)
             case ToIngress(_, failed):
                 self.observer.failed(at_s, failed)
+            case RequestOver(request_id):
+                self.observer.over(at_s, request_id)
             case Note():
                 self.observer.noted(at_s, output)
 

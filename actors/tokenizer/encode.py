@@ -142,6 +142,7 @@ class Encoder:
                 prompt_token_ids=ids,
                 block_hashes=hashes_to_array(hashes),
                 is_job=request.is_job,
+                attempt=request.attempt,
             )
             return Outcome(request, reply)
         except Refusal as refusal:

@@ -23,6 +23,7 @@ from bus.messages import (
     GenerateRequest,
     ReplyBatch,
     RequestFailed,
+    RequestsDone,
     SamplingParams,
     SequenceEnded,
     SequenceStarted,
@@ -46,6 +47,8 @@ class TokenCollector(Actor):
         """Tokens by the stream they came in."""
         self.done: dict[str, asyncio.Future[list[int]]] = {}
         self._request_of: dict[int, str] = {}
+        self._complete: list[str] = []
+        """Requests whose end nobody has been told of yet: the collector stands for the ingress as well."""
         self._positions: dict[str, EntryId] = {self.names.sequences(name): START}
 
     def lease_info(self) -> dict[str, object]:
@@ -64,13 +67,21 @@ class TokenCollector(Actor):
             for entry in await self.bus.read(self._positions, block_ms=50):
                 self._positions[entry.stream] = entry.id
                 self._take(entry.stream, entry.message)
+            if self._complete:
+                done = RequestsDone(request_ids=tuple(self._complete), attempts=("",) * len(self._complete))
+                self._complete.clear()
+                await self.bus.publish([(self.names.control, done)])
             await self.bus.trim(own, self._positions[own])
             self.set_state("ready")
 
     def _take(self, stream: str, message: object) -> None:
         if isinstance(message, SequenceStarted):
             self._request_of[message.sequence_id] = message.request_id
-            self.tokens.setdefault(message.request_id, [])
+            tokens, known = self.tokens.setdefault(message.request_id, []), message.output_token_ids.tolist()
+            assert known[: len(tokens)] == tokens, "a token was lost or changed"
+            tokens += known[len(tokens) :]
+            if message.output_end != END_NONE:
+                self._end(message.sequence_id)
             self.cached[message.request_id] = message.num_cached_tokens
         elif isinstance(message, SequenceEnded):
             self._request_of.pop(message.sequence_id, None)
@@ -84,9 +95,13 @@ class TokenCollector(Actor):
                 assert index == len(self.tokens[request_id]), "a token was lost"
                 self.tokens[request_id].append(int(token))
                 if end != END_NONE:
-                    del self._request_of[int(sequence_id)]
-                    if not self.done[request_id].done():
-                        self.done[request_id].set_result(self.tokens[request_id])
+                    self._end(int(sequence_id))
+
+    def _end(self, sequence_id: int) -> None:
+        request_id = self._request_of.pop(sequence_id)
+        self._complete.append(request_id)
+        if not self.done[request_id].done():
+            self.done[request_id].set_result(self.tokens[request_id])
 
 
 class System:
@@ -166,7 +181,8 @@ class System:
 
     async def leftovers(self) -> dict[str, int]:
         """What is still held once everything is idle: entries of every stream, blocks, slots. All must become 0."""
-        streams = [self.names.requests, self.names.tokenized, self.names.control, self.names.sequences("collector")]
+        streams = [self.names.requests, self.names.tokenized, self.names.control, self.names.journal]
+        streams += [self.names.sequences("collector")]
         for actor in self.actors:
             if actor.kind == "executor":
                 streams += [self.names.steps(actor.name), self.names.results(actor.name)]
@@ -174,6 +190,7 @@ class System:
         core = self.scheduler.core
         counts |= {
             "requests": len(core.requests),
+            "finished requests": len(core.delivery.finished),
             "waiting sequences": len(core.waiting),
             "slots": core.num_running,
             "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),

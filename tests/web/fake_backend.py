@@ -22,6 +22,7 @@ from bus.messages import (
     PromptReply,
     ReplyBatch,
     RequestFailed,
+    RequestsDone,
     SamplingParams,
 )
 from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
@@ -46,6 +47,7 @@ class Delta:
     stop_reason: str | int | None = None
     num_prompt_tokens: int = 3
     num_cached_tokens: int = CACHED_TOKENS
+    text_offset: int | None = None
 
 
 def batch(deltas: Iterable[Delta]) -> ReplyBatch:
@@ -64,6 +66,7 @@ def batch(deltas: Iterable[Delta]) -> ReplyBatch:
         num_output_tokens=ints(row.num_output_tokens for row in rows),
         num_prompt_tokens=ints(row.num_prompt_tokens for row in rows),
         num_cached_tokens=ints(row.num_cached_tokens for row in rows),
+        text_offsets=ints(row.text_offset for row in rows if row.text_offset is not None),
     )
 
 
@@ -155,6 +158,9 @@ class FakeBackend:
     def __post_init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.aborts: list[str] = []
+        self.left: list[str] = []
+        """Those of the aborts whose clients may come back."""
+        self.done: list[str] = []
         self.epochs: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -206,8 +212,12 @@ class FakeBackend:
         while True:
             entries = await self.bus.read_group(SCHEDULER_GROUP, "fake", [self.names.control])
             for entry in entries:
+                if isinstance(entry.message, RequestsDone):
+                    self.done += entry.message.request_ids
+                    continue
                 assert isinstance(entry.message, AbortRequest)
                 self.aborts.append(entry.message.request_id)
+                self.left += [entry.message.request_id] if entry.message.may_return else []
             await self.bus.ack(SCHEDULER_GROUP, entries)
 
     async def _answer(self, request: GenerateRequest) -> None:

@@ -64,37 +64,12 @@ async def test_the_bus_is_away(serve):
     """A view of the leases that cannot be renewed is not believed for long."""
     served = await serve()
     now_s = 0.0
-    membership = Membership(served.backend.bus, "ingress-0", fresh_s=5, clock=lambda: now_s)
+    membership = Membership(served.backend.bus, fresh_s=5, clock=lambda: now_s)
     assert membership.missing() == ("bus",)
     await membership.refresh()
     assert membership.missing() == ()
     now_s = 5.1
     assert membership.missing() == ("bus",)
-
-
-async def test_losses(serve):
-    """A watched actor that goes or is replaced is a loss; one that joins is not."""
-    served = await serve()
-    backend = served.backend
-    membership = Membership(backend.bus, "ingress-0", fresh_s=5)
-
-    async def losses() -> int:
-        await membership.refresh()
-        return membership.losses
-
-    assert await losses() == 0
-    await backend.leave("executor")
-    await backend.leave("tokenizer")
-    assert await losses() == 0
-    await backend.leave("detokenizer")
-    assert await losses() == 1
-    await backend.join("detokenizer")
-    assert await losses() == 1
-    await backend.leave("scheduler")
-    await backend.join("scheduler")
-    assert await losses() == 2
-    await backend.bus.acquire_lease("ingress", "other", {}, ttl_s=100)
-    assert await losses() == 2
 
 
 async def test_drain(serve, http):

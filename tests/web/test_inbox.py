@@ -1,8 +1,9 @@
-"""Calls, the mailbox, and requests whose actors are lost: without HTTP."""
+"""Calls and the mailbox, without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,14 +13,13 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-from bus.messages import AbortRequest, GenerateRequest, ReplyBatch, SamplingParams, StopSequence
+from bus.messages import AbortRequest, GenerateRequest, ReplyBatch, RequestsDone, SamplingParams, StopSequence
 from bus.outbox import OUTBOX_LIMIT
 from bus.streams import Names
 from web.calls import Call
 from web.errors import ApiError, internal
 from web.inbox import Inbox
 from web.metrics import IngressMetrics
-from web.stranded import stranded
 
 
 class ListOutbox:
@@ -41,7 +41,7 @@ def outbox() -> ListOutbox:
 @pytest.fixture
 def inbox(outbox: ListOutbox) -> Inbox:
     bus, metrics = MemoryBus(MemoryServer()), IngressMetrics(Metrics(), 100)
-    return Inbox(bus, Names(), "me", outbox, metrics, get_logger(), lambda: 0)
+    return Inbox(bus, Names(), "me", outbox, metrics, get_logger())
 
 
 def ask(inbox: Inbox, *ids: str, n: int = 1, streaming: bool = True) -> Call:
@@ -77,16 +77,16 @@ async def test_a_whole_answer_wakes_once(inbox: Inbox):
     assert inbox.num_open == 0
 
 
-async def test_close_aborts_once(inbox: Inbox, outbox: ListOutbox):
-    """Closing twice is closing once; what has ended is not aborted."""
+async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
+    """What has ended is not aborted."""
     call = ask(inbox, "a", "b")
     inbox.deliver(batch([Delta("a", "1", 1, finish_reason="stop")]))
     outbox.sent.clear()
 
-    inbox.close(call)
-    inbox.close(call)
+    inbox.close(call, delivered=False)
 
-    assert outbox.sent == [("control", AbortRequest(request_id="b"))]
+    done = RequestsDone(request_ids=("a",), attempts=("",))
+    assert outbox.sent == [("control", AbortRequest(request_id="b")), ("control", done)]
     await inbox.idle()
 
 
@@ -154,35 +154,37 @@ async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
     await asyncio.gather(running, return_exceptions=True)
 
 
-def test_stranded():
-    """After a loss a request without progress fails after the grace time, one with progress does not."""
-    call = Call(["a", "b", "c"], 1, streaming=True, now_s=0.0, losses_seen=0)
-    quiet, busy, new = call.requests
-    new.losses_seen = 1
+async def test_text_that_is_made_anew_is_not_told_twice(inbox: Inbox):
+    """A replay begins at its beginning: what has come is cut off, to the character."""
+    call = ask(inbox, "a")
+    inbox.deliver(batch([Delta("a", "one t", 2, text_offset=0)]))
+    (choice,) = await call.changes()
+    assert choice.take_text() == "one t"
+    inbox.deliver(batch([Delta("a", "one", 1, text_offset=0)]))
+    inbox.deliver(batch([Delta("a", "one two three", 3, text_offset=0)]))
+    inbox.deliver(batch([Delta("a", " four", 4, text_offset=13, finish_reason="stop")]))
 
-    assert stranded([quiet, busy], 0, 100.0, 10.0) == []
-    assert stranded(call.requests, 1, 100.0, 10.0) == []
-    busy.last_progress_s = 109.0
-    assert stranded(call.requests, 1, 110.5, 10.0) == [quiet]
-    busy.last_progress_s = 110.5
-    assert stranded([busy, new], 1, 200.0, 10.0) == []
-    assert busy.suspect_since_s is None
+    (choice,) = await call.changes()
+
+    assert (choice.take_text(), choice.num_tokens, choice.finish_reason) == ("wo three four", 4, "stop")
 
 
-async def test_a_stranded_request_fails_and_is_aborted(serve, http, monkeypatch):
-    """The whole way: the scheduler is replaced, the client gets a 500, the new scheduler an abort."""
-    monkeypatch.setattr("web.app.TICK_S", 0.001)
-    served = await serve(answers=False, lease_ttl_s=0.2)
-    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x"}))
-    (request,) = await served.backend.requested()
+async def test_the_end_is_confirmed_once_the_client_has_it(inbox: Inbox, outbox: ListOutbox):
+    """A client that may come back has not, before it has come and gone with everything."""
+    sampling = SamplingParams()
+    request = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt="1")
+    lost = inbox.submit([request], streaming=True)
+    inbox.deliver(batch([Delta("a", "x", 1, finish_reason="stop")]))
+    outbox.sent.clear()
+    inbox.close(lost, delivered=False)
+    assert outbox.sent == []
 
-    await served.backend.leave("scheduler")
-    await served.backend.join("scheduler")
-    await served.refresh()
+    call = inbox.submit([replace(request, attempt="2")], streaming=True)
+    inbox.deliver(batch([Delta("a", "x", 1, finish_reason="stop", text_offset=0)]))
+    inbox.close(call, delivered=True)
 
-    async with await asking as response:
-        assert response.status == 500
-    assert await served.backend.aborted() == [request.request_id]
+    assert outbox.sent[-1] == ("control", RequestsDone(request_ids=("a",), attempts=("2",)))
+    assert inbox.num_open == 0
 
 
 def test_batches_are_int32():

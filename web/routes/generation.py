@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from web.reported import (
     completion_choice,
     shown_choices,
 )
+from web.resume import read_resumption, with_id
 from web.routes import Route, json_response
 from web.schemas import Asked, parse_chat, parse_completion, parse_json
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
@@ -94,22 +96,44 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
     """Parse, send, and answer whole or as a stream. However this ends, what still runs then is aborted."""
     context = request.app[CONTEXT]
     context.check_ready()
+    resumption = read_resumption(request.headers)
     asked = endpoint.parse(parse_json(await read_body(request, context.max_body_bytes)), context.model)
     context.check_room(len(asked.prompts))
-    public_id = f"{endpoint.id_prefix}-{request[REQUEST_ID]}"
-    ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
+    if resumption is None:
+        public_id = f"{endpoint.id_prefix}-{request[REQUEST_ID]}"
+        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
+    else:
+        public_id = f"{endpoint.id_prefix}-{resumption.request_id}"
+        ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
     arrived_s = time.time()
     messages = asked.messages_for_bus(ids, context.name, arrived_s)
-    call = context.inbox.submit(messages, streaming=asked.stream)
+    seen = None
+    if resumption is not None:
+        seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
+        messages = [replace(message, attempt=resumption.attempt) for message in messages]
+    call, delivered = context.inbox.submit(messages, streaming=asked.stream), False
     try:
         tell_report(call, asked)
+        if seen is not None:
+            call.skip(seen)
+        response: web.StreamResponse
         if asked.stream:
             chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
-            return await stream(request, context, call, chunks)
-        await call.finished()
-        return json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model))
+            response = await stream(request, context, call, chunks)
+        else:
+            await call.finished()
+            response = await send(request, json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model)))
+        delivered = True
+        return response
     finally:
-        context.inbox.close(call)
+        context.inbox.close(call, delivered=delivered)
+
+
+async def send(request: web.Request, response: web.Response) -> web.Response:
+    """Write a whole response now: when this returns, the client has it as far as we can know."""
+    await response.prepare(request)
+    await response.write_eof()
+    return response
 
 
 def tell_report(call: Call, asked: Asked) -> None:
@@ -130,9 +154,12 @@ def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
+    chunks.resume(call.choices)
     try:
         while changed := await call.changes():
             data = chunks.of(changed)
+            if call.resumable:
+                data = with_id(data, call.choices)
             if call.done:
                 return await events.end(data + chunks.last(call))
             if data:

@@ -22,7 +22,6 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
-    SequenceTokens,
     StepResult,
     StopSequence,
 )
@@ -292,28 +291,44 @@ def test_nothing_is_left_after_many_mixed_sequences(sequences: Sequences) -> Non
 
 @pytest.mark.parametrize(("end", "reason", "text"), [(END_STOP, "stop", "ab"), (END_LENGTH, "length", "abc")])
 def test_a_sequence_whose_tokens_come_at_once(sequences: Sequences, end: int, reason: str, text: str) -> None:
-    """A beam: one reply with all of its text, its end and its log probabilities; what comes after is ignored."""
-    sequences.start(started(logprobs=1))
+    """A beam, or one whose text is made anew: one reply with all of its text, its end and its log probabilities."""
     bits = np.array([-1.0, -2.0, -3.0], np.float32).view(np.int32)
-    spoken = SequenceTokens(
-        sequence_id=1, end=end, num_top=1, token_ids=np.array([97, 98, 99], np.int32), logprob_bits=bits,
-        top_ids=np.array([97, 105, 106], np.int32), top_bits=bits,
+    sequences.start(
+        started(
+            logprobs=1, output_end=end, output_token_ids=np.array([97, 98, 99], np.int32), output_bits=bits,
+            output_top_counts=np.ones(3, np.int32), output_top_ids=np.array([97, 105, 106], np.int32),
+            output_top_bits=bits,
+        )
     )  # fmt: skip
-    sequences.speak(spoken)
     output = sequences.take()
     assert reply(output) == (text, reason, None, 3)
     batch = output.replies["in-0"]
     assert batch.token_ids.tolist() == [97, 98, 99]
     assert batch.token_bits.tolist() == batch.top_bits.tolist() == bits.tolist()
     assert batch.top_ids.tolist() == [97, 105, 106]
-    sequences.speak(spoken)
     assert sequences.take() == Output()
     assert len(sequences) == 0
 
 
 def test_a_beams_past_is_not_read_from_results(sequences: Sequences) -> None:
     """Results name the lanes of a search, which nobody has announced here."""
-    sequences.start(started())
     assert run(sequences, rows_of("abc", sequence_id=2)) == Output()
-    sequences.speak(SequenceTokens(sequence_id=1, end=END_STOP, token_ids=np.array([120, EOS], np.int32)))
+    sequences.start(started(output_end=END_STOP, output_token_ids=np.array([120, EOS], np.int32)))
     assert reply(sequences.take()) == ("x", "stop", None, 2)
+
+
+def test_text_made_anew_says_where_it_begins(sequences: Sequences) -> None:
+    """The tokens that a sequence brings along come first, then those of results; offsets count characters."""
+    sequences.start(started(output_token_ids=np.array([97, 98], np.int32)))
+    assert sequences.take().replies["in-0"].text_offsets.tolist() == [0]
+    output = run(sequences, [(1, 99, 2, 0)])
+    assert output.replies["in-0"].texts == ("c",)
+    assert output.replies["in-0"].text_offsets.tolist() == [2]
+
+
+def test_a_new_scheduler_voids_everything(sequences: Sequences) -> None:
+    """What the old one announced gets no end and no text any more."""
+    sequences.start(started())
+    sequences.void()
+    assert run(sequences, rows_of("abc")) == Output()
+    assert len(sequences) == 0

@@ -144,6 +144,12 @@ class FakeExecutor:
             prefill_tokens_per_s=1.0,
         )
 
+    def follow(self, scheduler_epoch: int) -> None:
+        """Another scheduler: its first plan finds an empty batch."""
+        self.scheduler_epoch, self.last_step = scheduler_epoch, 0
+        self.slots.clear()
+        self.ended.clear()
+
     def submit(self, plan: StepPlan) -> None:
         if self.last_step:
             assert plan.step == self.last_step + 1, f"plan {plan.step} follows {self.last_step}"

@@ -20,6 +20,8 @@ from bus.messages import (
     Message,
     ReplicaFenced,
     RequestFailed,
+    RequestsDone,
+    SchedulerLeads,
     SequenceEnded,
     SequenceStarted,
     StepPlan,
@@ -46,7 +48,6 @@ class Deployment:
         self.server = MemoryServer()
         self.bus = MemoryBus(self.server, NAMES)
         self.settings = Settings(bus="memory://", **settings)  # type: ignore[arg-type]
-        self.scheduler = SchedulerActor(self.settings, MemoryBus(self.server, NAMES), "scheduler-0")
         self.results: list[StepResult] = []
         self.executors: dict[str, asyncio.Task[None]] = {}
         self.epochs: dict[str, int] = {}
@@ -56,18 +57,28 @@ class Deployment:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Deployment]:
         self.detokenizer_epoch = await self.bus.acquire_lease("detokenizer", "text", {"state": "ready"}, ttl_s=TTL_S)
-        life = asyncio.create_task(self.scheduler.run())
+        await self.start_scheduler()
         try:
-            await until(lambda: self.scheduler.state == "ready" or life.done())
             yield self
         finally:
             self.pause_after = None
             self.scheduler.request_drain()
-            await asyncio.wait([life])
+            await asyncio.wait([self.life])
             for name in list(self.executors):
                 await self.stop_executor(name)
-            if not life.cancelled():
-                life.result()
+            if not self.life.cancelled():
+                self.life.result()
+
+    async def start_scheduler(self) -> None:
+        self.scheduler = SchedulerActor(self.settings, MemoryBus(self.server, NAMES), "scheduler-0")
+        self.life = asyncio.create_task(self.scheduler.run())
+        await until(lambda: self.scheduler.state == "ready" or self.life.done())
+
+    async def lose_scheduler(self) -> None:
+        """It finishes nothing; its lease ends."""
+        await until(lambda: self.scheduler._outbox.depth == 0)
+        self.life.cancel()
+        await asyncio.wait([self.life])
 
     async def add_executor(self, name: str = "gpu-0", *, falsify: bool = False, **options: int) -> None:
         fake = FakeExecutor(**{"name": name, "block_size": 16, "num_blocks": 64, "max_model_len": 1024, **options})  # type: ignore[arg-type]
@@ -91,6 +102,8 @@ class Deployment:
                 while self.pause_after is not None and len(self.results) >= self.pause_after:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
                 index += 1
+                if position.epoch != fake.scheduler_epoch:
+                    fake.follow(position.epoch)
                 fake.submit(entry.message)
                 result = fake.run_one()
                 if falsify and index == 3:
@@ -108,7 +121,7 @@ class Deployment:
 
     async def send(self, *messages: Message) -> None:
         for message in messages:
-            stream = NAMES.control if isinstance(message, AbortRequest) else NAMES.tokenized
+            stream = NAMES.control if isinstance(message, AbortRequest | RequestsDone) else NAMES.tokenized
             await self.bus.publish([(stream, message)])
 
     async def tell_positions(self) -> None:
@@ -124,6 +137,11 @@ class Deployment:
 
     async def lengths(self, *streams: str) -> list[int]:
         return [await self.bus.length(stream) for stream in streams]
+
+
+def done(*names: str) -> RequestsDone:
+    """Their clients have everything."""
+    return RequestsDone(request_ids=names, attempts=("",) * len(names))
 
 
 def ask(name: str, *, max_tokens: int) -> Message:
@@ -147,8 +165,11 @@ async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
         results = NAMES.results("gpu-0")
         assert await deployment.bus.length(results) > 0
         await until(lambda: deployment.scheduler.core.is_idle)
+        assert await deployment.bus.length(NAMES.tokenized) == 1, "it is kept until its client has everything"
+        await deployment.send(done("a"))
         await deployment.tell_positions()
-        await until_trimmed(deployment, NAMES.tokenized, NAMES.control, NAMES.steps("gpu-0"), results)
+        streams = NAMES.tokenized, NAMES.control, NAMES.journal, NAMES.steps("gpu-0"), results
+        await until_trimmed(deployment, *streams)
         assert set(deployment.scheduler.core.leftovers().values()) == {0}
         deployment.scheduler.core.check_integrity()
 
@@ -222,6 +243,7 @@ async def test_what_cannot_be_processed_is_kept_aside() -> None:
         await deployment.send(RequestFailed(request_id="x", status=1, error_type="", message=""))
         await deployment.send(ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
+        await deployment.send(done("a"))
         await until_trimmed(deployment, NAMES.tokenized)
         assert await deployment.bus.length(NAMES.dead_letters("scheduler")) == 1
 
@@ -240,14 +262,15 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
         deployment.scheduler.core.take = fragile  # type: ignore[method-assign]
         await deployment.send(ask("bad", max_tokens=3), ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
+        await deployment.send(done("a"))
         await until_trimmed(deployment, NAMES.tokenized)
         failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
         assert [(each.request_id, each.status) for each in failures] == [("bad", 500)]
 
 
-async def test_requests_of_a_gone_ingress_are_aborted() -> None:
-    """Its reply stream is deleted, and the detokenizer is told to drop the sequence."""
-    async with Deployment().running() as deployment:
+async def test_requests_of_a_gone_ingress_are_given_up() -> None:
+    """Nobody comes back for them in time: its reply stream is deleted, the detokenizer is told to drop the sequence."""
+    async with Deployment(resume_timeout_s=0.0).running() as deployment:
         epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
         await deployment.send(request("refused", PROMPT, block_size=16, max_tokens=1, n=99))
         await deployment.add_executor()
@@ -257,10 +280,9 @@ async def test_requests_of_a_gone_ingress_are_aborted() -> None:
         await deployment.bus.release_lease("ingress", "web", epoch)
         await until(lambda: not deployment.scheduler.core.requests)
         await until_trimmed(deployment, NAMES.replies("web"))
-        await until(lambda: len(deployment.server.streams[NAMES.sequences("text")].fields) == 2)
-        started, ended = await deployment.bus.read({NAMES.sequences("text"): START})
-        assert isinstance(started.message, SequenceStarted)
-        assert isinstance(ended.message, SequenceEnded)
+        await until(lambda: len(deployment.server.streams[NAMES.sequences("text")].fields) == 3)
+        entries = await deployment.bus.read({NAMES.sequences("text"): START})
+        assert [type(entry.message) for entry in entries] == [SchedulerLeads, SequenceStarted, SequenceEnded]
 
 
 async def test_an_abort_overtakes_over_the_bus() -> None:
@@ -288,23 +310,58 @@ async def test_draining_finishes_what_runs() -> None:
     assert deployment.tokens() == expected_tokens(PROMPT, 60)
 
 
-async def test_a_lost_detokenizer_fails_its_requests() -> None:
-    """The client gets an error instead of silence; the next request goes to the next detokenizer."""
+async def test_another_detokenizer_takes_over() -> None:
+    """It is told of the sequence with all tokens that there are, and the request goes on."""
     async with Deployment().running() as deployment:
         await deployment.add_executor()
         deployment.pause_after = 6
-        await deployment.send(ask("a", max_tokens=900))
+        await deployment.send(ask("a", max_tokens=30))
         await until(lambda: len(deployment.tokens()) > 3)
-        await deployment.bus.release_lease("detokenizer", "text", deployment.detokenizer_epoch)
-        await until(lambda: not deployment.scheduler.core.requests)
-        deployment.pause_after = None
         await deployment.bus.acquire_lease("detokenizer", "other", {"state": "ready"}, ttl_s=TTL_S)
-        await until(lambda: deployment.scheduler.core._detokenizers == ("other",))
-        await deployment.send(ask("b", max_tokens=5))
-        await until(lambda: deployment.server.streams.get(NAMES.sequences("other")) is not None)
-        await until(lambda: not deployment.scheduler.core.requests)
-        failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
-        assert [(each.request_id, each.status) for each in failures] == [("a", 500)]
+        await deployment.bus.release_lease("detokenizer", "text", deployment.detokenizer_epoch)
+        await until(lambda: deployment.scheduler.core.delivery.detokenizers == ("other",))
+        deployment.pause_after = None
+        await until(lambda: len(deployment.tokens()) == 30)
+        leads, started = await deployment.bus.read({NAMES.sequences("other"): START})
+        assert isinstance(leads.message, SchedulerLeads)
+        assert isinstance(started.message, SequenceStarted)
+        known = started.message.output_token_ids.tolist()
+        assert len(known) >= 4
+        assert known == expected_tokens(PROMPT, 30)[: len(known)]
+
+
+@pytest.mark.parametrize("executor_dies", [False, True])
+async def test_a_successor_takes_over_with_every_token(executor_dies: bool) -> None:
+    """The scheduler vanishes while a request runs: the next one goes on with the next token, on whoever is there."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=40), ask("b", max_tokens=3))
+        await until(lambda: len(deployment.results) == 6)
+        await deployment.lose_scheduler()
+        if executor_dies:
+            await deployment.stop_executor("gpu-0")
+            await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+            await deployment.add_executor("gpu-1")
+        deployment.pause_after = None
+        await deployment.start_scheduler()
+        core = deployment.scheduler.core
+        await until(lambda: set(core.delivery.finished) == {"a", "b"})
+        for request in core.delivery.finished.values():
+            output = request.sequences[0].tokens[len(PROMPT) :]
+            assert output.tolist() == expected_tokens(PROMPT, request.sampling.max_tokens or 0)
+        indexes = [int(index) for result in deployment.results for index in result.token_indexes]
+        assert len(indexes) == 43, "every token was computed once"
+        await until(lambda: core.is_idle)
+        if executor_dies:
+            del deployment.positions["results:gpu-0"]  # a detokenizer says nothing of what it has read to the end
+        await deployment.send(done("a", "b"))
+        await deployment.tell_positions()
+        streams = [NAMES.steps(name) for name in deployment.epochs] + [
+            NAMES.results(name) for name in deployment.epochs
+        ]
+        await until_trimmed(deployment, NAMES.tokenized, NAMES.control, NAMES.journal, *streams)
+        assert set(core.leftovers().values()) == {0}
 
 
 async def test_metrics_tell_what_runs() -> None:

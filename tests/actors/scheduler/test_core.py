@@ -6,13 +6,12 @@ import pytest
 from world import World, request
 
 from actors.scheduler.events import (
-    DetokenizerLost,
     DetokenizersLive,
-    IngressLost,
     ProtocolError,
     ReplicaJoined,
     ReplicaResult,
     ReplicaSuspended,
+    RequestOver,
     ToIngress,
     ToReplica,
 )
@@ -248,7 +247,7 @@ def test_repeats_are_ignored() -> None:
     world.send(request("a", prompt(4), max_tokens=3))
     world.send(request("a", prompt(4), max_tokens=3))
     world.run()
-    assert world.send(request("a", prompt(4), max_tokens=3)) == []
+    assert world.send(request("a", prompt(4), max_tokens=3)) == [RequestOver("a")]
     world.check_end()
     assert len(world.heard) == 1
 
@@ -384,31 +383,6 @@ def test_placement_prefers_the_cached_prefix_then_the_load() -> None:
     }
     assert (where["b"], where["c"]) == ("gpu-0", "gpu-1")
     world.run()
-    world.check_end()
-
-
-def test_a_lost_ingress_takes_its_requests_along() -> None:
-    """Nobody would read the answers."""
-    world = World()
-    world.join()
-    world.send(request("a", prompt(4), max_tokens=50))
-    world.aborted.add("a")
-    world.send(IngressLost("web"))
-    world.run()
-    world.check_end()
-
-
-def test_a_lost_detokenizer_fails_what_it_had_started() -> None:
-    """Its clients get an error; what has not started goes to another detokenizer."""
-    world = World()
-    world.join(max_num_seqs=1)
-    world.send(request("a", prompt(4), max_tokens=50), request("b", prompt(4), max_tokens=3))
-    world.send(DetokenizerLost("text"), DetokenizersLive(()))
-    assert world.failed["a"].status == 500
-    world.run()
-    world.send(DetokenizersLive(("text",)))
-    world.run()
-    del world.requests["a"]
     world.check_end()
 
 

@@ -19,18 +19,20 @@ from actors.scheduler.events import (
     ReplicaLost,
     ReplicaResult,
     ReplicaSuspended,
+    RequestOver,
     ToDetokenizer,
     ToIngress,
+    ToJournal,
     ToReplica,
 )
 from bus.messages import (
     END_NONE,
     AbortRequest,
     RequestFailed,
+    RequestsDone,
     SamplingParams,
     SequenceEnded,
     SequenceStarted,
-    SequenceTokens,
     StepPlan,
     StepResult,
     StopSequence,
@@ -82,6 +84,9 @@ class World:
         self.requests: dict[str, TokenizedRequest] = {}
         self.heard: dict[int, Heard] = {}
         self.failed: dict[str, RequestFailed] = {}
+        self.over: set[str] = set()
+        self.pending: list[Input] = []
+        """What detokenizer and ingress have to say at once to something they were told."""
         self.aborted: set[str] = set()
         self.stop_at: dict[tuple[str, int], int] = {}
         self.notes: list[Note] = []
@@ -96,6 +101,7 @@ class World:
         for message in messages:
             if isinstance(message, TokenizedRequest):
                 self.requests.setdefault(message.request_id, message)
+                self.over.discard(message.request_id)
             elif isinstance(message, AbortRequest):
                 self.aborted.add(message.request_id)
             self.core.take(message)
@@ -105,6 +111,9 @@ class World:
             self._receive(output)
         self.core.check_integrity()
         assert self.core.plan(self.now_s) == [], "planning again, without news, must change nothing"
+        if self.pending:
+            pending, self.pending = self.pending, []
+            self.send(*pending)
         return outputs
 
     def join(self, executor: FakeExecutor | None = None, **options: Any) -> FakeExecutor:
@@ -145,18 +154,13 @@ class World:
         match output:
             case ToReplica(replica, plan):
                 for new in plan.new_sequences:
-                    lanes = self.core._sequences[new.sequence_id].lanes
-                    told = (new.sequence_id,) if lanes is None else lanes.choice_ids
-                    assert self.heard.keys() >= set(told), "a plan came before its SequenceStarted"
+                    sequence = self.core._sequences[new.sequence_id]
+                    unheard = sequence.lanes is None and not sequence.request.away
+                    assert new.sequence_id in self.heard or not unheard, "a plan came before its SequenceStarted"
                 self.plans.append((replica, plan))
                 self.executors[replica].submit(plan)
             case ToDetokenizer("text", SequenceStarted() as started):
-                assert started.sequence_id not in self.heard, "started twice"
-                self.heard[started.sequence_id] = Heard(started)
-            case ToDetokenizer("text", SequenceTokens() as spoken):
-                heard = self.heard[spoken.sequence_id]
-                assert not heard.ends, "ended twice"
-                heard.tokens, heard.ends = spoken.token_ids.tolist(), 1
+                self._start(started)
             case ToDetokenizer("text", SequenceEnded() as ended):
                 heard = self.heard[ended.sequence_id]
                 assert not heard.aborted, "ended twice"
@@ -166,11 +170,32 @@ class World:
                 self.failed[failure.request_id] = failure
             case Note():
                 self.notes.append(output)
+            case ToJournal():
+                pass
+            case RequestOver(request_id):
+                assert request_id not in self.over, f"{request_id} is over twice"
+                self.over.add(request_id)
             case _:
                 raise AssertionError(f"unexpected {output}")
 
-    def _listen(self, result: StepResult) -> list[StopSequence]:
-        stops = []
+    def _start(self, started: SequenceStarted) -> None:
+        """A sequence begins, or its text is made anew: with every token that anybody has ever heard."""
+        before = self.heard.get(started.sequence_id)
+        assert before is None or before.aborted, "started twice"
+        heard = self.heard[started.sequence_id] = Heard(started, started.output_token_ids.tolist())
+        assert before is None or heard.tokens[: len(before.tokens)] == before.tokens, "a token was lost or changed"
+        heard.ends += started.output_end != END_NONE
+        stop = self.stop_at.get((started.request_id, started.choice_index))
+        if stop is not None and (stop < len(heard.tokens) - 1 or (stop == len(heard.tokens) - 1 and not heard.ends)):
+            del heard.tokens[stop + 1 :]
+            heard.ends, heard.stopped = 0, True
+            self.pending.append(StopSequence(request_id=started.request_id, sequence_id=started.sequence_id))
+        if heard.ends or heard.stopped:
+            self.pending += self._done(started.request_id)
+
+    def _listen(self, result: StepResult) -> list[StopSequence | RequestsDone]:
+        """What detokenizer and ingress make of a result: strings that end sequences, answers that are complete."""
+        stops: list[StopSequence | RequestsDone] = []
         columns = (result.sequence_ids, result.token_ids, result.token_indexes, result.ends)
         for sequence_id, token, index, end in zip(*(column.tolist() for column in columns), strict=True):
             if sequence_id not in self.heard:
@@ -186,7 +211,14 @@ class World:
             if not heard.ends and self.stop_at.get((started.request_id, started.choice_index)) == index:
                 heard.stopped = True
                 stops.append(StopSequence(request_id=started.request_id, sequence_id=sequence_id))
+            if heard.ends or heard.stopped:
+                stops += self._done(started.request_id)
         return stops
+
+    def _done(self, name: str) -> list[RequestsDone]:
+        choices = [heard for heard in self.heard.values() if heard.started.request_id == name]
+        complete = sum(bool(heard.ends or heard.stopped) for heard in choices) == self.requests[name].sampling.n
+        return [RequestsDone(request_ids=(name,), attempts=(self.requests[name].attempt,))] if complete else []
 
     # -- promises -----------------------------------------------------------------------------------------------------
     def check_end(self) -> None:
@@ -204,6 +236,8 @@ class World:
             for heard in choices:
                 self._check_sequence(sent, heard)
         assert not self.core.requests
+        assert not self.core.delivery.finished, "what was delivered is still kept"
+        assert self.over >= self.requests.keys(), "a request was forgotten"
         assert not len(self.core.waiting)
         assert self.core.num_running == 0
         assert self.core.is_idle

@@ -18,7 +18,6 @@ from bus.messages import (
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
-    SequenceTokens,
     StepPlan,
     StepResult,
     TokenizedRequest,
@@ -61,15 +60,19 @@ class Listener(Observer):
 
     def started(self, at_s: float, started: SequenceStarted) -> None:
         self.world._receive(ToDetokenizer("text", started))
+        assert self.simulation is not None
+        for message in self.world.pending:
+            self.simulation.at(at_s + self._rng.choice(DELAYS_S), message)
+        self.world.pending.clear()
 
     def ended(self, at_s: float, ended: SequenceEnded) -> None:
         self.world._receive(ToDetokenizer("text", ended))
 
-    def spoken(self, at_s: float, spoken: SequenceTokens) -> None:
-        self.world._receive(ToDetokenizer("text", spoken))
-
     def failed(self, at_s: float, failed: RequestFailed) -> None:
         self.world._receive(ToIngress("web", failed))
+
+    def over(self, at_s: float, request_id: str) -> None:
+        self.world.over.add(request_id)
 
     def noted(self, at_s: float, note: Note) -> None:
         self.world.notes.append(note)

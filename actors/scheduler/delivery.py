@@ -1,0 +1,156 @@
+"""Who gets a request's output, and what is kept until they have it.
+
+A request is kept until its client has all of it. Its text is a pure function of its tokens: a detokenizer that is told
+of a sequence makes the text from the first token on, and the ingress drops what its client has. So whatever breaks on
+the way out (a detokenizer or an ingress dies, a client comes back elsewhere), the remedy is the same: the sequence is
+announced anew, with all tokens that it has by then.
+
+That must be all there are: a token whose result comes between the announcement and the reading of it would be lost. So
+a running sequence is taken off its replica first (it finds its blocks in the cache again), and is announced when it
+enters a batch, as the first time: the announcement is older than any step that computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from actors.scheduler import telling
+from actors.scheduler.events import Output, RequestOver, ToDetokenizer, ToIngress, ToJournal
+from actors.scheduler.sequence import Request, Sequence, State
+from bus.messages import RequestFailed, RequestMoved, TokenizedRequest
+
+
+class Delivery:
+    """The detokenizers, the requests that have ended but are not delivered yet, and those whose client is away.
+
+    Args:
+        emit: takes an output of the core.
+        keep_s: how long a request waits for its client to come back.
+    """
+
+    def __init__(self, emit: Callable[[Output], None], keep_s: float) -> None:
+        self.detokenizers: tuple[str, ...] = ()
+        self.finished: dict[str, Request] = {}
+        self._emit = emit
+        self._keep_s = keep_s
+        self._unannounced: dict[str, Request] = {}
+        self._deadlines: dict[str, float | None] = {}
+
+    # -- announcing ---------------------------------------------------------------------------------------------------
+    def start(self, sequence: Sequence) -> None:
+        """Tell the request's detokenizer about a sequence and what it has produced so far, unless nobody listens, or
+        nothing is certain before the end."""
+        request = sequence.request
+        if request.num_cached is None:
+            request.num_cached = sequence.num_cached
+        if sequence.started or request.away or (sequence.lanes is not None and sequence.state is not State.ENDED):
+            return
+        if request.detokenizer is None:
+            digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()
+            request.detokenizer = self.detokenizers[int.from_bytes(digest, "little") % len(self.detokenizers)]
+        sequence.started = True
+        for message in telling.started(sequence, request.num_cached):
+            self._emit(ToDetokenizer(request.detokenizer, message))
+
+    def announce(self, request: Request) -> None:
+        """A sequence of the request has ended before it could be announced (again)."""
+        self._unannounced[request.id] = request
+
+    def announce_ended(self) -> None:
+        """Announce again what has ended, wherever that is due. (What still runs is announced when it enters.)"""
+        if not self._unannounced or not self.detokenizers:
+            return
+        requests, self._unannounced = self._unannounced, {}
+        for request in requests.values():
+            for sequence in request.sequences:
+                if sequence.state is State.ENDED:
+                    self.start(sequence)
+
+    def silence(self, request: Request, *, again: bool) -> None:
+        """Nobody is to work on the request's text any more; ``again``: until it is announced once more."""
+        for sequence in request.sequences:
+            if sequence.started and request.detokenizer is not None and (again or sequence.state is not State.ENDED):
+                for message in telling.void(sequence):
+                    self._emit(ToDetokenizer(request.detokenizer, message))
+            sequence.started = False
+        request.detokenizer = None
+        if again:
+            self._unannounced[request.id] = request
+        else:
+            self._unannounced.pop(request.id, None)
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+    def leave(self, request: Request) -> None:
+        """The client is away. If it does not come back in time, :meth:`expired` names the request."""
+        self.silence(request, again=False)
+        request.away = True
+        self._deadlines[request.id] = None
+
+    def move(self, request: Request, message: TokenizedRequest) -> bool:
+        """The client asks for the request again, perhaps from another ingress. False, and told so, if what it asks for
+        is not the same; else the request has to be announced anew."""
+        if message.sampling != request.sampling or message.prompt_token_ids.tobytes() != request.prompt.tobytes():
+            conflict = RequestFailed(
+                request_id=request.id,
+                status=422,
+                error_type="invalid_request_error",
+                message="A request with this idempotency key is under way, and it is not the same as this one.",
+            )
+            self._emit(ToIngress(message.ingress, conflict))
+            return False
+        request.ingress, request.attempt, request.away = message.ingress, message.attempt, False
+        if request.id not in self.finished:
+            self._deadlines.pop(request.id, None)
+        self._emit(ToJournal(RequestMoved(request_id=request.id, ingress=message.ingress, attempt=message.attempt)))
+        return True
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+    def keep(self, request: Request) -> None:
+        """All of its sequences have ended: keep it until its client has everything."""
+        self.finished[request.id] = request
+        self._deadlines[request.id] = None
+
+    def revive(self, request: Request) -> bool:
+        """The request runs again; whether it had finished."""
+        self._deadlines.pop(request.id, None)
+        return self.finished.pop(request.id, None) is not None
+
+    def over(self, request: Request) -> None:
+        """Nothing is kept of the request any more."""
+        self.finished.pop(request.id, None)
+        self._unannounced.pop(request.id, None)
+        self._deadlines.pop(request.id, None)
+        self._emit(RequestOver(request.id))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether :meth:`expired` has to be asked now and then."""
+        return bool(self._deadlines)
+
+    def expired(self, now_s: float) -> list[str]:
+        """Requests whose clients did not come back, or never said that they have it all. Each is named once."""
+        if not self._deadlines:
+            return []
+        for request_id, deadline_s in self._deadlines.items():
+            if deadline_s is None:
+                self._deadlines[request_id] = now_s + self._keep_s
+        due = [each for each, deadline_s in self._deadlines.items() if deadline_s is not None and deadline_s <= now_s]
+        for request_id in due:
+            del self._deadlines[request_id]
+        return due
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """What is finished has ended, and who is away is not talked to.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        requests = [*running, *self.finished.values()]
+        assert len({request.id for request in requests}) == len(requests), "a request runs and has finished"
+        for request in self.finished.values():
+            assert request.num_live == 0, f"finished request {request.id} runs"
+        for request in requests:
+            assert not (request.away and any(each.started for each in request.sequences)), f"{request.id} is away"
+        assert self._deadlines.keys() <= {request.id for request in requests}, "a deadline of a request that is over"
+        assert self._unannounced.keys() <= {request.id for request in requests}

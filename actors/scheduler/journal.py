@@ -1,0 +1,154 @@
+"""What a scheduler leaves for its successor, and how that one reads it.
+
+The requests themselves lie in the ``tokenized`` stream until they are over. Their tokens lie in the results of the
+replicas; a :class:`Checkpoint` now and then sums up what there was before a position in these, so that they can be
+trimmed. The rest of the journal says what came after it: what sequence ids stand for, and clients that have moved.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from actors.scheduler.core import Core
+from actors.scheduler.output import Output, RowScore, Scores, row_scores
+from actors.scheduler.sequence import Request, Sequence, State
+from bus.contract import START, EntryId
+from bus.messages import END_NONE, Checkpoint, Int32Array, RequestMoved, SequencesNamed, StepResult
+
+
+def checkpoint(
+    core: Core,
+    positions: Mapping[str, EntryId],
+    epochs: Mapping[str, int],
+    *,
+    ingresses: Iterable[str],
+    detokenizers: Iterable[str],
+) -> Checkpoint:
+    """All that has been produced for requests that are not over, by results up to ``positions`` (by replica)."""
+    requests = [*core.requests.values(), *core.delivery.finished.values()]
+    for replica in core.replicas.values():
+        for sequence in replica.running.occupied():
+            replica.running.flush(sequence.slot)
+    begun = [each for each in chain.from_iterable(request.sequences for request in requests) if _has_begun(each)]
+    lengths = [len(each.tokens) - len(each.request.prompt) for each in begun]
+    return Checkpoint(
+        request_ids=tuple(each.request.id for each in begun),
+        positions={replica: str(position) for replica, position in positions.items()},
+        executor_epochs=dict(epochs),
+        moved=tuple(_moved(request) for request in requests if request.attempt),
+        ingresses=tuple(ingresses),
+        detokenizers=tuple(detokenizers),
+        sequence_ids=np.array([each.id for each in begun], np.int32),
+        choice_indexes=np.array([each.choice_index for each in begun], np.int32),
+        lengths=np.array(lengths, np.int32),
+        ends=np.array([each.end for each in begun], np.int32),
+        token_ids=_joined(each.tokens[len(each.tokens) - n :] for each, n in zip(begun, lengths, strict=True)),
+        score_counts=np.array([len(each.scores) for each in begun], np.int32),
+        bits=_joined(each.scores.bits for each in begun),
+        top_counts=_joined(each.scores.top_counts for each in begun),
+        top_ids=_joined(each.scores.top_ids for each in begun),
+        top_bits=_joined(each.scores.top_bits for each in begun),
+    )
+
+
+def _has_begun(sequence: Sequence) -> bool:
+    """Its id may occur in results, or its output is more than nothing."""
+    known = len(sequence.tokens) > len(sequence.request.prompt)
+    return known or sequence.entered or sequence.state in (State.LANDING, State.ENDED)
+
+
+def _moved(request: Request) -> RequestMoved:
+    return RequestMoved(request_id=request.id, ingress=request.ingress, attempt=request.attempt)
+
+
+def _joined(parts: Iterable[array[int]]) -> Int32Array:
+    return np.frombuffer(b"".join(part.tobytes() for part in parts), np.int32)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The state a predecessor left: feed it the journal, then the results after :attr:`positions`, in any order of the
+    replicas, and take :meth:`outputs`."""
+
+    positions: dict[str, EntryId] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    ingresses: tuple[str, ...] = ()
+    detokenizers: tuple[str, ...] = ()
+    moved: dict[str, RequestMoved] = field(default_factory=dict)
+    _names: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _outputs: dict[int, Output] = field(default_factory=dict)
+    _tokens: dict[int, dict[int, tuple[int, int, RowScore | None]]] = field(default_factory=dict)
+
+    def read(self, entry: Checkpoint | SequencesNamed | RequestMoved) -> None:
+        """The next entry of the journal. A checkpoint replaces everything before it."""
+        match entry:
+            case RequestMoved(request_id=request_id):
+                self.moved[request_id] = entry
+            case SequencesNamed(replica=replica):
+                self.epochs[replica] = entry.executor_epoch
+                self.positions.setdefault(replica, START)
+                columns = (entry.sequence_ids.tolist(), entry.request_ids, entry.choice_indexes.tolist())
+                for sequence_id, request_id, choice_index in zip(*columns, strict=True):
+                    self._names[sequence_id] = request_id, choice_index
+            case Checkpoint():
+                self._read_checkpoint(entry)
+
+    def _read_checkpoint(self, entry: Checkpoint) -> None:
+        self.positions = {replica: EntryId.parse(at) for replica, at in entry.positions.items()}
+        self.epochs = dict(entry.executor_epochs)
+        self.ingresses, self.detokenizers = entry.ingresses, entry.detokenizers
+        self.moved = {moved.request_id: moved for moved in entry.moved}
+        self._names.clear()
+        self._outputs.clear()
+        tokens, bits, counts = _Column(entry.token_ids), _Column(entry.bits), _Column(entry.top_counts)
+        ids, top_bits = _Column(entry.top_ids), _Column(entry.top_bits)
+        columns = (entry.sequence_ids, entry.choice_indexes, entry.lengths, entry.ends, entry.score_counts)
+        rows = zip(entry.request_ids, *(column.tolist() for column in columns), strict=True)
+        for request_id, sequence_id, choice_index, length, end, num_scores in rows:
+            self._names[sequence_id] = request_id, choice_index
+            output = self._outputs[sequence_id] = Output(tokens.take(length), end)
+            top_counts = counts.take(num_scores)
+            num_tops = sum(top_counts)
+            output.scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
+
+    def take(self, result: StepResult) -> None:
+        """Tokens of one step. Those of sequences that nobody named belong to requests that are over."""
+        scores = {score.row: score for score in row_scores(result)} if len(result.logprob_rows) else {}
+        columns = (result.sequence_ids, result.token_indexes, result.token_ids, result.ends)
+        for row, (sequence_id, index, token, end) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+            if sequence_id in self._names:
+                self._tokens.setdefault(sequence_id, {})[index] = token, end, scores.get(row)
+
+    def outputs(self) -> dict[str, dict[int, Output]]:
+        """By request id and choice index, every output as far as it goes without a gap."""
+        found: dict[str, dict[int, Output]] = {}
+        for sequence_id, (request_id, choice_index) in self._names.items():
+            output = self._outputs.get(sequence_id) or Output()
+            later = self._tokens.get(sequence_id, {})
+            while output.end == END_NONE and (row := later.get(len(output.tokens))) is not None:
+                token, output.end, score = row
+                if score is not None and len(output.scores) == len(output.tokens):
+                    output.scores.add(score)
+                output.tokens.append(token)
+            choices = found.setdefault(request_id, {})
+            known = choices.get(choice_index)
+            if known is None or len(known.tokens) <= len(output.tokens):
+                choices[choice_index] = output
+        return found
+
+
+class _Column:
+    """Takes a flat column apart."""
+
+    def __init__(self, values: Int32Array) -> None:
+        self._values = values
+        self._next = 0
+
+    def take(self, count: int) -> array[int]:
+        start, self._next = self._next, self._next + count
+        return array("i", self._values[start : self._next].tobytes())

@@ -1,0 +1,105 @@
+"""Clients that come back for the rest of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+from fake_backend import Delta, batch, until
+
+BODY = {"prompt": "x", "max_tokens": 50, "stream": True}
+KEY = {"Idempotency-Key": "order 66"}
+
+
+async def events(response: aiohttp.ClientResponse) -> tuple[str, str, bool]:
+    """The text, the last event id, and whether the stream came to its end."""
+    text, last, done = "", "", False
+    async for line in response.content:
+        if line.startswith(b"id: "):
+            last = line[4:].decode().strip()
+        elif line.startswith(b"data: [DONE]"):
+            done = True
+        elif line.startswith(b"data: "):
+            text += orjson.loads(line[6:])["choices"][0]["text"]
+    return text, last, done
+
+
+async def test_a_stream_goes_on_behind_the_last_event(serve, http):
+    """The connection breaks; the same request with the last event's id gets the rest, exactly once."""
+    served = await serve(answers=False)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=KEY))
+    (first,) = await served.backend.requested()
+    await served.backend.send(first.ingress, batch([Delta(first.request_id, "one t", 2, text_offset=0)]))
+    async with await asking as response:
+        line = b""
+        while not line.startswith(b"id: "):
+            line = await response.content.readline()
+    last = line[4:].decode().strip()
+    await served.backend.aborted()
+    assert served.backend.left == [first.request_id]
+
+    headers = {**KEY, "Last-Event-ID": last}
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=headers))
+    _, again = await served.backend.requested(2)
+    assert (again.request_id, again.attempt != first.attempt) == (first.request_id, True)
+    replay = Delta(again.request_id, "one two", 3, text_offset=0, finish_reason="stop")
+    await served.backend.send(again.ingress, batch([replay]))
+    async with await asking as response:
+        assert await events(response) == ("wo", "3.7", True)
+    await until(lambda: served.backend.done == [first.request_id])
+
+
+async def test_a_whole_answer_can_be_asked_for_again(serve, http):
+    """Without streaming a repeat has the same id and gets the same answer."""
+    served = await serve()
+    body = {"prompt": "x", "max_tokens": 5}
+    answers = []
+    for _ in range(2):
+        async with http.post(served.url + "/v1/completions", json=body, headers=KEY) as response:
+            answers.append(await response.json())
+    first, second = ({**answer, "created": 0} for answer in answers)
+    assert first == second
+
+
+async def test_a_newer_connection_takes_over(serve, http):
+    """The same request on another connection while the first one is open: the first gets a 409."""
+    served = await serve(answers=False)
+    body = {"prompt": "x", "max_tokens": 5}
+    first = asyncio.create_task(http.post(served.url + "/v1/completions", json=body, headers=KEY))
+    await served.backend.requested()
+    second = asyncio.create_task(http.post(served.url + "/v1/completions", json=body, headers=KEY))
+    _, again = await served.backend.requested(2)
+    async with await first as response:
+        assert response.status == 409
+    end = Delta(again.request_id, "y", 1, text_offset=0, finish_reason="stop")
+    await served.backend.send(again.ingress, batch([end]))
+    async with await second as response:
+        assert (await response.json())["choices"][0]["text"] == "y"
+    assert served.backend.aborts == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Last-Event-ID": "1.2"},
+        {**KEY, "Last-Event-ID": "nonsense"},
+        {**KEY, "Last-Event-ID": "1.2,3.4"},
+        {"Idempotency-Key": "k" * 256},
+    ],
+)
+async def test_headers_that_make_no_sense(serve, http, headers):
+    """A 400 that names the header."""
+    served = await serve()
+    async with http.post(served.url + "/v1/completions", json=BODY, headers=headers) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"] in headers) == (400, True)
+
+
+async def test_plain_streams_have_no_event_ids(serve, http):
+    """Clients that split events by hand find nothing but data."""
+    served = await serve()
+    async with http.post(served.url + "/v1/completions", json=BODY) as response:
+        lines = [line async for line in response.content if line.strip()]
+    assert all(line.startswith(b"data: ") for line in lines)

@@ -47,7 +47,12 @@ async def http_status(host: str, port: int, path: str, *, timeout_s: float = PRO
 
 def is_ready(info: Mapping[str, Any]) -> bool:
     """Whether an actor with this lease info takes work. One that drains still does what it has, and is well."""
-    return info.get("state") in ("ready", "draining")
+    return info.get("state") in ("ready", "draining") and not is_stalled(info)
+
+
+def is_stalled(info: Mapping[str, Any]) -> bool:
+    """Whether an executor with this lease info has steps to compute and does not get on."""
+    return bool(info.get("stalled_s"))
 
 
 async def healthy(kind: str, settings: Settings, bus: Bus | None, *, here: bool = False) -> bool:

@@ -9,6 +9,7 @@ file, and the file over the default. Names are vLLM's where they mean the same. 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -79,6 +80,11 @@ def _check_keys(keys: Any) -> str | None:
     return None if plain else "keys may not be empty or hold spaces or commas"
 
 
+def _check_origins(origins: Any) -> str | None:
+    plain = all(origin == "*" or re.fullmatch(r"https?://[^/?#,\s]+", origin) for origin in origins)
+    return None if plain else "an origin is like https://example.org, without a path; * means any"
+
+
 def _check_fraction(value: Any) -> str | None:
     return None if 0 < value <= 1 else "must be more than 0 and at most 1"
 
@@ -135,6 +141,18 @@ class Settings:
         group=SERVICE,
         secret=True,
         check=_check_keys,
+    )
+    api_key_file: str | None = setting(
+        None, help="TOML file with keys and their limits, read again when it changes", group=SERVICE
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        help="origins whose pages browsers may let use the API, or * (default: none)",
+        group=SERVICE,
+        check=_check_origins,
+    )
+    max_connections_per_address: int | None = setting(
+        None, help="connections that one address may have open (default: any number)", group=SERVICE, low=1, high=2**20
     )
     executors: int = setting(1, help="executors to start, one per GPU", group=PROCESSES, low=1, high=1024)
     tokenizers: int = setting(1, help="tokenizers to start", group=PROCESSES, low=1, high=1024)
@@ -202,6 +220,13 @@ class Settings:
         256, help="largest batch with a CUDA graph of its own", group=ENGINE, low=1, high=8192
     )
     pipeline_depth: int = setting(2, help="step plans in flight per executor", group=ENGINE, low=1, high=8)
+    step_timeout_s: float = setting(
+        300.0,
+        help="seconds without a finished step after which an executor with steps to compute counts as hung and ends",
+        group=ENGINE,
+        low=1,
+        high=86400,
+    )
     scheduling_policy: str = setting(
         "fcfs",
         help="fcfs: first come, first served; priority: by the priority number of the request, lower first",
@@ -227,6 +252,13 @@ class Settings:
     )
     max_num_queued_requests: int = setting(
         4096, help="requests that may be under way; more are answered 429", group=SERVICE, low=1, high=2**20
+    )
+    max_num_queued_tokens: int = setting(
+        2**26,
+        help="tokens of prompts and answers that may be under way; more are answered 429",
+        group=SERVICE,
+        low=1,
+        high=2**40,
     )
     max_beam_width: int = setting(
         16,

@@ -76,7 +76,7 @@ def test_flags_exist(page: str) -> None:
 def test_variables_exist(page: str) -> None:
     """Every PAGEBUS_ variable is a setting."""
     found = set(re.findall(r"PAGEBUS_([A-Z_]+[A-Z])", TEXTS[page]))
-    assert {name.lower() for name in found} - set(field_types()) == set()
+    assert {name.lower() for name in found if not name.startswith("TEST_")} - set(field_types()) == set()
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -117,3 +117,15 @@ def test_toml_examples_are_settings(page: str, body: str, tmp_path: Path) -> Non
     file = tmp_path / "example.toml"
     file.write_text(body)
     assert set(from_file(str(file))) == set(tomllib.loads(body))
+
+
+def test_tests_named_in_the_documentation_exist() -> None:
+    """A case that a page says is tested is: by a function of that name, or by that file."""
+    sources = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    functions = {name for source in sources for name in re.findall(r"def (test_\w+)\(", source)}
+    named = {name for text in TEXTS.values() for name in re.findall(r"`(test_\w+)`", text)}
+    files = {name for text in TEXTS.values() for name in re.findall(r"`(tests/\S+\.py)`", text)}
+
+    assert named - functions == set()
+    assert {name for name in files if not (ROOT / name).exists()} == set()
+    assert named

@@ -10,24 +10,28 @@ from aiohttp import web
 
 from actors.actor import Actor
 from actors.cli import version
-from actors.settings import Settings
+from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError, BusUnavailable
 from bus.outbox import Outbox
 from web import listener
+from web.admission import Admission
 from web.auth import KeyRing
+from web.bodies import Bodies
+from web.connection import Connections
 from web.context import CONTEXT, Context
+from web.cors import Cors
 from web.errors import unavailable
 from web.inbox import Inbox
-from web.limits import WRITE_TIMEOUT_S
+from web.key_file import KeyFile
+from web.limits import WRITE_TIMEOUT_S, max_body_bytes
 from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
-from web.middleware import add_request_id, boundary
+from web.middleware import boundary, mark_response
 from web.model import ServedModel, load_served_model
 from web.routes import generation, models, service
 from web.sse import Streams
 
 ROUTES = (*service.ROUTES, *models.ROUTES, *generation.ROUTES)
-KEEPALIVE_S = 75.0
 SHUTDOWN_S = 3.0
 """How long handlers get to tell their clients that the server stops."""
 TICK_S = 0.5
@@ -35,9 +39,9 @@ TICK_S = 0.5
 
 def make_application(context: Context) -> web.Application:
     """The aiohttp application over a context."""
-    app = web.Application(middlewares=[boundary], client_max_size=context.max_body_bytes)
+    app = web.Application(middlewares=[boundary], client_max_size=context.bodies.max_bytes)
     app[CONTEXT] = context
-    app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(mark_response)
     for route in ROUTES:
         if route.method == "GET":
             app.router.add_get(route.path, route.handler, name=route.name)
@@ -56,7 +60,10 @@ class IngressActor(Actor):
         self.port: int | None = None
         """The port it listens on, once it does."""
         self._model = model
+        self._key_file = KeyFile(settings.api_key_file) if settings.api_key_file else None
         self._runner: web.AppRunner | None = None
+        self._listening: list[asyncio.Server] = []
+        self.connections: Connections | None = None
         self.context: Context | None = None
         self._outbox: Outbox | None = None
 
@@ -87,6 +94,8 @@ class IngressActor(Actor):
         """End what still runs with an error, say so on the bus, close."""
         if self.context is not None:
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
+        for server in self._listening:
+            server.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._outbox is not None and self.context is not None:
@@ -114,7 +123,10 @@ class IngressActor(Actor):
             membership=membership,
             metrics=metrics,
             streams=Streams(),
-            keys=KeyRing(self.settings.api_key),
+            keys=KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ()),
+            admission=Admission(self.settings.max_num_queued_requests, self.settings.max_num_queued_tokens),
+            cors=Cors(self.settings.allowed_origins),
+            bodies=Bodies(max_body_bytes(model.max_model_len)),
             log=self.log,
             draining=self.draining.is_set,
             render_metrics=render_metrics,
@@ -125,13 +137,14 @@ class IngressActor(Actor):
             make_application(context),
             handler_cancellation=True,
             access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
             shutdown_timeout=SHUTDOWN_S,
-            auto_decompress=False,
         )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self.connections = Connections(self._runner.server, self.settings.max_connections_per_address)
+        loop = asyncio.get_running_loop()
         for sock in await listener.listen(self.settings.host, self.settings.port, share=self.settings.ingresses > 1):
-            await web.SockSite(self._runner, sock, backlog=listener.BACKLOG).start()
+            self._listening.append(await loop.create_server(self.connections, sock=sock, backlog=listener.BACKLOG))
             self.port = self.port or sock.getsockname()[1]
         self.log.info("listening", host=self.settings.host, port=self.port)
 
@@ -142,9 +155,23 @@ class IngressActor(Actor):
             await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:
-        """Twice a second: cut clients that take nothing."""
+        """Twice a second: cut clients that take nothing, and look whether the file of keys has changed."""
         while True:
             await asyncio.sleep(TICK_S)
             context.metrics.open_requests.set(context.inbox.num_open)
+            context.metrics.open_tokens.set(context.admission.total.tokens)
             if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):
                 self.log.warning("slow clients cut off", clients=cut)
+            if self._key_file is not None:
+                await self._renew_keys(context.keys, self._key_file)
+
+    async def _renew_keys(self, keys: KeyRing, file: KeyFile) -> None:
+        """Take over what the file says now; if it says nothing sensible, the keys stay as they are."""
+        try:
+            listed = await asyncio.to_thread(file.news)
+        except SettingsError as error:
+            self.log.error("keys not renewed", error=str(error))
+            return
+        if listed is not None:
+            keys.replace(listed)
+            self.log.info("keys renewed", keys=len(listed))

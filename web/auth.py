@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -14,20 +15,48 @@ OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "metric
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
 
 
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: only its digest is kept, and only its name is ever shown. A limit of None is none."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    private_cache: bool = False
+    """Whether its prompts share no cached blocks with those of other keys."""
+
+    def salted(self, cache_salt: str | None) -> str | None:
+        """The salt for a request that asks for ``cache_salt``."""
+        if not self.private_cache:
+            return cache_salt
+        return hmac.new(self.digest, (cache_salt or "").encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+ANYBODY = ApiKey("", b"")
+"""Stands for the client where no key is needed."""
+
+
 class KeyRing:
-    """Holds digests only; comparing takes the same time whichever key is tried and however much of it is right."""
+    """The keys that are valid. Comparing takes the same time whichever is tried and however much of it is right."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+    def __init__(self, given: Sequence[str] = (), listed: Sequence[ApiKey] = ()) -> None:
+        self._given = [ApiKey(f"key {index}", digest_of(key)) for index, key in enumerate(given)]
+        self._keys: list[ApiKey] = []
+        self.replace(listed)
 
-    def admits(self, request: web.Request) -> bool:
-        """Whether the request may go on."""
-        if not self._digests or request.match_info.route.name in OPEN_ROUTES:
-            return True
+    def replace(self, listed: Sequence[ApiKey]) -> None:
+        """Other keys from the file, beside those that were given as a setting."""
+        self._keys = [*self._given, *listed]
+
+    def find(self, request: web.Request) -> ApiKey | None:
+        """Whose request it is; None: it may not go on."""
+        if not self._keys or request.match_info.route.name in OPEN_ROUTES:
+            return ANYBODY
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        given = digest_of(key.strip())
+        found = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
+        return found[0] if found and scheme.lower() == "bearer" else None
 
 
 def unauthorized() -> ApiError:
@@ -38,5 +67,5 @@ def unauthorized() -> ApiError:
     )  # fmt: skip
 
 
-def _digest(key: str) -> bytes:
+def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

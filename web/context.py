@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from actors.logs import Log
 from actors.settings import Settings
-from web.auth import KeyRing
-from web.errors import overloaded, unavailable
+from web.admission import Admission
+from web.auth import ApiKey, KeyRing
+from web.bodies import Bodies
+from web.cors import Cors
+from web.errors import unavailable
 from web.inbox import Inbox
-from web.limits import max_body_bytes
 from web.membership import Membership
 from web.metrics import IngressMetrics
 from web.model import ServedModel
@@ -33,13 +35,12 @@ class Context:
     metrics: IngressMetrics
     streams: Streams
     keys: KeyRing
+    admission: Admission
+    bodies: Bodies
+    cors: Cors
     log: Log
     draining: Callable[[], bool]
     render_metrics: Callable[[], Awaitable[str]]
-    max_body_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.max_body_bytes = max_body_bytes(self.model.max_model_len)
 
     def missing(self) -> tuple[str, ...]:
         """Why a new request would not be answered now; empty if it would."""
@@ -53,14 +54,9 @@ class Context:
         if missing:
             raise unavailable(f"The server is not ready: no {', no '.join(missing)}.")
 
-    def check_room(self, num_requests: int) -> None:
-        """429 if so many more requests would be too many."""
-        limit = self.settings.max_num_queued_requests
-        if self.inbox.num_open + num_requests > limit:
-            raise overloaded(limit)
-
 
 CONTEXT = web.AppKey("context", Context)
+API_KEY = web.RequestKey("api_key", ApiKey)
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")

@@ -84,10 +84,16 @@ def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after_s)})
 
 
-def overloaded(limit: int) -> ApiError:
-    """429: this ingress has as many requests under way as it may."""
-    message = f"Too many requests are under way (at most {limit}); try again in a moment."
-    return ApiError(429, message, code="too_many_requests", headers={"Retry-After": "1"})
+def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
+    """429: as much is under way as may be."""
+    message = f"Too many {what} are under way (at most {limit}); try again in {retry_after_s} s."
+    return ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
+
+
+def too_late(timeout_s: float) -> ApiError:
+    """408: the client's own ``timeout`` is over. Clients that repeat a 408 by themselves are told not to."""
+    message = f"timeout: the answer was not complete within {timeout_s:g} s."
+    return ApiError(408, message, param="timeout", code="timeout", headers={"x-should-retry": "false"})
 
 
 def internal(message: str = "Internal error; the server's log has the request id.") -> ApiError:

@@ -34,7 +34,23 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 MIN_BODY_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 64 * 2**20
 BODY_BYTES_PER_TOKEN = 16
+MAX_LINE_BYTES = 8190
+"""Of the request line, and of a header."""
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 10.0
+"""How long the rest of a request's head may take once its first byte has come."""
+KEEPALIVE_S = 75.0
+"""How long a connection may be silent between requests."""
 BODY_TIMEOUT_S = 30.0
+MAX_BODIES_BYTES = 512 * 2**20
+"""Of all bodies that are being read at once."""
+BYTES_PER_TOKEN = 4
+"""How long a token is held to be before a text is tokenized: English is about so; others have more tokens."""
+MESSAGE_TOKENS = 4
+"""What a chat template is held to put round a message."""
+UNSTATED_OUTPUT_TOKENS = 2048
+"""What a call that gives no ``max_tokens`` is charged for its output: few answers come near what the context allows."""
+MAX_TIMEOUT_S = 86400.0
 WRITE_TIMEOUT_S = 30.0
 """How long a client may take nothing of what is written to it."""
 SEND_BUFFER_BYTES = 128 * 1024

@@ -9,6 +9,9 @@ from actors.settings import SettingsError
 from web.limits import SEND_BUFFER_BYTES, WRITE_TIMEOUT_S
 
 BACKLOG = 2048
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 15, 5
+"""When a silent client is probed. One that is cut off from the network is noticed after ``WRITE_TIMEOUT_S``, whether
+something is written to it or not."""
 
 
 async def listen(host: str, port: int, *, share: bool = False) -> list[socket.socket]:
@@ -47,6 +50,8 @@ def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.so
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_TIMEOUT_S * 1000))
         sock.bind(address)
         sock.setblocking(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from actors.probe import is_stalled
 from bus.contract import Bus, LeaseInfo
 
 REFRESH_S = 0.5
@@ -36,8 +37,14 @@ class Membership:
         """What keeps a request from being answered: ``bus``, or kinds of which no actor is ready. Empty: nothing."""
         if self._refreshed_s is None or self._clock() - self._refreshed_s > self._fresh_s:
             return ("bus",)
-        ready = {lease.kind for lease in self.leases if lease.info.get("state") == "ready"}
+        ready = {
+            lease.kind for lease in self.leases if lease.info.get("state") == "ready" and not is_stalled(lease.info)
+        }
         return tuple(kind for kind in NEEDED if kind not in ready)
+
+    def progressing(self) -> bool:
+        """Whether every executor that has steps to compute gets on with them; busy or idle is not stalled."""
+        return not any(is_stalled(lease.info) for lease in self.leases)
 
     def states(self) -> dict[str, dict[str, object]]:
         """For people: kind -> name -> what the actor says its state is."""
@@ -47,5 +54,6 @@ class Membership:
                 progress = lease.info.get("progress")
                 state = lease.info.get("state")
                 loading = state == "loading" and isinstance(progress, float)
-                view[lease.kind][lease.name] = f"loading ({progress:.0%})" if loading else state
+                stalled = f"stalled for {lease.info['stalled_s']} s" if is_stalled(lease.info) else state
+                view[lease.kind][lease.name] = f"loading ({progress:.0%})" if loading else stalled
         return view

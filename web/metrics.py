@@ -39,6 +39,7 @@ class IngressMetrics:
             "vllm:request_generation_tokens", "Number of generation tokens processed.", buckets
         )
         self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
+        self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens that requests under way were charged for.")
         for reason in ("stop", "length", "abort", "error"):
             self._success(reason, 0)
 

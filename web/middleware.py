@@ -9,7 +9,7 @@ from aiohttp import web
 
 from actors.actor import describe
 from web.auth import unauthorized
-from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from web.errors import ApiError, from_http, internal
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -35,8 +35,12 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
 
 async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        if not context.keys.admits(request):
+        if (preflight := context.cors.preflight(request)) is not None:
+            return preflight
+        key = context.keys.find(request)
+        if key is None:
             raise unauthorized()
+        request[API_KEY] = key
         return await handler(request)
     except ApiError as error:
         if error.status >= 500:
@@ -57,7 +61,8 @@ def route_of(request: web.Request) -> str:
     return "none" if resource is None else resource.canonical
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Every response says which request it answers."""
+async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
+    """Every response says which request it answers, and which pages may read it."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+    request.app[CONTEXT].cors.mark(request, response)

@@ -17,7 +17,7 @@ from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, type_name
-from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS
+from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S
 from web.model import ServedModel
 from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
@@ -131,6 +131,8 @@ class Asked:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    timeout_s: float | None = None
+    """When the call is to be given up, in seconds after its arrival."""
     report: Report | None = None
     """What the answer tells besides text; None: nothing."""
 
@@ -192,6 +194,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         truncate_prompt_tokens=_read_truncation(fields, model),
         priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
+        timeout_s=_read_timeout(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS)
@@ -228,6 +231,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         truncate_prompt_tokens=_read_truncation(fields, model),
         priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
+        timeout_s=_read_timeout(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS)
@@ -248,6 +252,12 @@ def _read_priority(fields: Fields, model: ServedModel) -> int:
     if priority and not model.priorities:
         raise bad_field("priority", f"is {priority}, but this server was not started with --scheduling-policy priority")
     return priority
+
+
+def _read_timeout(fields: Fields) -> float | None:
+    if fields.peek("timeout") is None:
+        return fields.take("timeout")  # type: ignore[no-any-return]
+    return fields.number("timeout", 0.0, 0, MAX_TIMEOUT_S, above_low=True)
 
 
 def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:

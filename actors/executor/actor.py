@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from actors.actor import RETRY_S, Actor, describe
-from actors.executor.errors import EngineError, is_device_fault
+from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
+from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
@@ -39,6 +40,7 @@ READ_BLOCK_MS = 200
 PROGRESS_INTERVAL_S = 0.2
 SWITCH_INTERVAL_S = 0.001
 """Python's turn between threads: at the default of 5 ms the event loop could hold up a launch longer than a step."""
+STALL_LOOK_S = 1.0
 EXIT_AFTER_FAULT_S = 10.0
 EXIT_DEVICE_FAULT = 70
 
@@ -63,6 +65,7 @@ class ExecutorActor(Actor):
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
+        self._watch = StepWatch()
         self._spans = spans_of(settings, name)
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
@@ -74,10 +77,12 @@ class ExecutorActor(Actor):
         )
 
     def lease_info(self) -> dict[str, Any]:
-        """Besides the base's: progress and phase of loading; once ready, what the engine can hold."""
+        """Besides the base's: progress and phase of loading; once ready, what the engine can hold, and whether its
+        steps advance."""
         told = asdict(self._info) if self._info is not None else {}
         if self._info is not None and self._engine is not None:
             told["num_host_blocks"] = self._engine.num_host_blocks
+            told["stalled_s"] = round(self._watch.stalled_s, 1)
         return {**super().lease_info(), "progress": self._progress, "phase": self._phase, **told}
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -104,6 +109,7 @@ class ExecutorActor(Actor):
         )
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._watch_engine(), "engine")
+        self.spawn(self._watch_steps(), "steps")
         try:
             self._info = info = await asyncio.wrap_future(self._engine.start())
         except Exception as error:
@@ -180,12 +186,14 @@ class ExecutorActor(Actor):
         self._position = entry.id
         if plan.executor_epoch not in (0, self.epoch):
             return  # meant for the executor that had this name before
+        self._watch.submitted()
         self._engine.submit(plan, entry.id.epoch)
 
     def _publish(self, result: StepResult) -> None:
         assert self._outbox is not None
         assert self._engine is not None
         self._outbox.append(self.names.results(self.name), result)
+        self._watch.done()
         stats = self._engine.stats
         self._busy.inc(stats.busy_s - self._busy.value)
         self._steps.inc(stats.steps - self._steps.value)
@@ -238,6 +246,12 @@ class ExecutorActor(Actor):
         """Ends the actor with the engine's error."""
         assert self._failure is not None
         await self._failure
+
+    async def _watch_steps(self) -> None:
+        """A device that hangs tells nobody. Its process has to end, so that others compute its sequences again."""
+        while (stalled_s := self._watch.stalled_s) <= self.settings.step_timeout_s:  # noqa: ASYNC110 (time passes)
+            await asyncio.sleep(STALL_LOOK_S)
+        self._engine_failed(EngineStalled(f"no step has been computed for {stalled_s:.0f} s"))
 
     def _end_process_if_faulted(self, error: BaseException) -> None:
         """After a CUDA fault no call to the device may ever return, even at exit: see to it that the process ends."""

@@ -11,9 +11,15 @@ class PlanError(EngineError):
     """A step plan that contradicts the executor's state: an error of the scheduler, found before a kernel ran."""
 
 
+class EngineStalled(EngineError):
+    """Steps do not advance: the device hangs, or waits for something that never comes."""
+
+
 def is_device_fault(error: BaseException | None) -> bool:
-    """Whether ``error`` (or its cause) came from CUDA: the context may be broken, only a new process has another."""
+    """Whether ``error`` (or its cause) came from the device: it may be unusable for this process, and hang its end."""
     while error is not None:
+        if isinstance(error, EngineStalled):
+            return True
         kind = type(error).__name__
         text = str(error) if isinstance(error, RuntimeError) else ""
         if kind == "AcceleratorError" or "CUDA error" in text or "Triton Error [CUDA]" in text:

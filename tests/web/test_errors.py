@@ -56,7 +56,7 @@ async def test_content_type_is_not_looked_at(serve, http):
 async def test_body_limits(serve, http):
     """A body that is too large is a 413, declared or not; an encoded one is a 415."""
     served = await serve()
-    served.actor.context.max_body_bytes = 1000
+    served.actor.context.bodies.max_bytes = 1000
 
     async def chunks():
         yield b"x" * 900
@@ -70,7 +70,7 @@ async def test_body_limits(serve, http):
 
 async def test_slow_body(serve, http, monkeypatch):
     """A body that does not come is a 408."""
-    monkeypatch.setattr("web.routes.generation.BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.01)
     served = await serve()
     gate = asyncio.Event()
 

@@ -19,12 +19,44 @@ async def get(http, served, path):
         return response.status, json.loads(await response.read())
 
 
-@pytest.mark.parametrize("path", ["/health", "/readyz"])
-async def test_healthy(serve, http, path):
-    """200 when one actor of each kind is ready."""
+async def test_healthy(serve, http):
+    """200 when one actor of each kind is ready; /health says also how all of them are."""
     served = await serve()
 
-    assert await get(http, served, path) == (200, {"status": "ok"})
+    assert await get(http, served, "/readyz") == (200, {"status": "ok"})
+    status, body = await get(http, served, "/health")
+    assert (status, body["status"], body["progressing"], body["open_requests"]) == (200, "ok", True, 0)
+    assert body["actors"] == {kind: {name: "ready"} for kind, name in KINDS}
+
+
+async def test_an_executor_stalls(serve, http):
+    """Steps do not advance: the executor does not count any more, and which one it is can be seen."""
+    served = await serve()
+    await served.backend.leave("executor")
+    await served.backend.join("executor", stalled_s=31.5)
+    await served.refresh()
+
+    status, body = await get(http, served, "/health")
+
+    assert (status, body["missing"], body["progressing"]) == (503, ["executor"], False)
+    assert body["actors"]["executor"] == {"executor-0": "stalled for 31.5 s"}
+    assert (await get(http, served, "/livez"))[0] == 200
+
+
+async def test_busy_is_not_dead(serve, http):
+    """A full server is ready, and its probes are answered although every request is refused."""
+    served = await serve(answers=False, max_num_queued_requests=1)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x"}))
+    (request,) = await served.backend.requested()
+
+    async with http.post(served.url + "/v1/completions", json={"prompt": "y"}) as refused:
+        assert refused.status == 429
+    assert (await get(http, served, "/health"))[0] == 200
+    assert (await get(http, served, "/readyz"))[0] == 200
+
+    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1, finish_reason="stop")]))
+    async with await asking as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS])
@@ -54,7 +86,7 @@ async def test_an_executor_loads(serve, http):
     await served.backend.join("executor", "loading", progress=0.5)
     await served.refresh()
 
-    status, body = await get(http, served, "/readyz")
+    status, body = await get(http, served, "/health")
 
     assert (status, body["missing"]) == (503, ["executor"])
     assert body["actors"]["executor"] == {"executor-0": "loading (50%)"}

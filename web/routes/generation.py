@@ -12,9 +12,9 @@ from typing import Any
 from aiohttp import web
 
 from web.calls import Call, Choice
-from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
-from web.errors import ApiError
-from web.limits import BODY_TIMEOUT_S
+from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from web.errors import ApiError, too_late
+from web.inbox import Inbox
 from web.model import ServedModel
 from web.report import Report
 from web.reported import (
@@ -25,7 +25,7 @@ from web.reported import (
     completion_choice,
     shown_choices,
 )
-from web.resume import read_resumption, with_id
+from web.resume import Resumption, read_resumption, with_id
 from web.routes import Route, json_response
 from web.schemas import Asked, parse_chat, parse_completion, parse_json
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
@@ -93,12 +93,24 @@ class Chat(Endpoint):
 
 
 async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-    """Parse, send, and answer whole or as a stream. However this ends, what still runs then is aborted."""
+    """Look whether there is room, parse, send, and answer whole or as a stream."""
     context = request.app[CONTEXT]
     context.check_ready()
     resumption = read_resumption(request.headers)
-    asked = endpoint.parse(parse_json(await read_body(request, context.max_body_bytes)), context.model)
-    context.check_room(len(asked.prompts))
+    key = request[API_KEY]
+    context.admission.check_room(key)
+    asked = endpoint.parse(parse_json(await context.bodies.read(request)), context.model)
+    if key.private_cache:
+        asked = replace(asked, cache_salt=key.salted(asked.cache_salt))
+    with context.admission.admitted(key, asked, context.model):
+        return await answer(request, endpoint, asked, resumption)
+
+
+async def answer(
+    request: web.Request, endpoint: Endpoint, asked: Asked, resumption: Resumption | None
+) -> web.StreamResponse:
+    """Send what was asked, and answer. However this ends, what still runs then is aborted."""
+    context = request.app[CONTEXT]
     if resumption is None:
         public_id = f"{endpoint.id_prefix}-{request[REQUEST_ID]}"
         ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
@@ -112,6 +124,9 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
     call, delivered = context.inbox.submit(messages, streaming=asked.stream), False
+    deadline = None
+    if asked.timeout_s is not None:
+        deadline = asyncio.get_running_loop().call_later(asked.timeout_s, expire, context.inbox, call, asked.timeout_s)
     try:
         tell_report(call, asked)
         if seen is not None:
@@ -126,7 +141,15 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
         delivered = True
         return response
     finally:
+        if deadline is not None:
+            deadline.cancel()
         context.inbox.close(call, delivered=delivered)
+
+
+def expire(inbox: Inbox, call: Call, timeout_s: float) -> None:
+    """The client's time is over: what still waits or runs is aborted for good, and the call ends with an error."""
+    inbox.close(call, delivered=True)
+    call.fail(too_late(timeout_s))
 
 
 async def send(request: web.Request, response: web.Response) -> web.Response:
@@ -172,26 +195,6 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         return await events.end(error_events(error))
     finally:
         events.close()
-
-
-async def read_body(request: web.Request, max_bytes: int) -> bytes:
-    """The body, within its limits of size and time.
-
-    Raises:
-        ApiError: 408, 413 or 415.
-    """
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise ApiError(415, "Content-Encoding is not supported: send the body as it is.", code="unsupported_encoding")
-    too_large = ApiError(413, f"The body may have at most {max_bytes} bytes.", code="body_too_large")
-    if request.content_length is not None and request.content_length > max_bytes:
-        raise too_large
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="body_timeout") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large from None
 
 
 COMPLETION, CHAT = Completion(), Chat()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from aiohttp import web
 
 from web.context import CONTEXT
@@ -10,13 +12,25 @@ from web.routes import Route, json_response
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 only if a request would be answered now; otherwise 503 with what is missing."""
+    """The status of ``/readyz``, and all that is known: whether steps advance, and what each actor says of itself.
+
+    Answered from the view that the ingress has anyway: a probe waits for nobody.
+    """
     context = request.app[CONTEXT]
-    missing = context.missing()
+    known = {"progressing": context.membership.progressing(), "open_requests": context.inbox.num_open,
+             "actors": context.membership.states()}  # fmt: skip
+    return _readiness(context.missing(), known)
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """200 only if a request would be answered now; otherwise 503 with what is missing."""
+    return _readiness(request.app[CONTEXT].missing(), {})
+
+
+def _readiness(missing: Sequence[str], known: Mapping[str, object]) -> web.Response:
     if not missing:
-        return json_response({"status": "ok"})
-    body = {"status": "unavailable", "missing": list(missing), "actors": context.membership.states()}
-    response = json_response(body, 503)
+        return json_response({"status": "ok", **known})
+    response = json_response({"status": "unavailable", "missing": list(missing), **known}, 503)
     response.headers["Retry-After"] = "1"
     return response
 
@@ -47,7 +61,7 @@ async def root(request: web.Request) -> web.Response:
 ROUTES = (
     Route("GET", "/", "root", root),
     Route("GET", "/health", "health", health),
-    Route("GET", "/readyz", "readyz", health),
+    Route("GET", "/readyz", "readyz", readyz),
     Route("GET", "/livez", "livez", livez),
     Route("GET", "/ping", "ping", livez),
     Route("POST", "/ping", "ping", livez),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.executor.actor import ExecutorActor
-from actors.executor.errors import EngineError, PlanError
+from actors.executor.errors import EngineError, EngineStalled, PlanError, is_device_fault
 from actors.model_config import ModelError
 from actors.settings import Settings
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
@@ -102,7 +103,14 @@ async def test_a_ready_executor_says_what_it_can_hold(folder: Path) -> None:
     async with world(settings(folder)) as running:
         info = await running.until_state("ready")
 
-    wanted = {"progress": 1.0, "num_blocks": 20, "block_size": 16, "max_num_seqs": 4, "max_model_len": 64}
+    wanted = {
+        "progress": 1.0,
+        "stalled_s": 0.0,
+        "num_blocks": 20,
+        "block_size": 16,
+        "max_num_seqs": 4,
+        "max_model_len": 64,
+    }
     assert info.items() >= (wanted | {"vocab_size": 307, "max_num_batched_tokens": 2048}).items()
 
 
@@ -233,6 +241,29 @@ async def test_an_engine_that_fails_later_ends_the_actor(folder: Path, monkeypat
 
         with pytest.raises(RuntimeError, match="device lost"):
             await running.ended()
+
+
+async def test_an_executor_whose_steps_do_not_advance_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that never returns: the actor ends with an error that says so, and the end of its process is armed."""
+    monkeypatch.setattr("actors.executor.step_watch.LEAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("actors.executor.actor.STALL_LOOK_S", 0.01)
+    hung, armed = threading.Event(), []
+
+    def arm(self: ExecutorActor, error: BaseException) -> None:
+        armed.append(is_device_fault(error))
+        hung.set()  # so that the test's own process gets rid of the thread
+
+    monkeypatch.setattr(ExecutorActor, "_end_process_if_faulted", arm)
+    async with world(settings(folder, step_timeout_s=1)) as running:
+        await running.until_state("ready")
+        engine: Any = running.actor._engine
+        run = engine._loaded.runner.run
+        monkeypatch.setattr(engine._loaded.runner, "run", lambda work: (hung.wait(), run(work))[1])
+        await running.send(empty_plan(), epoch=1)
+
+        with pytest.raises(EngineStalled, match="no step has been computed for 1 s"):
+            await running.ended()
+    assert armed == [True]
 
 
 async def test_a_device_fault_arms_the_end_of_the_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,204 @@
+"""How much may be under way at once, what a call counts for, and when somebody who is refused should come again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fake_backend import Delta, batch
+
+from web.admission import MAX_RETRY_AFTER_S, Admission, Load, cost_of
+from web.auth import ANYBODY, ApiKey
+from web.errors import ApiError
+from web.limits import MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
+from web.model import ServedModel
+from web.routes.generation import expire
+from web.schemas import parse_chat, parse_completion
+
+LARGE = ServedModel(names=("m",), vocab_size=1000, max_model_len=100_000)
+
+
+def asked(**fields):
+    return parse_completion({"prompt": "x", **fields}, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"prompt": "a" * 400, "max_tokens": 10}, 110),
+        ({"prompt": "é" * 400, "max_tokens": 10}, 210),
+        ({"prompt": [1] * 50, "max_tokens": 10}, 60),
+        ({"prompt": [[1] * 50, [1] * 30], "max_tokens": 10, "n": 3}, 3 * (60 + 40)),
+        ({"prompt": "a" * 1_000_000, "max_tokens": 10}, 100_000),
+    ],
+)
+def test_cost_of_completions(fields, tokens):
+    """n x (prompt + max_tokens); text has a token for four bytes; nothing is longer than the context."""
+    assert cost_of(asked(**fields), LARGE) == tokens
+
+
+def test_cost_of_chats():
+    """Messages count with what a template puts round them; who does not say how long the answer may be is charged."""
+    chat = parse_chat({"messages": [{"role": "user", "content": "a" * 40}] * 2}, LARGE)
+
+    assert cost_of(chat, LARGE) == 2 * (10 + MESSAGE_TOKENS) + UNSTATED_OUTPUT_TOKENS
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def refused(load: Load, requests: int, tokens: int) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        load.check(requests, tokens)
+    return caught.value
+
+
+def test_limits():
+    """At a limit is allowed; above it is a 429, or a 400 if it could never be allowed."""
+    load = Load(2, 100, Clock())
+    load.check(2, 100)
+    load.enter(1, 90)
+    load.check(1, 10)
+
+    assert refused(load, 2, 10).status == refused(load, 1, 11).status == 429
+    assert refused(load, 3, 1).status == refused(load, 1, 101).status == 400
+    load.leave(1, 90, 1.0)
+    load.check(2, 100)
+
+
+def test_retry_after_follows_how_long_calls_take():
+    """Who is refused comes again when there is room: behind all who were told a time before, and never too late."""
+    clock = Clock()
+    load = Load(None, 1000, clock)
+    load.enter(10, 1000)
+    assert [refused(load, 1, 100).headers["Retry-After"] for _ in range(2)] == ["1", "2"]  # nothing measured yet
+
+    clock.now_s += 60
+    for _ in range(100):  # 1000 tokens that take 20 s each: 50 tokens a second
+        load.leave(1, 100, 20.0)
+        load.enter(1, 100)
+
+    times = [int(refused(load, 1, 100).headers["Retry-After"]) for _ in range(100)]
+    assert times[:4] == [2, 4, 6, 8]
+    assert times[-1] == MAX_RETRY_AFTER_S
+    clock.now_s += MAX_RETRY_AFTER_S
+    assert refused(load, 1, 200).headers["Retry-After"] == "4"
+
+
+def test_keys_have_limits_of_their_own():
+    """A key at its limit holds nobody else up; what it has counts for all; a changed limit holds at once."""
+    admission = Admission(10, 1000)
+    alice = ApiKey("alice", b"a", max_requests=1)
+    call = asked(prompt=[1] * 10, max_tokens=10)
+
+    with admission.admitted(alice, call, LARGE):
+        with pytest.raises(ApiError):
+            admission.check_room(alice)
+        with admission.admitted(ANYBODY, call, LARGE):
+            assert (admission.total.requests, admission.total.tokens) == (2, 40)
+        admission.check_room(ApiKey("alice", b"a", max_requests=2))
+    assert (admission.total.requests, admission.total.tokens) == (0, 0)
+    admission.check_room(alice)
+
+
+async def post(http, served, body, **headers):
+    async with http.post(served.url + "/v1/completions", json=body, headers=headers) as response:
+        return response.status, json.loads(await response.read()), response.headers
+
+
+async def test_tokens_under_way(serve, http):
+    """Tokens are bounded as requests are, and are given back when the answer is out."""
+    served = await serve(answers=False, max_num_queued_tokens=50)
+    body = {"prompt": [1] * 10, "max_tokens": 20}
+    asking = asyncio.create_task(post(http, served, body))
+    (request,) = await served.backend.requested()
+
+    status, answer, headers = await post(http, served, body)
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (429, "too_many_requests", "1")
+    assert (await post(http, served, {"prompt": [1] * 10, "max_tokens": 50}))[0] == 400
+
+    await served.backend.send("ingress-0", batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
+    assert (await asking)[0] == 200
+    assert served.actor.context.admission.total.tokens == 0
+
+
+async def test_a_full_server_reads_no_bodies(serve, http):
+    """Who will be refused anyway is so before the body has come."""
+    served = await serve(answers=False, max_num_queued_requests=1)
+    asking = asyncio.create_task(post(http, served, {"prompt": "x"}))
+    (request,) = await served.backend.requested()
+    body_wanted = asyncio.Event()
+
+    async def chunks():
+        yield b"{"
+        await body_wanted.wait()
+
+    async with http.post(served.url + "/v1/completions", data=chunks()) as response:
+        assert response.status == 429
+        body_wanted.set()
+    await served.backend.send("ingress-0", batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
+    assert (await asking)[0] == 200
+
+
+async def test_bodies_together(serve, http, monkeypatch):
+    """The bodies that are being read at once are bounded together, and what was read is forgotten."""
+    monkeypatch.setattr("web.bodies.MAX_BODIES_BYTES", 1000)
+    served = await serve()
+
+    async with http.post(served.url + "/v1/completions", data=b"x" * 1001) as response:
+        assert response.status == 429
+    for _ in range(3):
+        assert (await post(http, served, {"prompt": "x" * 500}))[0] == 200
+
+
+async def test_deadline_of_a_queued_request(serve, http):
+    """A request whose time is over before anything has come is a 408, and is aborted for good."""
+    served = await serve(answers=False)
+
+    status, answer, headers = await post(
+        http, served, {"prompt": ["a", "b"], "timeout": 0.001}, **{"Idempotency-Key": "k"}
+    )
+
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (408, "timeout", "timeout")
+    assert headers["x-should-retry"] == "false"
+    assert len(await served.backend.aborted(2)) == 2
+    assert served.backend.left == []
+
+
+async def test_deadline_in_a_stream(serve, http):
+    """After the first token the deadline is an event, and the last one."""
+    served = await serve(answers=False)
+    body = {"prompt": "x", "stream": True, "timeout": 86400}
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=body))
+    (request,) = await served.backend.requested()
+    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1)]))
+    async with await asking as response:
+        inbox = served.actor.context.inbox
+        expire(inbox, inbox.open_requests()[0].call, 86400)
+        events = (await response.text()).split("\n\n")
+
+    assert json.loads(events[-3][6:])["error"]["code"] == "timeout"
+    assert events[-2] == "data: [DONE]"
+    assert await served.backend.aborted() == [request.request_id]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e6, "1", True])
+def test_bad_deadlines(timeout):
+    """Seconds, more than 0 and at most a day."""
+    with pytest.raises(ApiError, match="timeout"):
+        asked(timeout=timeout)
+    assert asked(timeout=None).timeout_s is None
+    assert asked(timeout=2.5).timeout_s == 2.5
+
+
+async def test_an_answer_in_time(serve, http):
+    """An answer in time is an answer."""
+    served = await serve()
+
+    assert (await post(http, served, {"prompt": "x", "timeout": 60}))[0] == 200
+    assert served.backend.aborts == []

@@ -1,0 +1,53 @@
+"""JSON at the edges of what parsers take: each is a 400 that names the field, or is read in the one way we promise."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ('{"prompt": "x", "metadata": {"a": @300}}', "invalid_value", "metadata"),
+        ('{"prompt": "x", "user": @300}', "invalid_value", "user"),
+        ('{"prompt": "x", "response_format": @300}', "unsupported_parameter", "response_format"),
+        ('{"prompt": "x", "unheard_of": @300}', "unknown_parameter", "unheard_of"),
+        ('{"prompt": @300}', "invalid_type", "prompt[0][0]"),
+        ('{"prompt": "x", "metadata": @1025}', "invalid_json", None),
+        ('{"prompt": "x", "temperature": NaN}', "invalid_json", None),
+        ('{"prompt": "x", "temperature": 1e999}', "invalid_json", None),
+        ('{"prompt": "x", "temperature": 1e308}', "invalid_value", "temperature"),
+        ('{"prompt": "x", "seed": 18446744073709551616}', "invalid_type", "seed"),
+        ('{"prompt": "x", "n": 18446744073709551615}', "invalid_value", "n"),
+        ('{"prompt": [18446744073709551615]}', "invalid_value", "prompt[0]"),
+        ('{"prompt": "\\ud800"}', "invalid_json", None),
+        ('{"prompt": "x", "n": 1, "n": 0}', "invalid_value", "n"),
+    ],
+)
+async def test_refused(serve, http, body, code, param):
+    """Nothing of it reaches the bus."""
+    served = await serve()
+    body = re.sub("@([0-9]+)", lambda depth: nested(int(depth[1])), body)
+
+    async with http.post(served.url + "/v1/completions", data=body) as response:
+        error = json.loads(await response.read())["error"]
+
+    assert (response.status, error["code"], error["param"]) == (400, code, param)
+    assert served.backend.requests == []
+
+
+async def test_the_last_of_two_values_counts(serve, http):
+    """As in Python's and most other parsers; a proxy that checks bodies has to read them the same way."""
+    served = await serve()
+
+    async with http.post(served.url + "/v1/completions", data='{"prompt": "first", "prompt": "last"}') as response:
+        assert response.status == 200
+
+    assert [request.prompt for request in served.backend.requests] == ["last"]

@@ -1,0 +1,145 @@
+"""What may be under way at once: so many requests, so many tokens, of everybody together and of each API key.
+
+It is decided before anything is tokenized. A call is charged n x (prompt + max_tokens), where the tokens of a text are
+estimated from its bytes; what it was charged is given back when it is over. Who is refused is told when there will be
+room: what is under way drains at (what is under way) / (how long a call takes), by Little's law, and everybody who
+is refused is put behind those who were told a time before, so that they do not all come back at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from web.auth import ApiKey
+from web.errors import ApiError, overloaded
+from web.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
+from web.model import ServedModel
+from web.schemas import Asked, Prompt
+
+NEWEST_SHARE = 0.1
+"""Weight of one more call in the mean of how long calls take."""
+MAX_RETRY_AFTER_S = 30.0
+
+
+class Load:
+    """What is under way of somebody. A limit of None is none."""
+
+    def __init__(self, max_requests: int | None, max_tokens: int | None, clock: Callable[[], float]) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.requests = self.tokens = 0
+        self._clock = clock
+        self._mean_s: float | None = None
+        """How long calls take."""
+        self._promised_s = 0.0
+        """Until when there is room only for those who were told to come again."""
+
+    def check(self, requests: int, tokens: int) -> None:
+        """Raises if so much more would be too much.
+
+        Raises:
+            ApiError: 429; 400 if it is too much for an empty server.
+        """
+        for what, used, more, limit in (
+            ("requests", self.requests, requests, self.max_requests),
+            ("tokens", self.tokens, tokens, self.max_tokens),
+        ):
+            if limit is None or used + more <= limit:
+                continue
+            if more > limit:
+                text = f"The request asks for {more} {what}; at most {limit} may be under way at once."
+                raise ApiError(400, text, code=f"too_many_{what}")
+            raise overloaded(what, limit, self._retry_after_s(tokens))
+
+    def enter(self, requests: int, tokens: int) -> None:
+        self.requests += requests
+        self.tokens += tokens
+
+    def leave(self, requests: int, tokens: int, seconds: float) -> None:
+        """What had entered is over, after so long."""
+        self.requests -= requests
+        self.tokens -= tokens
+        self._mean_s = seconds if self._mean_s is None else self._mean_s + NEWEST_SHARE * (seconds - self._mean_s)
+
+    def _retry_after_s(self, tokens: int) -> int:
+        """When there will be room for one more who wants ``tokens`` (0: as many as others do)."""
+        now_s = self._clock()
+        share = tokens / self.tokens if tokens and self.tokens else 1 / max(self.requests, 1)
+        wait_s = 1.0 if self._mean_s is None else share * self._mean_s
+        self._promised_s = min(max(self._promised_s, now_s) + wait_s, now_s + MAX_RETRY_AFTER_S)
+        return max(1, math.ceil(self._promised_s - now_s))
+
+
+class Admission:
+    """All loads of one ingress."""
+
+    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.total = Load(max_requests, max_tokens, clock)
+        self._of_key: dict[str, Load] = {}
+
+    def check_room(self, key: ApiKey) -> None:
+        """Look before the body is read.
+
+        Raises:
+            ApiError: 429, not even the smallest call would be taken.
+        """
+        for load in self._loads(key):
+            load.check(1, 0)
+
+    @contextmanager
+    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel) -> Iterator[None]:
+        """While a call is under way.
+
+        Raises:
+            ApiError: 429 or 400, it is too much.
+        """
+        requests, tokens = len(asked.prompts), cost_of(asked, model)
+        loads = self._loads(key)
+        for load in loads:
+            load.check(requests, tokens)
+        for load in loads:
+            load.enter(requests, tokens)
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            for load in loads:
+                load.leave(requests, tokens, self._clock() - began_s)
+
+    def _loads(self, key: ApiKey) -> tuple[Load, ...]:
+        """Those that a call counts in: the key's own first, whose limits are the narrower ones."""
+        if key.max_requests is None and key.max_tokens is None:
+            return (self.total,)
+        load = self._of_key.get(key.name)
+        if load is None:
+            load = self._of_key[key.name] = Load(key.max_requests, key.max_tokens, self._clock)
+        load.max_requests, load.max_tokens = key.max_requests, key.max_tokens  # the file may have changed
+        return load, self.total
+
+
+def cost_of(asked: Asked, model: ServedModel) -> int:
+    """Tokens that a call may need, before it is known how many its texts have."""
+    most = model.max_model_len or math.inf
+    output = asked.sampling.max_tokens
+    if output is None:
+        output = UNSTATED_OUTPUT_TOKENS
+    costs = (min(num_prompt_tokens(prompt) + output, most) for prompt in asked.prompts)
+    return asked.sampling.n * int(sum(costs))
+
+
+def num_prompt_tokens(prompt: Prompt) -> int:
+    """Exact for token ids, estimated for text."""
+    if prompt.token_ids is not None:
+        return len(prompt.token_ids)
+    if prompt.messages is not None:
+        return sum(MESSAGE_TOKENS + _estimate(message["content"]) for message in prompt.messages)
+    return _estimate(prompt.text or "")
+
+
+def _estimate(text: str) -> int:
+    num_bytes = len(text) if text.isascii() else len(text.encode())
+    return -(-num_bytes // BYTES_PER_TOKEN)

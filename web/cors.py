@@ -1,0 +1,42 @@
+"""Cross-origin requests: which pages of other origins a browser lets use this server. None unless allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aiohttp import web
+
+METHODS = "GET, POST, OPTIONS"
+EXPOSED = "X-Request-Id, Retry-After"
+MAX_AGE_S = 600
+_NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
+
+
+class Cors:
+    """``origins`` are those allowed (``https://example.org``), or ``*``. No cookies: scripts send keys themselves."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a browser's question whether a request would be allowed; it comes without a key."""
+        if not self._origins or request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        if _NAMES.fullmatch(wanted):
+            headers["Access-Control-Allow-Headers"] = wanted
+        return web.Response(status=204, headers=headers)
+
+    def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Tell the browser that its page may read the response, if so."""
+        if not self._origins:
+            return
+        everybody = "*" in self._origins
+        origin = request.headers.get("Origin")
+        if not everybody:
+            response.headers["Vary"] = "Origin"
+        if origin is not None and (everybody or origin in self._origins):
+            response.headers["Access-Control-Allow-Origin"] = "*" if everybody else origin
+            response.headers["Access-Control-Expose-Headers"] = EXPOSED

@@ -84,6 +84,14 @@ def max_positions(config: ModelConfig) -> int:
     return config.max_position_embeddings
 
 
+def num_layer_weights(config: ModelConfig) -> int:
+    """Of the matrices of all layers: what every token is multiplied with, besides the head's."""
+    hidden, width = config.hidden_size, config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    layer = hidden * (width + 2 * kv_width) + width * hidden + 3 * hidden * config.intermediate_size
+    return layer * config.num_layers
+
+
 def effective_max_model_len(settings: Settings, config: ModelConfig) -> int:
     """Longest prompt plus output in tokens: what ``--max-model-len`` asks for, else all the model has positions for.
 

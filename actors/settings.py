@@ -188,6 +188,17 @@ class Settings:
     block_size: int = setting(
         16, help="tokens in one block of the cache", group=MEMORY, low=16, high=1024, check=_check_block_size
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        help="number format of the cache (auto: the model's); fp8, which is fp8_e4m3, holds twice as many tokens",
+        group=MEMORY,
+        choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    )
+    calculate_kv_scales: bool = setting(
+        True,
+        help="find an fp8 cache's scales at start where the checkpoint has none (else they are 1)",
+        group=MEMORY,
+    )
     gpu_memory_utilization: float = setting(
         0.9, help="share of the GPU's memory that may be used", group=MEMORY, check=_check_fraction
     )
@@ -216,10 +227,31 @@ class Settings:
     )
     enable_prefix_caching: bool = setting(True, help="reuse the blocks of prompts that begin alike", group=MEMORY)
     enforce_eager: bool = setting(False, help="do not use CUDA graphs", group=ENGINE)
-    max_cudagraph_capture_size: int = setting(
-        256, help="largest batch with a CUDA graph of its own", group=ENGINE, low=1, high=8192
+    max_cudagraph_capture_size: int | None = setting(
+        None,
+        help="most tokens of a step that runs from a CUDA graph (default: 2048, fewer for models whose steps compute "
+        "for longer than they take to launch)",
+        group=ENGINE,
+        low=1,
+        high=8192,
     )
-    pipeline_depth: int = setting(2, help="step plans in flight per executor", group=ENGINE, low=1, high=8)
+    attention_backend: str = setting(
+        "auto",
+        help="what computes attention on CUDA: Pagebus's own kernels (triton), those for decodes and torch's cuDNN "
+        "attention for prompts wherever it can (torch), or whichever was measured to be faster for the shape (auto)",
+        group=ENGINE,
+        choices=("auto", "triton", "torch"),
+    )
+    deterministic: bool = setting(
+        False,
+        help="compute each sequence in the same way whatever else is in the batch, so that a request gives the same "
+        "tokens alone and in company; slower, without the prefix cache, CUDA only",
+        group=ENGINE,
+    )
+    pipeline_depth: int = setting(
+        4, help="most step plans in flight per executor; more than two only while steps are short", group=ENGINE, low=1,
+        high=8,
+    )  # fmt: skip
     step_timeout_s: float = setting(
         300.0,
         help="seconds without a finished step after which an executor with steps to compute counts as hung and ends",
@@ -317,6 +349,8 @@ class Settings:
             if value is not None and (value != spec.default or spec.default is not None):
                 _check_value(spec.name, value, spec.metadata)
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
+            object.__setattr__(self, "enable_prefix_caching", False)
 
     def to_args(self) -> list[str]:
         """Command line that gives these settings again, without secrets: only what differs from the defaults."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
 
 
@@ -22,7 +23,11 @@ def _silu_mul_kernel(
     num_tokens,
     SIZE: tl.constexpr,  # I
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -44,5 +49,5 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
         return out
     block = min(1024, next_power_of_2(size))
     grid = (num_tokens, -(-size // block))
-    _silu_mul_kernel[grid](x, out, x.stride(0), num_tokens, SIZE=size, BLOCK=block, num_warps=4)
+    _silu_mul_kernel[grid](x, out, x.stride(0), num_tokens, SIZE=size, BLOCK=block, num_warps=4, **pdl(x.device))
     return out

@@ -12,8 +12,17 @@ import torch
 import torch.nn.functional as F
 
 
-def _gather(cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor, length: int) -> torch.Tensor:
+def _gather(
+    cache: torch.Tensor,
+    scales: torch.Tensor | None,
+    table: torch.Tensor,
+    lens: torch.Tensor,
+    length: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
     """The cached tokens of some rows: table [R, MB], lens [R] >= 1 -> [R, Hkv, length, D], finite past a row's end.
+
+    A float8 cache is multiplied with its scales [Hkv], in float32.
 
     Blocks past the end are replaced by the row's first one, and what lies past the end inside a block by zeros: those
     places may hold another sequence's NaN, which even a zero weight would carry over.
@@ -23,11 +32,14 @@ def _gather(cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor, length
     used = first < lens.unsqueeze(1)
     blocks = torch.where(used, table[:, : len(first)], table[:, :1]).long().clamp_(min=0)
     # index_select and index_fill_ are several times faster here than the same by indexing.
-    tokens = cache.index_select(0, blocks.flatten()).flatten(0, 1)  # [R * num_blocks * block_size, Hkv, D]
+    bits = cache if scales is None else cache.view(torch.uint8)  # there is no index_fill_ for float8
+    tokens = bits.index_select(0, blocks.flatten()).flatten(0, 1)  # [R * num_blocks * block_size, Hkv, D]
     filled = torch.where(used, lens.unsqueeze(1) - first, lens.unsqueeze(1))
     beyond = torch.arange(block_size, device=cache.device) >= filled.unsqueeze(2)
     tokens.index_fill_(0, beyond.flatten().nonzero().squeeze(1), 0)
-    return tokens.unflatten(0, (len(lens), -1))[:, :length].transpose(1, 2)
+    if scales is not None:
+        tokens = tokens.view(cache.dtype).float() * scales.unsqueeze(1)
+    return tokens.to(dtype).unflatten(0, (len(lens), -1))[:, :length].transpose(1, 2)
 
 
 def _decode(
@@ -100,12 +112,23 @@ def paged_attention_reference(
     num_decodes: int,
     max_context_len: int,
     sliding_window: int = 0,
+    decode_lens: torch.Tensor | None = None,
+    spans: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    plans: object = None,
+    prefills: object = (),
 ) -> torch.Tensor:
-    """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`."""
+    """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`.
+
+    ``plans`` and ``prefills`` are for the kernels only.
+    """
+    if decode_lens is not None:
+        num_decodes = int((decode_lens > 0).sum())
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     starts, lens = query_start.tolist(), context_lens.tolist()
-    common = (k_cache, v_cache, slots, context_lens, block_tables, scale, sliding_window)
+    caches = tuple(zip((k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True))
+    common = (caches, slots, context_lens, block_tables, scale, sliding_window)
     for rows in _decode_rows(lens[:num_decodes]):
         _attend_decodes(q, out, rows, max(lens[row] for row in rows), *common)
     query_lens = [end - start for start, end in itertools.pairwise(starts)]
@@ -114,17 +137,17 @@ def paged_attention_reference(
     return out
 
 
-def _attend_decodes(q, out, rows, length, k_cache, v_cache, slots, context_lens, block_tables, scale, window):
+def _attend_decodes(q, out, rows, length, caches, slots, context_lens, block_tables, scale, window):
     """Attention of decode rows (token index = row) in one padded batch of `length` keys."""
     every = rows == list(range(len(rows)))
     row = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
     table, lens = block_tables[slots[row].long()], context_lens[row]
-    k, v = (_gather(cache, table, lens, length).to(q.dtype) for cache in (k_cache, v_cache))
+    k, v = (_gather(*cache, table, lens, length, q.dtype) for cache in caches)
     out[row] = _decode(q[row], k, v, lens, scale, window)
 
 
 def _attend_prefills(
-    q, out, query_start, rows, query_lens, lens, k_cache, v_cache, slots, context_lens, block_tables, scale, window
+    q, out, query_start, rows, query_lens, lens, caches, slots, context_lens, block_tables, scale, window
 ):
     """Attention of rows with several queries in one batch padded to the longest of them."""
     row = torch.tensor(rows, device=q.device)
@@ -134,6 +157,6 @@ def _attend_prefills(
     place = torch.arange(num_queries, device=q.device)
     real = place < count
     token = torch.where(real, first + place, first)  # padding repeats the row's first token
-    k, v = (_gather(cache, table, ends, length).to(q.dtype) for cache in (k_cache, v_cache))
+    k, v = (_gather(*cache, table, ends, length, q.dtype) for cache in caches)
     result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window)
     out[token[real]] = result.transpose(1, 2)[real]

@@ -1,9 +1,13 @@
-"""Root-mean-square normalisation, alone and fused with the residual addition before it."""
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+What is added may still be partial sums of a product (`kernels.linear.partial_linear`): the norm adds them up.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
 
 
@@ -21,17 +25,21 @@ def rms_norm_reference(
 
 
 def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x (in place), then rms_norm(residual). x, residual [T, D], weight [D] -> [T, D]."""
-    residual += x
+    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
+
+    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
+    """
+    residual += x if x.dim() == 2 else x.sum(0).to(residual.dtype)
     return rms_norm_reference(residual, weight, eps)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x_ptr,  # [outer, INNER, D]
+    x_ptr,  # [outer, INNER, D]; with PARTS > 1 float32 [PARTS, outer, INNER, D]
     residual_ptr,  # [outer, D] or None: then x is added to it first
     weight_ptr,  # [D]
     out_ptr,  # [outer, INNER, D]
+    stride_x_part,
     stride_x_outer,
     stride_x_inner,
     stride_residual,
@@ -43,19 +51,28 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,  # D
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # D rounded up
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     outer, inner = (row // INNER).to(tl.int64)[:, None], (row % INNER)[:, None]
     column = tl.arange(0, BLOCK)
     mask = (row < num_rows)[:, None] & (column < SIZE)[None, :]
-    x = tl.load(x_ptr + outer * stride_x_outer + inner * stride_x_inner + column[None, :], mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = x_ptr + outer * stride_x_outer + inner * stride_x_inner + column[None, :]
+    x = tl.load(place, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(place + part * stride_x_part, mask=mask, other=0.0)
+    x = x.to(weight.dtype)
     if residual_ptr is not None:
         residual = residual_ptr + outer * stride_residual + column[None, :]
         x = (x.to(tl.float32) + tl.load(residual, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(residual, x, mask=mask)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0)
     normed = (wide * scale[:, None]).to(x.dtype).to(tl.float32) * weight[None, :].to(tl.float32)
     out = out_ptr + outer * stride_out_outer + inner * stride_out_inner + column[None, :]
     tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=mask)
@@ -64,14 +81,15 @@ def _rms_norm_kernel(
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> None:
-    """x, out [outer, inner, D], residual [outer, D] or None."""
-    outer, inner, size = x.shape
-    assert x.stride(2) == 1
+    """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D]."""
+    parts, outer, inner, size = x.shape
+    assert x.stride(3) == 1
     assert out.stride(2) == 1
-    assert out.shape == x.shape
+    assert out.shape == x.shape[1:]
     assert weight.shape == (size,)
     assert weight.is_contiguous()
-    assert weight.dtype == x.dtype == out.dtype
+    assert weight.dtype == out.dtype
+    assert x.dtype == (out.dtype if parts == 1 else torch.float32)
     num_rows = outer * inner
     if num_rows == 0:
         return
@@ -84,6 +102,7 @@ def _launch(
         out,
         x.stride(0),
         x.stride(1),
+        x.stride(2),
         0 if residual is None else residual.stride(0),
         out.stride(0),
         out.stride(1),
@@ -93,7 +112,9 @@ def _launch(
         SIZE=size,
         BLOCK_ROWS=block_rows,
         BLOCK=block,
+        PARTS=parts,
         num_warps=min(16, max(4, block // 512)),
+        **pdl(out.device),
     )
 
 
@@ -108,16 +129,19 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
         views = x.unsqueeze(1), out.unsqueeze(1)
     else:
         views = (x, out) if x.dim() == 3 else (x.view(-1, 1, x.shape[-1]), out.view(-1, 1, x.shape[-1]))
-    _launch(views[0], None, weight, eps, views[1])
+    _launch(views[0].unsqueeze(0), None, weight, eps, views[1])
     return out
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x (in place), then rms_norm(residual). x, residual [T, D], weight [D] -> [T, D]."""
-    assert x.dim() == 2
-    assert residual.shape == x.shape
+    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
+
+    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
+    """
+    assert x.dim() in (2, 3)
+    assert residual.shape == x.shape[-2:]
     assert residual.stride(1) == 1
-    assert residual.dtype == x.dtype
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x.unsqueeze(1), residual, weight, eps, out.unsqueeze(1))
+    out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    parts = x.unsqueeze(0) if x.dim() == 2 else x
+    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1))
     return out

@@ -2,13 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
-from kernels.attention_decode import decode_attention
-from kernels.attention_prefill import prefill_attention
+from kernels.attention_decode import decode_attention, decode_config, num_multiprocessors
+from kernels.attention_library import LongRow, is_faster, long_prefill, supports
+from kernels.attention_plan import DecodePlan, plan_decodes
+from kernels.attention_prefill import fixed_config, prefill_attention, query_spans
 from kernels.attention_reference import paged_attention_reference
 
-__all__ = ["paged_attention", "paged_attention_reference"]
+__all__ = [
+    "fixed_config",
+    "paged_attention",
+    "paged_attention_invariant",
+    "paged_attention_reference",
+    "plan_attention",
+    "plan_attention_invariant",
+    "plan_attention_reference",
+    "query_spans",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a model's attention is like: heads, their size, bytes of an element of a query, windows (0: none)."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    windows: frozenset[int] = frozenset({0})
+    float8: bool = False
+    """Whether the cache has one byte per element."""
+
+
+def plan_attention(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, *, invariant: bool = False,
+    settled: bool = True,
+) -> dict[int, DecodePlan]:  # fmt: skip
+    """What all layers of a pass share, by sliding window: how decodes with slots and context_lens [R] are shared out.
+
+    To be made before all else in the pass: the kernels read it before they wait (`DecodePlan.settled`).
+    """
+    if not len(slots):
+        return {}
+    config = decode_config(
+        shape.kv_heads, shape.head_dim, shape.element_size, num_multiprocessors(slots.device), float8=shape.float8
+    )
+    return {
+        window: plan_decodes(
+            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window,
+            invariant=invariant, settled=settled,
+        )
+        for window in shape.windows
+    }  # fmt: skip
+
+
+def plan_attention_invariant(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape
+) -> dict[int, DecodePlan]:
+    """`plan_attention` that cuts each row by its own length alone."""
+    return plan_attention(slots, context_lens, shape, invariant=True)
+
+
+def plan_attention_reference(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape
+) -> dict[int, object]:
+    """Nothing: the reference needs no plan."""
+    return {}
 
 
 def paged_attention(
@@ -25,7 +89,14 @@ def paged_attention(
     num_decodes: int,
     max_context_len: int,
     sliding_window: int = 0,
+    decode_lens: torch.Tensor | None = None,
+    spans: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    plans: dict[int, DecodePlan] | None = None,
+    prefills: Sequence[LongRow] = (),
+    backend: str = "auto",
+    invariant: bool = False,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens, themselves included (they are in the cache already).
 
@@ -33,10 +104,21 @@ def paged_attention(
     multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
     tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each;
     the others any number up to max_query_len. Query i of n sees keys up to position context_len - n + i, and with a
-    sliding_window only that many of them (0: all). -> [T, Hq, D], q's dtype, or `out` when given.
+    sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
+    float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
 
     Rows with context length 0, and tokens after query_start[R], give zeros. max_context_len is an upper bound,
     used to choose a launch shape; block ids past a row's context are never followed, negative ones read block 0.
+
+    ``plans`` come from `plan_attention`; without them the call makes its own. ``prefills`` are the rows after the
+    decodes as the host knows them, or none where only the device does (a captured graph). With them, a ``backend``
+    "torch" leaves prefills to the library wherever it can compute them, "auto" where that is faster and no decode
+    waits beside them (a new shape costs the library a pause), "triton" never. ``invariant``: a row's result has the
+    same bits whatever the other rows are, and a prefill's however it is cut into chunks.
+    A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes. It is given decode_lens
+    [R] int32, the context length of each decode and 0 for other rows, and spans [N, 2] int32, the queries of the others
+    in blocks of `fixed_config`(...).block_queries (`query_spans`; negative rows fill it up). num_decodes is then only
+    an upper bound, max_query_len does not matter, and tokens after query_start[R] may give anything.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
@@ -50,20 +132,58 @@ def paged_attention(
     assert block_tables.stride(1) == 1
     assert query_start.shape == (num_rows + 1,)
     assert context_lens.shape == (num_rows,)
+    assert (kv_scales is None) == (k_cache.element_size() > 1)
+    assert kv_scales is None or (kv_scales.shape == (2, k_cache.shape[2]) and kv_scales.is_contiguous())
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
+    assert (decode_lens is None) == (spans is None)
+    library = _takes_library(q, k_cache, prefills, num_decodes, sliding_window, backend, invariant=invariant)
+    if library and out is None and len(prefills) == 1 and prefills[0].num_queries == num_tokens:
+        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
     assert out.stride(2) == 1
     if num_decodes > 0:
+        if plans is None:
+            shape = AttentionShape(
+                q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
+                float8=kv_scales is not None,
+            )  # fmt: skip
+            lens = context_lens if decode_lens is None else decode_lens
+            rows = slots[:num_decodes], lens[:num_decodes]
+            plans = plan_attention(*rows, shape, invariant=invariant, settled=False)
+        # In a pass of fixed shape this writes zeros for rows that are no decodes; their own results come after it.
+        plan = plans[sliding_window]
         decode_attention(
-            q, k_cache, v_cache, out, slots, context_lens, block_tables, num_decodes, scale, sliding_window
-        )
-    if num_rows > num_decodes:
+            q, k_cache, v_cache, out, block_tables, scale, sliding_window, plan, kv_scales=kv_scales
+        )  # fmt: skip
+    if spans is not None:
+        prefill_attention(
+            q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, 0, 0, 0, scale, sliding_window,
+            fixed_config(head_dim, q.element_size()), spans, kv_scales=kv_scales,
+        )  # fmt: skip
+    elif library:
+        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, prefills)
+    elif num_rows > num_decodes:
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, num_decodes, max_query_len,
-            max_context_len, scale, sliding_window,
+            max_context_len, scale, sliding_window, invariant=invariant, kv_scales=kv_scales,
         )  # fmt: skip
     elif num_tokens > num_decodes:
         out[num_decodes:].zero_()
     return out
+
+
+def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
+    """`paged_attention` of each row alone; the plans must be `plan_attention_invariant`'s."""
+    return paged_attention(*args, **keywords, invariant=True)
+
+
+def _takes_library(
+    q: torch.Tensor, k_cache: torch.Tensor, prefills: Sequence[LongRow], num_decodes: int, sliding_window: int,
+    backend: str, *, invariant: bool,
+) -> bool:  # fmt: skip
+    """Whether the rows after the decodes go to the library; see `paged_attention`."""
+    if not prefills or backend == "triton" or invariant or not supports(q, k_cache, sliding_window):
+        return False
+    return backend == "torch" or (num_decodes == 0 and is_faster(prefills, q.shape[1], q.shape[2]))

@@ -8,7 +8,7 @@ A kernel that takes part has a last parameter ``PDL: tl.constexpr``, is launched
 
 Each kernel of the chain must wait, also one that needs nothing of its predecessor: waiting is transitive, so a kernel
 that does not wait would let its successor run ahead of everything before it. Kernels of libraries are ordinary edges.
-``PAGEBUS_PDL=0`` turns it off.
+``KERNELS_PDL=0`` turns it off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["gdc_launch_dependents", "gdc_wait", "pdl"]
 
 @cache
 def _supported(target: Target | None) -> bool:
-    if target is None or gdc_wait is None or os.environ.get("PAGEBUS_PDL", "1") == "0":
+    if target is None or gdc_wait is None or os.environ.get("KERNELS_PDL", "1") == "0":
         return False
     return target.capability >= 90
 

@@ -99,15 +99,16 @@ def _cut(source, size, cut, counted, top_k, top_p, mass, highest, per_heat, BLOC
     return cut
 
 
-@triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
+@triton.jit(do_not_specialize=["slots_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def _limits_kernel(
     logits_ptr,  # [R, V]
     cuts_ptr,  # [R] out
     list_ptr,  # [R, SHORT] float32 scratch
-    temperature_ptr,  # [R]
-    top_k_ptr,  # [R]
-    top_p_ptr,  # [R]
-    min_p_ptr,  # [R]
+    slots_ptr,  # [R]
+    temperature_ptr,  # [S]
+    top_k_ptr,  # [S]
+    top_p_ptr,  # [S]
+    min_p_ptr,  # [S]
     stride_logits,
     VOCAB: tl.constexpr,
     SHORT: tl.constexpr,
@@ -116,10 +117,11 @@ def _limits_kernel(
     GREEDY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    heat = tl.load(temperature_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
+    slot = tl.load(slots_ptr + row)
+    heat = tl.load(temperature_ptr + slot)
+    top_k = tl.load(top_k_ptr + slot)
+    top_p = tl.load(top_p_ptr + slot)
+    min_p = tl.load(min_p_ptr + slot)
     counted = (top_k > 0) & (top_k < VOCAB)
     if (heat < GREEDY) | ((top_p >= 1.0) & (min_p <= 0.0) & (counted == 0)):
         tl.store(cuts_ptr + row, float("-inf"))
@@ -180,6 +182,7 @@ def _limits_kernel(
 
 def sampling_cuts(
     logits: torch.Tensor,
+    slots: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -191,7 +194,7 @@ def sampling_cuts(
     cuts = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     short_list = torch.empty((num_rows, SHORT_LIST), dtype=torch.float32, device=logits.device)
     _limits_kernel[(num_rows,)](
-        logits, cuts, short_list, temperature, top_k, top_p, min_p, logits.stride(0),
+        logits, cuts, short_list, slots, temperature, top_k, top_p, min_p, logits.stride(0),
         VOCAB=vocab, SHORT=SHORT_LIST, BLOCK=BLOCK, LIST_BLOCK=LIST_BLOCK, GREEDY=greedy_below, num_warps=16,
     )  # fmt: skip
     return cuts

@@ -24,7 +24,12 @@ except ImportError:  # Triton has no build for this platform
 
     triton = tl = _Missing()
 
-__all__ = ["next_power_of_2", "tl", "triton"]
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # no Triton, or one before 3.4: nothing may be chosen that needs it
+    TensorDescriptor = None
+
+__all__ = ["TensorDescriptor", "next_power_of_2", "tl", "triton"]
 
 
 def next_power_of_2(value: int) -> int:

@@ -23,7 +23,7 @@ from actors.scheduler.events import (
     ToReplica,
 )
 from actors.scheduler.replica import Replica
-from bus.messages import END_NONE, SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from bus.messages import END_NONE, RequestsDone, SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 from tests.engine_driver import Driver
 
 REPLICA = "gpu"
@@ -140,6 +140,8 @@ class CoreDriver:
             answer.times_s.append(result.done_s)
             answer.ended = bool(end)
         self.take(ReplicaResult(REPLICA, result))
+        if done := tuple(self.core.delivery.finished):  # clients take everything at once
+            self.take(RequestsDone(request_ids=done, attempts=("",) * len(done)))
         return result
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.bench.watch import Step
-from actors.model_config import ModelConfig
+from actors.model_config import ModelConfig, num_layer_weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -29,12 +29,10 @@ class Costs:
     @classmethod
     def of(cls, config: ModelConfig, info: Mapping[str, Any]) -> Costs:
         """``info`` is the executor's: its number format, and what a block of its cache takes."""
-        hidden, width = config.hidden_size, config.num_heads * config.head_dim
-        kv_width = config.num_kv_heads * config.head_dim
-        layer = hidden * (width + 2 * kv_width) + width * hidden + 3 * hidden * config.intermediate_size
+        width = config.num_heads * config.head_dim
         return cls(
-            layer_weights=layer * config.num_layers,
-            head_weights=hidden * config.vocab_size,
+            layer_weights=num_layer_weights(config),
+            head_weights=config.hidden_size * config.vocab_size,
             weight_bytes=DTYPE_BYTES[str(info["dtype"])],
             kv_bytes_per_token=float(info["block_bytes"]) / float(info["block_size"]),
             flops_per_pair=4 * width * config.num_layers,

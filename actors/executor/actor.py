@@ -117,6 +117,14 @@ class ExecutorActor(Actor):
             raise
         self._show_progress("ready", 1.0)
         self._ready_s = time.monotonic()
+        self.metrics.gauge(
+            "vllm:cache_config_info",
+            "What the cache is made of.",
+            engine=self.name,
+            cache_dtype=info.kv_cache_dtype,
+            block_size=str(info.block_size),
+            num_gpu_blocks=str(info.num_blocks),
+        ).set(1)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:

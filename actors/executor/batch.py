@@ -8,13 +8,14 @@ steady decode step costs the same few microseconds at 1 and at 256 rows; Python 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.executor import checks
 from actors.executor.errors import PlanError
+from actors.executor.layout import NUM_COLUMNS, SlotLayout
 from actors.executor.restrictions import Restrictions, banned_tokens, long_words
 from actors.executor.scoring import ScoredSlots, Scoring, ranges
 from bus.messages import Int32Array, NewSequence, StepPlan
@@ -23,7 +24,6 @@ BoolArray = NDArray[np.bool_]
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
 """Rows of the table of sampling columns; the first six hold float32 bits."""
-NUM_COLUMNS = 8
 FOREVER = 2**31 - 1
 GREEDY_BELOW = 1e-5
 
@@ -53,15 +53,21 @@ class BatchLimits:
         """Most blocks one sequence can have."""
         return -(-self.max_model_len // self.block_size)
 
+    @property
+    def layout(self) -> SlotLayout:
+        """Of all slots, the dummy slot too."""
+        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len)
+
 
 @dataclass(slots=True)
 class StepWork:
     """One step, checked: R rows of T tokens together, of which N sample a token.
 
-    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``positions`` [N] says where each sampled token
-    is stored, ``indexes`` [N] is its output index. ``deltas`` holds what else goes to the device, by name. The rest is
-    for whoever receives the tokens: ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N] and
-    ``end_ids`` [N, E] (-1 is empty).
+    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token, of the pass,
+    behind which a token is sampled, ``positions`` [N] says where that is stored, ``indexes`` [N] is its output index.
+    ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
+    ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
+    ``new_slots``, in which sequences have entered.
     """
 
     num_decodes: int
@@ -73,12 +79,14 @@ class StepWork:
     query_start: Int32Array
     positions: Int32Array
     indexes: Int32Array
+    hidden_index: Int32Array
     sample_slots: Int32Array
     sequence_ids: Int32Array
     length_ended: BoolArray
     can_stop: BoolArray
     end_ids: Int32Array
     deltas: dict[str, Int32Array]
+    new_slots: list[int] = field(default_factory=list)
     any_random: bool = False
     extra_random: bool = False
     extra_truncated: bool = False
@@ -105,14 +113,20 @@ class _Entering:
 
 
 class PersistentBatch:
-    """Mirrors of ``max_num_seqs`` slots (and of the dummy slot, always empty). Not thread-safe: one thread applies."""
+    """Mirrors of ``max_num_seqs`` slots (and of the dummy slot, always empty). Not thread-safe: one thread applies.
 
-    def __init__(self, limits: BatchLimits) -> None:
+    With ``single_prompts_apart`` a row with the only token left of a prompt is no decode: it goes the way that the
+    prompt's other tokens went, or would have gone had the prompt been cut elsewhere.
+    """
+
+    def __init__(self, limits: BatchLimits, *, single_prompts_apart: bool = False) -> None:
         self.limits = limits
+        self._single_prompts_apart = single_prompts_apart
         self.rule_width = 0
         self._size = limits.max_num_seqs + 1
         self._table_width = limits.table_width
-        if self._size * max(limits.max_model_len, self._table_width) > FOREVER:
+        self._layout = limits.layout
+        if self._layout.size > FOREVER:
             raise PlanError(
                 f"{limits.max_num_seqs} slots of {limits.max_model_len} tokens are too many to index: "
                 "lower --max-num-seqs or --max-model-len"
@@ -155,23 +169,20 @@ class PersistentBatch:
         if len(plan.freed_slots):
             checks.occupied_slots("freed_slots", plan.freed_slots, self.sequence_ids)
             self._free(plan.freed_slots)
-        table_index: list[Int32Array] = []
-        table_values: list[Int32Array] = []
+        words: list[tuple[Int32Array, Int32Array]] = []
         if plan.new_sequences or len(plan.new_token_ids) or len(plan.new_block_ids):
             checks.new_sequences(plan, self.limits, self.sequence_ids)
-            table_index.append(self._enter(plan, deltas))
-            table_values.append(plan.new_block_ids)
+            words += self._enter(plan, deltas)
         if len(plan.cut_slots) or len(plan.cut_blocks):
             checks.cut_blocks(plan, self.sequence_ids, self.num_blocks)
             self.num_blocks[plan.cut_slots] = plan.cut_blocks
         if len(plan.chosen_slots) or len(plan.chosen_tokens):
             self._choose(plan, deltas)
         if len(plan.appended_slots) or len(plan.appended_blocks):
-            table_index.append(self._append_blocks(plan))
-            table_values.append(plan.appended_blocks)
-        if table_index:
-            deltas["table_index"] = np.concatenate(table_index)
-            deltas["table_values"] = np.concatenate(table_values)
+            words.append((self._append_blocks(plan), plan.appended_blocks))
+        if words:
+            deltas["places"] = np.concatenate([places for places, _ in words])
+            deltas["values"] = np.concatenate([values for _, values in words])
         if len(plan.copy_sources) or len(plan.copy_targets):
             checks.copies(plan, self.limits.num_blocks)
             deltas["copy_sources"], deltas["copy_targets"] = plan.copy_sources, plan.copy_targets
@@ -188,8 +199,8 @@ class PersistentBatch:
         self._rules_until[slots] = 0
         self._scored.free(slots)
 
-    def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> Int32Array:
-        """Fill slots; returns where the new block ids go in the flat block tables [num_new_blocks]."""
+    def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> list[tuple[Int32Array, Int32Array]]:
+        """Fill slots; returns (places, values) of the words that change on the device."""
         entering = _Entering()
         for new in plan.new_sequences:
             self._enter_one(new, entering)
@@ -197,17 +208,19 @@ class PersistentBatch:
         columns = np.empty((NUM_COLUMNS, len(slots)), np.int32)
         columns[:TOP_K] = np.array(entering.floats, np.float32).T.copy().view(np.int32)
         columns[TOP_K:] = np.array(entering.ints, np.int32).T
-        deltas["seeds"] = np.array(entering.seeds, np.int64).view(np.int32)
-        deltas["new_slots"] = slots
-        deltas["columns"] = columns.reshape(-1)
         num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
-        deltas["token_index"] = ranges(slots * np.int32(self.limits.max_model_len), num_tokens)
-        deltas["token_values"] = plan.new_token_ids
         if entering.rules:
             self._pack_rules(entering.rules, deltas)
         self._restrictions.pack(deltas)
-        return ranges(slots * np.int32(self._table_width), num_blocks)
+        layout = self._layout
+        of_column = layout.columns + np.arange(NUM_COLUMNS, dtype=np.int32)[:, None] * np.int32(layout.num_slots)
+        return [
+            (ranges(2 * slots, np.full(len(slots), 2, np.int32)), np.array(entering.seeds, np.int64).view(np.int32)),
+            ((of_column + slots).reshape(-1), columns.reshape(-1)),
+            (ranges(layout.block_tables + slots * np.int32(self._table_width), num_blocks), plan.new_block_ids),
+            (ranges(layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
+        ]
 
     def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
         slot = new.slot
@@ -268,11 +281,12 @@ class PersistentBatch:
         """The last token of some slots is another one than was sampled."""
         slots = plan.chosen_slots
         checks.chosen_tokens(plan, self.limits, self.sequence_ids, self.num_tokens)
-        index: Int32Array = slots * np.int32(self.limits.max_model_len) + self.num_tokens[slots] - np.int32(1)
-        deltas["chosen_index"], deltas["chosen_values"] = index, plan.chosen_tokens
+        layout = self._layout
+        places: Int32Array = layout.tokens + slots * np.int32(layout.max_tokens) + self.num_tokens[slots] - np.int32(1)
+        deltas["chosen_places"], deltas["chosen_values"] = places, plan.chosen_tokens
 
     def _append_blocks(self, plan: StepPlan) -> Int32Array:
-        """Count the appended blocks; returns where they go in the flat block tables [m]."""
+        """Count the appended blocks; returns the words where they go [m]."""
         slots, size = plan.appended_slots, self._size
         checks.appended_blocks(plan, self.sequence_ids, self.limits.num_blocks)
         counts = np.bincount(slots, minlength=size).astype(np.int32)
@@ -285,8 +299,8 @@ class PersistentBatch:
             raise PlanError(
                 f"appended_blocks: slot {slot} gets block {int(self.num_blocks[slot])} of at most {self._table_width}"
             )
-        index: Int32Array = slots * np.int32(self._table_width) + columns
-        return index
+        places: Int32Array = self._layout.block_tables + slots * np.int32(self._table_width) + columns
+        return places
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
@@ -296,6 +310,9 @@ class PersistentBatch:
             checks.row_slots(plan, self.limits, self.sequence_ids)
         elif plan.num_decodes:
             raise PlanError(f"num_decodes is {plan.num_decodes} in a plan without rows")
+        if self._single_prompts_apart:
+            plan = self._without_prompts_among_decodes(plan)
+            slots, scheduled = plan.slots, plan.num_scheduled
         starts = self.num_computed[slots]
         ends = starts + scheduled
         known = self.num_tokens[slots]
@@ -304,14 +321,10 @@ class PersistentBatch:
         if num_rows:
             checks.row_lengths(plan, self.limits, ends, known, self.num_blocks[slots])
         self.num_computed[slots] = ends
-        sample_slots = slots
+        sample_slots, last_tokens = slots, query_start[1:]
         if plan.num_decodes < num_rows:
             rows = np.flatnonzero(ends == known)
-            sample_slots, ends = slots[rows], ends[rows]
-            if len(rows) < int(query_start[-1]):
-                deltas["hidden_index"] = query_start[1:][rows] - np.int32(1)
-            if len(rows) < num_rows:
-                deltas["sample_slots"] = sample_slots
+            sample_slots, ends, last_tokens = slots[rows], ends[rows], last_tokens[rows]
         self.num_tokens[sample_slots] = ends + 1
         indexes = ends - self.num_prompt[sample_slots]
         work = StepWork(
@@ -324,12 +337,14 @@ class PersistentBatch:
             query_start=query_start,
             positions=np.where(ends < self.limits.max_model_len, ends, np.int32(-1)),
             indexes=indexes,
+            hidden_index=last_tokens - np.int32(1),
             sample_slots=sample_slots,
             sequence_ids=self.sequence_ids[sample_slots],
             length_ended=ends + 1 >= self._max_total[sample_slots],
             can_stop=indexes >= self._min_tokens[sample_slots],
             end_ids=self._end_ids[sample_slots],
             deltas=deltas,
+            new_slots=[new.slot for new in plan.new_sequences],
         )
         self._mark_extras(work)
         work.scoring = self._scored.scoring(
@@ -337,6 +352,17 @@ class PersistentBatch:
             deltas, self.limits.max_model_len,
         )  # fmt: skip
         return work
+
+    def _without_prompts_among_decodes(self, plan: StepPlan) -> StepPlan:
+        """The same step with the single tokens of prompts behind the decodes."""
+        count = plan.num_decodes
+        is_prompt = self.num_computed[plan.slots[:count]] < self.num_prompt[plan.slots[:count]]
+        if not is_prompt.any():
+            return plan
+        order = np.argsort(is_prompt, kind="stable")
+        slots, scheduled = plan.slots.copy(), plan.num_scheduled.copy()
+        slots[:count], scheduled[:count] = slots[order], scheduled[order]
+        return replace(plan, num_decodes=count - int(is_prompt.sum()), slots=slots, num_scheduled=scheduled)
 
     def _mark_extras(self, work: StepWork) -> None:
         """Which of the sampled rows need more than plain sampling: ``deltas["extra_rows"]``, absent if none does."""

@@ -10,6 +10,7 @@ CPU_MAX_BATCHED_TOKENS = 2048
 CUDA_MAX_BATCHED_TOKENS = 8192
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def resolve_device(settings: Settings) -> torch.device:
@@ -37,10 +38,29 @@ def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) ->
     return DTYPES[name]
 
 
+def resolve_kv_dtype(settings: Settings, dtype: torch.dtype) -> torch.dtype:
+    """The cache's format: ``dtype``, the model's, unless one of a byte per number was asked for."""
+    return KV_DTYPES.get(settings.kv_cache_dtype, dtype)
+
+
 def resolve_token_budget(settings: Settings, device: torch.device) -> int:
     """The most tokens one step may compute."""
     default = CPU_MAX_BATCHED_TOKENS if device.type == "cpu" else CUDA_MAX_BATCHED_TOKENS
     return settings.max_num_batched_tokens or default
+
+
+def check_attention(settings: Settings, device: torch.device) -> None:
+    """Whether the device can do what the settings ask of attention.
+
+    Raises:
+        SettingsError: it cannot.
+    """
+    if device.type == "cuda":
+        return
+    if settings.attention_backend == "triton":
+        raise SettingsError("--attention-backend triton: the kernels need a CUDA device; a CPU has auto and torch")
+    if settings.deterministic:
+        raise SettingsError("--deterministic: needs a CUDA device; on a CPU, products depend on the size of the batch")
 
 
 def prepare_thread(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:

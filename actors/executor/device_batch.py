@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.batch import NUM_COLUMNS, BatchLimits
+from actors.executor.batch import BatchLimits
+from actors.executor.layout import NUM_COLUMNS
+from actors.executor.ops import Ops
 
 
 class DeviceBatch:
@@ -14,21 +16,22 @@ class DeviceBatch:
     read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see :mod:`actors.executor.batch`); ``seeds``
     [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S, K], K growing as needed; ``masks`` [S, ceil(V / 32)]
     int32, bits of the tokens allowed (empty until needed); ``word_tokens``, ``word_lens`` [S, F] int32, F growing.
+    The first four are parts of one array (:class:`~actors.executor.layout.SlotLayout`).
     """
 
-    def __init__(self, limits: BatchLimits, device: torch.device) -> None:
-        size = limits.max_num_seqs + 1
+    def __init__(self, ops: Ops, limits: BatchLimits, device: torch.device) -> None:
+        self._ops = ops
         self._device = device
-        self.tokens = torch.zeros((size, limits.max_model_len), dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros((size, limits.table_width), dtype=torch.int32, device=device)
-        self.columns = torch.zeros((NUM_COLUMNS, size), dtype=torch.int32, device=device)
-        self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        layout, size = limits.layout, limits.layout.num_slots
+        self._words = torch.zeros(layout.size, dtype=torch.int32, device=device)
+        self.seeds = self._words[: 2 * size].view(torch.int64)
+        self.columns = self._words[layout.columns :][: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
+        self.block_tables = self._words[layout.block_tables :][: size * layout.table_width].view(size, -1)
+        self.tokens = self._words[layout.tokens :].view(size, -1)
         self._make_rules(size, 0)
         self.masks = torch.empty((size, 0), dtype=torch.int32, device=device)
         self.word_tokens = torch.zeros((size, 0), dtype=torch.int32, device=device)
         self.word_lens = torch.zeros((size, 0), dtype=torch.int32, device=device)
-        self._flat_tokens = self.tokens.view(-1)
-        self._flat_tables = self.block_tables.view(-1)
 
     def _make_rules(self, size: int, width: int) -> None:
         self.rule_ids = torch.full((size, width), -1, dtype=torch.int32, device=self._device)
@@ -37,21 +40,16 @@ class DeviceBatch:
 
     def apply(self, deltas: dict[str, torch.Tensor]) -> None:
         """Scatter the deltas of one step; those about blocks' contents and rows of the pass are for others."""
-        if "new_slots" in deltas:
-            slots = deltas["new_slots"].long()
-            self.columns[:, slots] = deltas["columns"].view(NUM_COLUMNS, -1)
-            self.seeds[slots] = deltas["seeds"].view(torch.int64)
-            self._flat_tokens[deltas["token_index"].long()] = deltas["token_values"]
-        if "chosen_index" in deltas:
-            self._flat_tokens[deltas["chosen_index"].long()] = deltas["chosen_values"]
+        if "places" in deltas:
+            self._ops.scatter_words(self._words, deltas["places"], deltas["values"])
+        if "chosen_places" in deltas:  # after tokens that may be new in the same step
+            self._ops.scatter_words(self._words, deltas["chosen_places"], deltas["chosen_values"])
         if "rule_slots" in deltas:
             self._set_rules(deltas)
         if "mask_slots" in deltas:
             self._set_masks(deltas)
         if "word_slots" in deltas:
             self._set_words(deltas)
-        if "table_index" in deltas:
-            self._flat_tables[deltas["table_index"].long()] = deltas["table_values"]
 
     def _set_rules(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["rule_slots"].long()

@@ -10,6 +10,7 @@ Whatever fails in either thread ends the engine: plans after it could only compu
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -35,6 +36,8 @@ from actors.settings import Settings
 from actors.spans import Spans
 from bus.messages import Int32Array, StepPlan, StepResult
 
+IDLE_S = 0.2
+"""After so long without a plan the engine does what it has put off."""
 JOIN_S = 10.0
 """How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
 
@@ -198,7 +201,7 @@ class Engine:
         self._on_progress(phase, share)
 
     def _run_plans(self) -> None:
-        while (queued := self._plans.get()) is not None:
+        while (queued := self._next_plan()) is not None:
             if self._failure is not None:
                 return
             self._check_order(queued)
@@ -206,6 +209,20 @@ class Engine:
                 self._step_on_cpu(queued)
             else:
                 self._launch(queued, self._pool)
+
+    def _next_plan(self) -> _Queued | None:
+        """Wait for a plan. Once there has been nothing to do for a while, capture graphs: some hundredths of a second
+        each. (Between two steps of a small batch there is often nothing to do for less than a millisecond.)"""
+        runner, pool = self._loaded.runner, self._pool
+        capturing = runner.graphs is not None and pool is not None
+        while capturing:
+            with contextlib.suppress(queue.Empty):
+                return self._plans.get(timeout=IDLE_S)
+            assert runner.graphs is not None
+            assert pool is not None
+            while capturing and pool.idle and self._plans.empty():
+                capturing = runner.graphs.capture_next(runner)
+        return self._plans.get()
 
     def _check_order(self, queued: _Queued) -> None:
         """Plans of one scheduler come without gaps; those of a new one find an empty batch."""

@@ -1,12 +1,16 @@
-"""CUDA graphs of decode steps, one per batch bucket, all in one memory pool.
+"""CUDA graphs of steps, one per bucket, all in one memory pool.
 
-A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits, plain sampling,
-store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph serves any content.
+A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
+sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
+serves any content. A few are captured before the engine is ready; they need all the kernels there are. The others are
+captured while the engine has nothing to do, or when one is first needed and no larger one will do: capturing a step
+takes the host little longer than launching it.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,16 +20,11 @@ import numpy as np
 import torch
 
 from actors.executor.batch import StepWork
+from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
 
 if TYPE_CHECKING:
     from actors.executor.runner import Runner
-
-
-def bucket_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, then every multiple of 8, up to and including ``largest``."""
-    sizes = [size for size in (1, 2, 4, *range(8, largest + 1, 8)) if size <= largest]
-    return sizes if sizes[-1] == largest else [*sizes, largest]
 
 
 @dataclass(slots=True)
@@ -35,73 +34,114 @@ class _Captured:
     sampled: torch.Tensor
 
 
-class DecodeGraphs:
-    """Graphs for decode-only steps of up to ``largest`` rows."""
+class Graphs:
+    """The graphs of a runner's ``buckets``. Device thread only. ``patience``: how many steps a missing one may cost."""
 
-    def __init__(self, largest: int) -> None:
-        self._sizes = bucket_sizes(largest)
-        self._bucket_of = np.array([0, *np.repeat(self._sizes, np.diff([0, *self._sizes]))]).tolist()
-        self._captured: dict[int, _Captured] = {}
+    patience = 8
 
-    def bucket(self, num_rows: int) -> int:
-        """The smallest bucket that holds ``num_rows``; 0 if none does."""
-        return self._bucket_of[num_rows] if num_rows < len(self._bucket_of) else 0
+    def __init__(self, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self._captured: dict[Bucket, _Captured] = {}
+        self._later = buckets.later()
+        self._missed: Counter[Bucket] = Counter()
+        self._pool: Any = None
 
-    def replay(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch; returns the logits [bucket, V] float32 and tokens [bucket], valid until the next replay."""
-        captured = self._captured[bucket]
+    def bucket(self, work: StepWork) -> Bucket | None:
+        """What to pad the step to; None if it runs without a graph.
+
+        While theirs is missing, decodes take a larger one. Steps with prompts do without, until that has cost about as
+        much as capturing it does (at an idle moment it is captured before).
+        """
+        bucket = self.buckets.fitting(work)
+        if bucket is None or bucket in self._captured:
+            return bucket
+        if bucket.spans:
+            self._missed[bucket] += 1
+            if self._missed[bucket] > self.patience:
+                return bucket
+            if self._missed[bucket] == 1:
+                self._later.append(bucket)
+            return None
+        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), bucket)
+
+    def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
+        captured = self._captured.get(bucket) or self._capture(runner, bucket)
         captured.graph.replay()
         return captured.logits, captured.sampled
 
     def capture(self, runner: Runner, progress: Callable[[float], None]) -> None:
-        """Capture every bucket, the largest first, so that the smaller ones find the pool large enough.
+        """Capture the first few; the largest before all, so that the others find the pool large enough.
 
-        On the meta device, where there is nothing to capture, the passes are run once.
+        On the meta device, where there is nothing to capture, their passes are run once.
         """
-        if runner.kv_cache.is_meta:
-            for bucket in self._sizes:
-                decode_pass(runner, empty_decode(runner.limits.max_model_len), bucket)
-            return
-        pool = torch.cuda.graph_pool_handle()
-        with _no_collection():
-            for done, bucket in enumerate(reversed(self._sizes)):
-                self._captured[bucket] = self._capture_one(runner, bucket, pool)
-                progress((done + 1) / len(self._sizes))
+        buckets = self.buckets.first()
+        gc.collect()
+        for done, bucket in enumerate(buckets):
+            _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
+            if not runner.kv_cache.is_meta:
+                torch.cuda.current_stream().synchronize()
+                self._capture(runner, bucket)
+            progress((done + 1) / len(buckets))
 
-    def _capture_one(self, runner: Runner, bucket: int, pool: Any) -> _Captured:
-        work = empty_decode(runner.limits.max_model_len)
-        runner.uploader.send(work, bucket)
-        decode_pass(runner, work, bucket)  # warm: kernels compiled, library workspaces allocated
-        torch.cuda.current_stream().synchronize()
+    def capture_next(self, runner: Runner) -> bool:
+        """Capture one that will probably be needed; False if there is none."""
+        while self._later:
+            bucket = self._later.pop(0)
+            if bucket not in self._captured:
+                self._capture(runner, bucket)
+                return True
+        return False
+
+    def _capture(self, runner: Runner, bucket: Bucket) -> _Captured:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            logits, sampled = decode_pass(runner, work, bucket)
-        except BaseException as error:
-            _end_broken_capture(graph)
-            raise EngineError(
-                f"capturing the CUDA graph of batch {bucket} failed ({error}); --enforce-eager does without"
-            ) from error
-        graph.capture_end()
-        return _Captured(graph, _borrow(logits), sampled)
+        with _no_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                logits, sampled = padded_pass(runner, bucket)
+            except BaseException as error:
+                _end_broken_capture(graph)
+                raise EngineError(
+                    f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
+                ) from error
+            graph.capture_end()
+        self._captured[bucket] = captured = _Captured(graph, _borrow(logits), sampled)
+        return captured
 
 
-def empty_decode(max_context_len: int) -> StepWork:
+def empty_step() -> StepWork:
     """A step without rows, to be padded to a bucket."""
     ints, flags = np.empty(0, np.int32), np.empty(0, np.bool_)
     return StepWork(
-        num_decodes=0, num_tokens=0, max_query_len=1, max_context_len=max_context_len, slots=ints, starts=ints,
-        query_start=np.zeros(1, np.int32), positions=ints, indexes=ints, sample_slots=ints, sequence_ids=ints,
-        length_ended=flags, can_stop=flags, end_ids=ints, deltas={},
+        num_decodes=0, num_tokens=0, max_query_len=0, max_context_len=0, slots=ints, starts=ints,
+        query_start=np.zeros(1, np.int32), positions=ints, indexes=ints, hidden_index=ints, sample_slots=ints,
+        sequence_ids=ints, length_ended=flags, can_stop=flags, end_ids=ints, deltas={},
     )  # fmt: skip
 
 
-def decode_pass(runner: Runner, work: StepWork, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a graph holds: inputs, forward, sampling and store of ``bucket`` rows; logits and tokens."""
-    hidden = runner.forward(work, padded_rows=bucket)
+def padded_pass(runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
+    header = runner.uploader.header
+    hidden = runner.padded_forward(bucket)
+    if bucket.spans:
+        hidden = hidden.index_select(0, header.hidden_index[: bucket.rows])
     logits = runner.model.logits(hidden)
-    sampled = runner.sample_plainly(logits, runner.uploader.header.slots[:bucket], any_random=True)
-    return logits, sampled
+    return logits, runner.sample_plainly(logits, any_random=True)
+
+
+def _run_empty(runner: Runner, bucket: Bucket) -> None:
+    runner.uploader.send(empty_step(), bucket)
+    padded_pass(runner, bucket)
+
+
+def pool_bytes(runner: Runner) -> int:
+    """Bytes that the largest graph's pass takes on top of what stays: the pool will hold them."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _run_empty(runner, runner.buckets.largest())
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 class _DeviceMemory:
@@ -139,9 +179,10 @@ def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """No garbage collection while capturing: a finalizer that calls CUDA would break the capture."""
-    gc.collect()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

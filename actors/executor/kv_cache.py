@@ -8,6 +8,11 @@ import torch
 from actors.model_config import ModelConfig
 
 
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether a cache of this format holds quotients by a scale."""
+    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of ``block_size`` tokens in all layers."""
     per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
@@ -34,6 +39,7 @@ def allocate_kv_cache(
     """
     shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device)
+        return zeros.view(dtype)
     num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from actors.executor.batch import BatchLimits, PersistentBatch
-from actors.executor.device import resolve_token_budget
-from actors.executor.graphs import DecodeGraphs, bucket_sizes
+from actors.executor.device import check_attention, resolve_kv_dtype, resolve_token_budget
+from actors.executor.graphs import Graphs, pool_bytes
 from actors.executor.host_memory import HostMemory, num_host_blocks
-from actors.executor.kv_cache import allocate_kv_cache, kv_block_bytes
+from actors.executor.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
+from actors.executor.kv_scales import set_kv_scales
 from actors.executor.memory import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
@@ -20,8 +21,14 @@ from actors.executor.runner import Runner
 from actors.executor.swap import Copies, make_copies, measure_copy_rate
 from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_small_steps
 from actors.executor.weights import load_weights
-from actors.model_config import ModelConfig, effective_max_model_len
+from actors.model_config import ModelConfig, effective_max_model_len, num_layer_weights
 from actors.settings import Settings
+from kernels.attention_library import scratch_bytes
+
+LAUNCH_FLOPS = 6_000_000_000_000
+"""Products of a step that take the device about as long as the host takes to launch all kernels: 10 ms of an H200. A
+larger step gains nothing from a graph, and would be padded."""
+MAX_GRAPH_TOKENS = 2048
 
 Progress = Callable[[str, float], None]
 """Called with the phase ("weights", "kernels", "kv cache", "graphs") and the done share of it, 0..1."""
@@ -46,6 +53,7 @@ class EngineInfo:
     """Between the tiers, the slower way's; measured, 0 without a host tier."""
     prefill_tokens_per_s: float = 0.0
     """Measured, 0 without a host tier."""
+    kv_cache_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,14 @@ class Loaded:
     runner: Runner
     copies: Copies
     info: EngineInfo
+
+
+def choose_ops(settings: Settings, device: torch.device) -> Ops:
+    """What steps are computed with: the device's operations, as the settings want attention and determinism."""
+    if device.type == "cpu":
+        return Ops.for_device(device)
+    ops = Ops.invariant() if settings.deterministic else Ops.for_device(device)
+    return ops.with_attention(settings.attention_backend)
 
 
 def load(
@@ -74,7 +90,7 @@ def load(
         ModelError: the weights do not fit the configuration.
         EngineError: too little memory.
     """
-    block_bytes = kv_block_bytes(config, settings.block_size, dtype)
+    block_bytes = kv_block_bytes(config, settings.block_size, resolve_kv_dtype(settings, dtype))
     memory = HostMemory(num_host_blocks(settings.swap_space, block_bytes), block_bytes, device)
     try:
         return _load(settings, config, path, device, dtype, progress, kernels_ready, memory)
@@ -93,7 +109,8 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
 ) -> Loaded:
-    ops = Ops.for_device(device)
+    check_attention(settings, device)
+    ops = choose_ops(settings, device)
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)
     known_bytes = fixed_kv_bytes(settings, demand, device)
@@ -101,25 +118,27 @@ def _load(
         blocks_in(known_bytes, demand, settings, device, measured=False)  # fail before the weights are read
 
     progress("weights", 0.0)
-    model = build_model(config, device, dtype, ops, limits.max_model_len)
+    kv_dtype = resolve_kv_dtype(settings, dtype)
+    model = build_model(config, device, dtype, ops, limits.max_model_len, kv_dtype)
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
-
     progress("kernels", 0.0)
     kernels_ready()
+    if is_float8(kv_dtype):
+        set_kv_scales(model, path, settings)
     progress("kv cache", 0.0)
-    first_cache = allocate_kv_cache(config, 1, limits.block_size, dtype, device)
-    batch = PersistentBatch(limits)
-    runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth)
-    largest = largest_graph(settings, device)
+    first_cache = allocate_kv_cache(config, 1, limits.block_size, kv_dtype, device)
+    batch = PersistentBatch(limits, single_prompts_apart=settings.deterministic)
+    most_tokens = graph_tokens(settings, config, device)
+    runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens)
     measured = known_bytes is None
     if known_bytes is None:
-        known_bytes = _profile(settings, device, batch, runner, largest)
+        known_bytes = _profile(settings, device, batch, runner, use_graphs=most_tokens > 0)
     limits = replace(limits, num_blocks=blocks_in(known_bytes, demand, settings, device, measured=measured))
     batch.limits = runner.limits = limits
-    runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, dtype, device)
+    runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, device)
     progress("kv cache", 1.0)
 
-    _warm(batch, runner, largest, lambda share: progress("graphs", share))
+    _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
     copy_rate = measure_copy_rate(runner.kv_cache, memory)
     prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
     info = EngineInfo(
@@ -135,6 +154,7 @@ def _load(
         block_bytes=demand.block_bytes,
         copy_bytes_per_s=copy_rate,
         prefill_tokens_per_s=prefill_rate,
+        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
     )
     return Loaded(batch, runner, make_copies(runner.kv_cache, memory), info)
 
@@ -151,28 +171,47 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
     )
 
 
-def largest_graph(settings: Settings, device: torch.device) -> int:
-    """Rows of the largest CUDA graph, 0 for none."""
+def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
+    """The most tokens of a step that runs from a CUDA graph, 0 for none."""
     if device.type == "cpu" or settings.enforce_eager:
         return 0
-    return min(settings.max_num_seqs, settings.max_cudagraph_capture_size)
+    if settings.max_cudagraph_capture_size is not None:
+        return settings.max_cudagraph_capture_size
+    hidden_by_computing = LAUNCH_FLOPS // (2 * num_layer_weights(config))
+    return max(settings.max_num_seqs, min(MAX_GRAPH_TOKENS, hidden_by_computing))
 
 
-def _profile(settings: Settings, device: torch.device, batch: PersistentBatch, runner: Runner, largest: int) -> int:
+def _profile(
+    settings: Settings, device: torch.device, batch: PersistentBatch, runner: Runner, *, use_graphs: bool
+) -> int:
     """Bytes for the cache: run the largest steps, see what is left."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     graph_bytes, peak = run_full_steps(batch, runner)
-    num_graphs = len(bucket_sizes(largest)) if largest else 0
+    peak += _long_prefill_bytes(batch.limits, runner)
+    if use_graphs:
+        graph_bytes = max(graph_bytes, pool_bytes(runner))
+    num_graphs = len(runner.buckets.first()) + len(runner.buckets.later()) if use_graphs else 0
     return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
 
 
-def _warm(batch: PersistentBatch, runner: Runner, largest: int, progress: Callable[[float], None]) -> None:
+def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
+    """What a prompt with a long past takes beyond those of the full steps, which have none."""
+    config, most = runner.model.config, limits.max_num_batched_tokens
+    past = limits.max_model_len - most
+    if past <= 0:
+        return 0
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    taken: int = scratch_bytes(most, past, *heads, runner.kv_cache.element_size())
+    return taken
+
+
+def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:
     """Compile what small steps need, then capture the graphs."""
     progress(0.0)
     run_small_steps(batch, runner)
-    if largest:
-        graphs = DecodeGraphs(largest)
+    if use_graphs:
+        graphs = Graphs(runner.buckets)
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from kernels import (
-    activation,
     bad_words,
     batch_inputs,
     copy_blocks,
-    kv_write,
+    linear,
     logit_rules,
     logprobs,
     norm,
     paged_attention,
     penalties,
-    rotary,
+    rotary_kv_write,
     sampling,
+    scatter_words,
     token_masks,
 )
 
@@ -33,10 +34,13 @@ class Ops:
 
     rms_norm: Op
     add_rms_norm: Op
-    rotary_embedding_: Op
-    kv_write: Op
-    silu_mul: Op
+    rotary_kv_write: Op
+    linear: Op
+    gated_linear: Op
+    partial_linear: Op
+    plan_attention: Op
     paged_attention: Op
+    scatter_words: Op
     prepare_inputs: Op
     store_sampled: Op
     sample: Op
@@ -52,6 +56,10 @@ class Ops:
         """Torch on a CPU, Triton kernels elsewhere."""
         return cls.reference() if device.type == "cpu" else cls.triton()
 
+    def with_attention(self, backend: str) -> Ops:
+        """The same with attention of one ``backend``, as in :func:`kernels.paged_attention.paged_attention`."""
+        return replace(self, paged_attention=partial(self.paged_attention, backend=backend))
+
     @classmethod
     def triton(cls) -> Ops:
         """The kernels (on a CPU they need Triton's interpreter)."""
@@ -63,6 +71,11 @@ class Ops:
         return cls._named("_reference")
 
     @classmethod
+    def invariant(cls) -> Ops:
+        """The kernels, and where a row's result depends on the other rows, slower ones with which it does not."""
+        return cls._named("_invariant")
+
+    @classmethod
     def _named(cls, suffix: str) -> Ops:
         return cls(**{field.name: _find(field.name, suffix) for field in fields(cls)})
 
@@ -70,10 +83,13 @@ class Ops:
 _MODULES = {
     "rms_norm": norm,
     "add_rms_norm": norm,
-    "rotary_embedding_": rotary,
-    "kv_write": kv_write,
-    "silu_mul": activation,
+    "rotary_kv_write": rotary_kv_write,
+    "linear": linear,
+    "gated_linear": linear,
+    "partial_linear": linear,
+    "plan_attention": paged_attention,
     "paged_attention": paged_attention,
+    "scatter_words": scatter_words,
     "prepare_inputs": batch_inputs,
     "store_sampled": batch_inputs,
     "sample": sampling,
@@ -87,7 +103,12 @@ _MODULES = {
 
 
 def _find(name: str, suffix: str) -> Op:
-    """``rms_norm`` and ``_reference`` name ``kernels.norm.rms_norm_reference``; a trailing underscore stays last."""
-    full = f"{name.removesuffix('_')}{suffix}{'_' * name.endswith('_')}"
+    """``rms_norm`` and ``_reference`` name ``kernels.norm.rms_norm_reference``.
+
+    Operations without an ``_invariant`` form never looked at other rows.
+    """
+    full = name + suffix
+    if suffix == "_invariant" and not hasattr(_MODULES[name], full):
+        full = name
     op: Op = getattr(_MODULES[name], full)
     return op

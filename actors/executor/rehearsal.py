@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 
 from actors.executor.batch import PersistentBatch
-from actors.executor.graphs import DecodeGraphs
-from actors.executor.kv_cache import allocate_kv_cache
-from actors.executor.loading import batch_limits, largest_graph
+from actors.executor.device import resolve_kv_dtype
+from actors.executor.graphs import Graphs
+from actors.executor.kv_cache import allocate_kv_cache, is_float8
+from actors.executor.kv_scales import calculate_scales
+from actors.executor.loading import batch_limits, choose_ops, graph_tokens
 from actors.executor.models import build_model
-from actors.executor.ops import Ops
 from actors.executor.runner import Runner
 from actors.executor.warmup import run_all_steps
 from actors.model_config import ModelConfig
@@ -26,17 +27,20 @@ NUM_BLOCKS = 1 << 16
 
 def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
-    limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), Ops.for_device(META)
-    model = build_model(config, META, dtype, ops, limits.max_model_len)
-    cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, dtype, META)
-    return PersistentBatch(limits), Runner(model, ops, limits, META, cache, settings.pipeline_depth)
+    limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
+    kv_dtype = resolve_kv_dtype(settings, dtype)
+    model = build_model(config, META, dtype, ops, limits.max_model_len, kv_dtype)
+    cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
+    most_tokens = graph_tokens(settings, config, META)
+    return PersistentBatch(limits), Runner(model, ops, limits, META, cache, settings.pipeline_depth, most_tokens)
 
 
 @torch.inference_mode()
 def rehearse(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None:
     """Run every step that a start runs, and every pass that it captures."""
     batch, runner = make_runner(settings, config, dtype)
+    if is_float8(runner.kv_cache.dtype) and settings.calculate_kv_scales:
+        calculate_scales(runner.model)
     run_all_steps(batch, runner)
-    largest = largest_graph(settings, META)
-    if largest:
-        DecodeGraphs(largest).capture(runner, lambda share: None)
+    if graph_tokens(settings, config, META):
+        Graphs(runner.buckets).capture(runner, lambda share: None)

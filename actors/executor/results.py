@@ -43,8 +43,8 @@ class ResultBuilder:
         if scheduler_epoch != self._epoch:  # another scheduler: its ids are its own
             self._epoch = scheduler_epoch
             self._ended.fill(0)
-        if "new_slots" in work.deltas:  # perhaps one that ended here, and does its last step again
-            self._ended[work.deltas["new_slots"]] = 0
+        if work.new_slots:  # perhaps one that ended here, and does its last step again
+            self._ended[work.new_slots] = 0
         sequence_ids, indexes = work.sequence_ids, work.indexes
         ends = np.zeros(len(tokens), np.int32)
         late = np.zeros(len(tokens), np.bool_)

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from actors.executor.batch import BatchLimits, StepWork
+from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
-from actors.executor.graphs import DecodeGraphs
+from actors.executor.graphs import Graphs
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores
 from actors.executor.upload import Uploader, tail_capacity
+from kernels.attention_library import LongRow
+from kernels.paged_attention import fixed_config
 
 
 class Runner:
-    """Model, caches and device state of one executor. All methods belong to the device thread."""
+    """Model, caches and device state of one executor. All methods belong to the device thread.
+
+    Args:
+        graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
+    """
 
     def __init__(
-        self, model: Model, ops: Ops, limits: BatchLimits, device: torch.device, kv_cache: torch.Tensor, depth: int
+        self,
+        model: Model,
+        ops: Ops,
+        limits: BatchLimits,
+        device: torch.device,
+        kv_cache: torch.Tensor,
+        depth: int,
+        graph_tokens: int = 0,
     ) -> None:
         self.model = model
         self.limits = limits
         self.kv_cache = kv_cache
-        self.graphs: DecodeGraphs | None = None
-        self.state = DeviceBatch(limits, device)
+        self.graphs: Graphs | None = None
+        self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
         self._sampler = Sampler(ops, self.state)
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
         self.scores: Scores | None = None
         """Log probabilities of the last step, if any of its rows asked for them."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.uploader = Uploader(device, limits.max_num_seqs, tail_ints, depth + 2)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        block_queries = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize).block_queries
+        self.buckets = Buckets(limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries)
+        self.uploader = Uploader(
+            device, limits.max_num_seqs, tail_ints, depth + 2, max_spans=self.buckets.largest().spans,
+            block_queries=block_queries,
+        )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros(most_tokens, dtype=torch.int64, device=device)
@@ -40,17 +60,16 @@ class Runner:
 
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
-        num_rows = len(work.slots)
         self.scores = None if work.scoring is None else Scores()
-        bucket = self.graphs.bucket(num_rows) if self.graphs is not None and work.decode_only else 0
+        bucket = self._bucket(work)
         deltas = self.uploader.send(work, bucket)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
             self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
-        if not num_rows:
+        if not len(work.slots):
             return None
-        if self.graphs is not None and bucket:
-            logits, sampled = self.graphs.replay(bucket)
+        if self.graphs is not None and bucket is not None:
+            logits, sampled = self.graphs.replay(self, bucket)
         else:
             hidden = self.forward(work)
             self._score_prompts(work, hidden, deltas)
@@ -65,12 +84,38 @@ class Runner:
             self.scores.sampled = self._scorer.sampled(work.scoring, deltas["score_rows"], logits, sampled)
         return sampled
 
-    def forward(self, work: StepWork, *, padded_rows: int = 0) -> torch.Tensor:
-        """Inputs from the slots, then the model: hidden states [T, H]. While a graph is captured, ``padded_rows`` is
-        the number of rows and tokens, and nothing of ``work`` but its maxima is used."""
+    def _bucket(self, work: StepWork) -> Bucket | None:
+        """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
+        if self.graphs is None or "prompt_hidden" in work.deltas:
+            return None
+        return self.graphs.bucket(work)
+
+    def forward(self, work: StepWork) -> torch.Tensor:
+        """Inputs from the slots, then the model: hidden states [T, H]."""
+        return self._forward(
+            len(work.slots), work.num_tokens, num_decodes=work.num_decodes, max_query_len=work.max_query_len,
+            max_context_len=work.max_context_len, prefills=_prefills(work),
+        )  # fmt: skip
+
+    def padded_forward(self, bucket: Bucket) -> torch.Tensor:
+        """The same for whatever step is padded to ``bucket``: hidden states [tokens, H]."""
+        return self._forward(
+            bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
+            max_context_len=self.limits.max_model_len, num_spans=bucket.spans,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        num_rows: int,
+        num_tokens: int,
+        *,
+        num_decodes: int,
+        max_query_len: int,
+        max_context_len: int,
+        num_spans: int = 0,
+        prefills: tuple[LongRow, ...] = (),
+    ) -> torch.Tensor:
         header, state = self.uploader.header, self.state
-        num_rows = padded_rows or len(work.slots)
-        num_tokens = padded_rows or work.num_tokens
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
         slot_mapping, context_lens = self._slot_mapping[:num_tokens], self._context_lens[:num_rows]
@@ -92,15 +137,19 @@ class Runner:
             context_lens=context_lens,
             slot_mapping=slot_mapping,
             block_tables=state.block_tables,
-            max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len,
-            num_decodes=padded_rows or work.num_decodes,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+            num_decodes=num_decodes,
+            prefills=prefills,
+            decode_lens=header.decode_lens[:num_rows] if num_spans else None,
+            spans=header.spans[:num_spans] if num_spans else None,
         )
         return self.model.forward(input_ids, positions, self.kv_cache, batch)
 
-    def sample_plainly(self, logits: torch.Tensor, slots: torch.Tensor, *, any_random: bool) -> torch.Tensor:
-        """Tokens [N] int32 of ``logits`` [N, V], stored as the next tokens of ``slots`` [N]."""
+    def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
+        """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""
         header, count = self.uploader.header, len(logits)
+        slots = header.sample_slots[:count]
         sampled = self._sampler.plain(logits, slots, header.indexes[:count], any_random=any_random)
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
@@ -112,28 +161,34 @@ class Runner:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
             self.scores.prompts = self._scorer.prompts(work.scoring, index, tokens, hidden, self.model)
 
-    def _sample_slots(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> torch.Tensor:
-        return deltas.get("sample_slots", self.uploader.header.slots[: len(work.slots)])
-
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] of the rows that sample, and their tokens [N]."""
-        if "hidden_index" in deltas:
-            hidden = hidden.index_select(0, deltas["hidden_index"])
+        if len(work.hidden_index) < work.num_tokens:
+            hidden = hidden.index_select(0, self.uploader.header.hidden_index[: len(work.hidden_index)])
         logits = self.model.logits(hidden)
         if len(deltas.get("extra_rows", ())) == len(logits):  # every row will be sampled again
             return logits, torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-        return logits, self.sample_plainly(logits, self._sample_slots(work, deltas), any_random=work.any_random)
+        return logits, self.sample_plainly(logits, any_random=work.any_random)
 
     def _resample(
         self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor
     ) -> None:
         """Replace the tokens of the extra rows, in ``sampled`` and in the token store."""
         header, rows = self.uploader.header, deltas["extra_rows"]
-        slots = self._sample_slots(work, deltas)
+        slots = header.sample_slots
         tokens = self._sampler.extras(work, rows, logits, slots, header.indexes)
         sampled[rows.long()] = tokens
         self._ops.store_sampled(
             self.state.tokens, slots.index_select(0, rows), header.positions.index_select(0, rows), tokens
         )
+
+
+def _prefills(work: StepWork) -> tuple[LongRow, ...]:
+    """The rows after the decodes, by the host's numbers."""
+    rows = range(work.num_decodes, len(work.slots))
+    counts = np.diff(work.query_start)
+    return tuple(
+        LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
+    )

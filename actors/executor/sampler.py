@@ -42,15 +42,16 @@ class Sampler:
         any_random: bool,
         any_truncation: bool,
     ) -> torch.Tensor:
-        columns = self._state.columns.index_select(1, slots)
+        columns = self._state.columns
         floats = columns.view(torch.float32)
         sampled: torch.Tensor = self._ops.sample(
             logits,
+            slots,
             floats[TEMPERATURE],
             columns[TOP_K],
             floats[TOP_P],
             floats[MIN_P],
-            self._state.seeds.index_select(0, slots),
+            self._state.seeds,
             indexes,
             any_random=any_random,
             any_truncation=any_truncation,

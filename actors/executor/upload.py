@@ -1,9 +1,9 @@
 """One upload per step: everything a step tells the device, packed into one int32 buffer.
 
-The buffer begins with a header of fixed layout, five rows of ``width`` ints (slots, starts, query_start, positions,
-indexes). On CUDA it always lies at the same device address, because captured graphs read it there. After it comes
-the tail: the step's deltas, one after another, each aligned to 16 bytes. The host side is a ring of pinned buffers, so
-that the copy of one step may still be under way while the next is packed.
+The buffer begins with a header of fixed layout: rows of ``width`` ints each, then the spans (blocks of queries) of a
+step that is padded to a bucket with spans. On CUDA it always lies at the same device address, because captured graphs
+read it there. After it comes the tail: the step's deltas, one after another, each aligned to 16 bytes. The host side
+is a ring of pinned buffers, so that the copy of one step may still be under way while the next is packed.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ import numpy as np
 import torch
 
 from actors.executor.batch import StepWork
+from actors.executor.buckets import Bucket
 from actors.executor.device import new_event
+from actors.executor.layout import aligned
 from bus.messages import Int32Array
+from kernels.paged_attention import query_spans
 
-ALIGN = 4
-"""In ints: 16 bytes, what Triton specialises pointers on."""
-NUM_ROWS = 5
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGN) * ALIGN
+SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, POSITIONS, INDEXES = range(8)
+NUM_ROWS = 8
 
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device, each with room for every slot; use the first R (or N) entries."""
+    """Views of the header on the device. ``spans`` [M, 2] and ``decode_lens`` are for buckets with spans. All others
+    have room for every slot: four are by row of the pass (use the first R), four by sampled token (the first N)."""
 
+    spans: torch.Tensor
     slots: torch.Tensor
     starts: torch.Tensor
     query_start: torch.Tensor
+    decode_lens: torch.Tensor
+    sample_slots: torch.Tensor
+    hidden_index: torch.Tensor
     positions: torch.Tensor
     indexes: torch.Tensor
 
@@ -47,31 +50,47 @@ class _HostBuffer:
 class Uploader:
     """Packs and sends. ``tail_ints`` is what usually fits; a larger tail gets a buffer of its own.
 
+    Args:
+        max_spans: the most spans of a bucket.
+        block_queries: queries per span.
+
     On a CPU the host buffer itself is what the kernels read: nothing is copied. On the meta device nothing is copied
     either, as it has no memory.
     """
 
-    def __init__(self, device: torch.device, max_num_seqs: int, tail_ints: int, num_buffers: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        max_num_seqs: int,
+        tail_ints: int,
+        num_buffers: int,
+        *,
+        max_spans: int = 0,
+        block_queries: int = 1,
+    ) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        self._width = _aligned(max_num_seqs + 2)
+        self._width = aligned(max_num_seqs + 2)
         self._dummy_slot = max_num_seqs
-        self._header_ints = NUM_ROWS * self._width
-        self._capacity = self._header_ints + _aligned(tail_ints)
+        self._block_queries = block_queries
+        self._row_ints = NUM_ROWS * self._width
+        self._header_ints = self._row_ints + aligned(2 * max_spans)
+        self._capacity = self._header_ints + aligned(tail_ints)
         self._ring = [self._host_buffer() for _ in range(num_buffers if self._cuda else 1)]
         self._next = 0
         first = self._ring[0].tensor
         on_host = device.type == "cpu"
         self._target = first if on_host else torch.zeros(self._capacity, dtype=torch.int32, device=device)
-        rows = self._target[: self._header_ints].view(NUM_ROWS, self._width)
-        self.header = Header(*(rows[row] for row in range(NUM_ROWS)))
+        rows = self._target[: self._row_ints].view(NUM_ROWS, self._width)
+        spans = self._target[self._row_ints :][: 2 * max_spans].view(max_spans, 2)
+        self.header = Header(spans, *(rows[row] for row in range(NUM_ROWS)))
 
     def _host_buffer(self) -> _HostBuffer:
         tensor = torch.zeros(self._capacity, dtype=torch.int32, pin_memory=self._cuda)
         return _HostBuffer(tensor, tensor.numpy(), new_event() if self._cuda else None)
 
-    def send(self, work: StepWork, padded_rows: int) -> dict[str, torch.Tensor]:
-        """Send header and deltas of ``work``; rows from R up to ``padded_rows`` are rows of nothing (dummy slot).
+    def send(self, work: StepWork, bucket: Bucket | None) -> dict[str, torch.Tensor]:
+        """Send header and deltas of ``work``; rows from R up to those of ``bucket`` are rows of nothing (dummy slot).
 
         Returns the deltas on the device, by name. The header is in :attr:`header`.
         """
@@ -79,8 +98,13 @@ class Uploader:
         self._next = (self._next + 1) % len(self._ring)
         if buffer.copied is not None:
             buffer.copied.synchronize()
-        self._pack_header(buffer.array[: self._header_ints].reshape(NUM_ROWS, self._width), work, padded_rows)
-        tail_ints = sum(_aligned(len(values)) for values in work.deltas.values())
+        rows = buffer.array[: self._row_ints].reshape(NUM_ROWS, self._width)
+        _pack_rows(rows, work)
+        if bucket is not None:
+            _pad_rows(rows, work, bucket.rows, self._dummy_slot)
+            if bucket.spans:
+                self._pack_spans(buffer.array[self._row_ints :][: 2 * bucket.spans].reshape(-1, 2), work)
+        tail_ints = sum(aligned(len(values)) for values in work.deltas.values())
         fits = self._header_ints + tail_ints <= self._capacity
         if fits:
             offsets = _pack_tail(buffer.array, self._header_ints, work.deltas)
@@ -102,20 +126,37 @@ class Uploader:
         tail = host.to(self._device, non_blocking=True)
         return {name: tail[start:end] for name, (start, end) in offsets.items()}
 
-    def _pack_header(self, rows: Int32Array, work: StepWork, padded_rows: int) -> None:
-        num_rows, num_sampled = len(work.slots), len(work.positions)
-        rows[0, :num_rows] = work.slots
-        rows[1, :num_rows] = work.starts
-        rows[2, : num_rows + 1] = work.query_start
-        rows[3, :num_sampled] = work.positions
-        rows[4, :num_sampled] = work.indexes
-        if padded_rows > num_rows:
-            rows[0, num_rows:padded_rows] = self._dummy_slot
-            rows[1, num_rows:padded_rows] = 0
-            # No tokens: context length 0, so attention reads nothing and the KV write is skipped.
-            rows[2, num_rows + 1 : padded_rows + 1] = work.query_start[-1]
-            rows[3, num_rows:padded_rows] = -1
-            rows[4, num_rows:padded_rows] = 0
+    def _pack_spans(self, target: Int32Array, work: StepWork) -> None:
+        spans = query_spans(work.query_start, work.num_decodes, self._block_queries)
+        target[: len(spans)] = spans
+        target[len(spans) :, 0] = -1
+
+
+def _pack_rows(rows: Int32Array, work: StepWork) -> None:
+    num_rows, num_decodes, num_sampled = len(work.slots), work.num_decodes, len(work.positions)
+    rows[SLOTS, :num_rows] = work.slots
+    rows[STARTS, :num_rows] = work.starts
+    rows[QUERY_START, : num_rows + 1] = work.query_start
+    rows[DECODE_LENS, :num_decodes] = work.starts[:num_decodes] + 1
+    rows[DECODE_LENS, num_decodes:num_rows] = 0
+    rows[SAMPLE_SLOTS, :num_sampled] = work.sample_slots
+    rows[HIDDEN_INDEX, :num_sampled] = work.hidden_index
+    rows[POSITIONS, :num_sampled] = work.positions
+    rows[INDEXES, :num_sampled] = work.indexes
+
+
+def _pad_rows(rows: Int32Array, work: StepWork, padded_rows: int, dummy_slot: int) -> None:
+    """Rows and samples of nothing."""
+    beyond, unsampled = slice(len(work.slots), padded_rows), slice(len(work.positions), padded_rows)
+    rows[SLOTS, beyond] = dummy_slot
+    rows[STARTS, beyond] = 0
+    # No tokens: context length 0, so attention reads nothing and the KV write is skipped.
+    rows[QUERY_START, len(work.slots) + 1 : padded_rows + 1] = work.query_start[-1]
+    rows[DECODE_LENS, beyond] = 0
+    rows[SAMPLE_SLOTS, unsampled] = dummy_slot
+    rows[HIDDEN_INDEX, unsampled] = 0
+    rows[POSITIONS, unsampled] = -1
+    rows[INDEXES, unsampled] = 0
 
 
 def _pack_tail(target: Int32Array, start: int, deltas: dict[str, Int32Array]) -> dict[str, tuple[int, int]]:
@@ -125,10 +166,10 @@ def _pack_tail(target: Int32Array, start: int, deltas: dict[str, Int32Array]) ->
         end = start + len(values)
         target[start:end] = values
         offsets[name] = (start, end)
-        start = _aligned(end)
+        start = aligned(end)
     return offsets
 
 
 def tail_capacity(max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Ints that the deltas of nearly every step fit in: twice (index, value) per token of the budget, and columns."""
+    """Ints that the deltas of nearly every step fit in: twice (place, value) per token of the budget, and columns."""
     return 4 * max_num_batched_tokens + 32 * max_num_seqs + np.iinfo(np.uint16).max

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,19 +16,20 @@ from actors.executor.batch import BatchLimits, PersistentBatch
 from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan
+from kernels import linear_choice
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 """How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
 
 
-def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str) -> NewSequence:
+def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str, computed: int = 0) -> NewSequence:
     extras = sampling == EXTRAS
     return NewSequence(
         sequence_id=slot + 1,
         slot=slot,
         num_tokens=num_tokens,
         num_prompt_tokens=num_tokens,
-        num_computed_tokens=0,
+        num_computed_tokens=computed,
         num_blocks=limits.table_width,
         max_total_tokens=limits.max_model_len,
         min_tokens=1 if extras else 0,
@@ -86,15 +88,31 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
     ]
 
 
+def long_past_steps(limits: BatchLimits) -> list[StepPlan]:
+    """A prompt's largest chunk behind the longest past there can be, for an empty batch; none if no past is left."""
+    count = limits.max_num_batched_tokens
+    past = limits.max_model_len - 2 - count
+    if past <= 0:
+        return []
+    step = _entering([past + count], limits, GREEDY)
+    sequence = _new(0, past + count, limits, GREEDY, computed=past)
+    return [replace(step, new_sequences=(sequence,), num_scheduled=np.array([count], np.int32))]
+
+
 def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:
     """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; random, and if ``thorough``
-    also longer ones, and with every sampling."""
+    also longer ones, with every sampling, and one for each number of tokens for which products have own kernels."""
     groups = []
     for sampling in (RANDOM, GREEDY, EXTRAS) if thorough else (RANDOM,):
         for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:
                 groups.append([_entering(lengths, limits, sampling), _decoding(len(lengths)), _decoding(1)])
+    for num_tokens in linear_choice.BUCKETS if thorough else ():
+        num_rows = min(num_tokens, limits.max_num_seqs)
+        lengths = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
+        if lengths[0] <= limits.max_model_len - 2 and num_tokens <= limits.max_num_batched_tokens:
+            groups.append([_entering(lengths, limits, RANDOM)])
     return groups
 
 
@@ -142,9 +160,11 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
 
 def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Launch all that the functions here launch, where there is nothing to measure."""
-    for plan in full_prompt_steps(batch.limits):
+    for plan in long_past_steps(batch.limits) + full_prompt_steps(batch.limits):
         batch.reset()
         runner.run(batch.apply(plan))
+    if batch.limits.max_model_len > 2:
+        runner.run(batch.apply(_decoding(batch.num_occupied)))
     run_small_steps(batch, runner)
 
 

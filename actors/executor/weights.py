@@ -26,8 +26,11 @@ SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 NAMES_SHOWN = 3
 
-UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Tables that old checkpoints carry and that are computed here."""
+UNUSED_SUFFIXES = (
+    *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
+    *(".k_scale", ".v_scale"),
+)
+"""Tables that old checkpoints carry and that are computed here; scales that :mod:`actors.executor.kv_scales` reads."""
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ from actors.scheduler.landing import Landing
 from actors.scheduler.lanes import Candidates, Lanes, blocks_needed, candidates
 from actors.scheduler.order import JOB
 from actors.scheduler.pacing import Pacer
+from actors.scheduler.pipeline import Pipeline
 from actors.scheduler.plan import InFlight, PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.running import Running, Slots
@@ -66,7 +67,7 @@ class Replica:
         self.max_model_len = joined.max_model_len
         self.budget = joined.max_num_batched_tokens
         self.block_size = joined.block_size
-        self.depth = depth
+        self.pipeline = Pipeline(depth)
         self.caching = caching
         self.pacer = pacer
         self.suspended = False
@@ -210,7 +211,7 @@ class Replica:
     def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
         """The next step and the sequences that enter the batch with it; None if there is nothing to do or the pipeline
         is full. Sequences that had to give way are added to ``preempted``."""
-        if self.suspended or len(self.in_flight) >= self.depth:
+        if self.suspended or not self.pipeline.has_room(len(self.in_flight)):
             return None
         if not len(self.running) and not self.builder.freed_slots:
             return None  # the usual case of an idle replica, without arrays
@@ -292,6 +293,7 @@ class Replica:
         arrival = self.landing.match(self.in_flight[0] if self.in_flight else None, result)
         found = candidates(self, arrival, result) if self._searches else []
         self.tier.copied_step = max(self.tier.copied_step, min(result.copied_step, result.step))
+        self.pipeline.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
         self.landing.confirm(self.in_flight.popleft(), self._list_blocks if self.caching else None)
@@ -385,7 +387,7 @@ class Replica:
         assert all(sequence.replica is self for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self._bound)
         self.tier.check_integrity(self, sequences)
-        assert len(self.in_flight) <= self.depth
+        assert len(self.in_flight) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
         self.landing.check_integrity()
         assert sum(lanes.width for lanes in self._searches.values()) == self.running.num_beams

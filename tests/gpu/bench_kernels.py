@@ -13,15 +13,17 @@ import statistics
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 
 from kernels.activation import silu_mul
 from kernels.attention_decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
+from kernels.attention_library import LongRow, long_prefill
+from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import PrefillConfig, prefill_attention, prefill_config
 from kernels.batch_inputs import prepare_inputs, store_sampled
-from kernels.kv_write import kv_write
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.rotary import rotary_embedding_
-from kernels.sampling import _pick_kernel, sample
+from kernels.rotary_kv_write import rotary_kv_write
+from kernels.sampling import sample
 
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 32, 8, 128, 16, 32
 CUDA = torch.device("cuda")
@@ -67,47 +69,87 @@ class Cache:
         return self.data[:, index, 0], self.data[:, index, 1]
 
 
-def decode_time(cache: Cache, lens: list[int], config: DecodeConfig | None) -> float:
+def decode_time(cache: Cache, lens: list[int], config: DecodeConfig, *, invariant: bool = False) -> float:
     rows = len(lens)
     table, slots, context_lens = cache.table(rows, max(lens)), ints(range(rows)), ints(lens)
     q = torch.randn(rows, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
     out = torch.empty_like(q)
+    plan = plan_decodes(
+        slots, context_lens, Q_HEADS, HEAD_DIM, config.tile, config.programs, 0, invariant=invariant, settled=True
+    )  # fmt: skip
 
     def call(layer: int) -> Callable[[], None]:
         k, v = cache.layer(layer)
-        return lambda: decode_attention(q, k, v, out, slots, context_lens, table, rows, HEAD_DIM**-0.5, 0, config)
+        return lambda: decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config)
 
     return microseconds([call(layer) for layer in range(LAYERS)], replays=5)
 
 
+def library_time(lens: list[int]) -> float:
+    """torch's attention of one query per row, keys and values contiguous and padded to the longest."""
+    rows, longest = len(lens), max(lens)
+    q = torch.randn(rows, Q_HEADS, 1, HEAD_DIM, device=CUDA).bfloat16()
+    k, v = torch.randn(2, rows, KV_HEADS, longest, HEAD_DIM, dtype=torch.bfloat16, device=CUDA).unbind(0)
+    mask = (torch.arange(longest, device=CUDA) < ints(lens).unsqueeze(1))[:, None, None]
+    mask = None if min(lens) == longest else mask
+    call = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # noqa: E731
+    return microseconds([call] * 3, replays=3)
+
+
 def decode_lines(cache: Cache, sweep: bool) -> None:
-    print("decode attention, 32/8 heads of 128, bf16       us/layer   TB/s  launch shape")
-    mixed = [100 + (row * 997) % 1500 for row in range(131)]
+    print("decode attention, 32/8 heads of 128, bf16       us/layer   TB/s  invariant  torch SDPA  launch shape")
+    skewed = [100 + (row * 997) % 1500 for row in range(131)]
     batches = {f"batch {rows}, context 576": [576] * rows for rows in (1, 8, 32, 64, 128, 256)}
     batches |= {
-        "batch 131, context 100-1600": mixed,
-        "batch 1, context 32768": [32768],
+        "batch 131, context 100-1600": skewed,
+        "4 of 4096 among 60 of 150": [4096] * 4 + [150] * 60,
+        "batch 1, context 8192": [8192],
         "batch 8, context 8192": [8192] * 8,
+        "batch 32, context 8192": [8192] * 32,
+        "batch 1, context 32768": [32768],
+        "batch 8, context 32768": [32768] * 8,
+        "batch 1, context 131072": [131072],
     }
+    shipped = decode_config(KV_HEADS, HEAD_DIM, 2, num_multiprocessors(CUDA))
     for name, lens in batches.items():
         moved = sum(lens) * KV_HEADS * HEAD_DIM * 2 * 2
-        shipped = decode_config(len(lens), KV_HEADS, HEAD_DIM, 2, num_multiprocessors(CUDA))
-        time = decode_time(cache, lens, None)
-        print(f"{name:46} {time:9.2f} {moved / time / 1e6:6.2f}  {shipped}")
+        time, invariant = decode_time(cache, lens, shipped), decode_time(cache, lens, shipped, invariant=True)
+        library = library_time(lens)
+        print(f"{name:46} {time:9.2f} {moved / time / 1e6:6.2f} {invariant:10.2f} {library:11.2f}  {shipped}")
         if not sweep:
             continue
         found = []
-        splits = [2**power for power in range(8) if 64 <= len(lens) * KV_HEADS * 2**power <= 32 * 132]
-        for count, stages in itertools.product(splits, (2, 3)):
-            config = DecodeConfig(64, count, 4, stages)
+        for tile, warps, stages, programs in itertools.product((32, 64), (2, 4), (2, 3, 4), (33, 49, 66)):
+            config = DecodeConfig(tile, programs, warps, stages)
             found.append((decode_time(cache, lens, config), config))
         for time, config in sorted(found, key=lambda pair: pair[0])[:4]:
-            print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f}  {config}")
+            print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f} {'':22}  {config}")
+
+
+def library_prefill_lines(cache: Cache) -> None:
+    """The way over torch's cuDNN attention, copies out of the pages and merging included."""
+    print("long prefill by the library, causal             us/layer  TF/s")
+    for queries, context in ((2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768), (8192, 32768), (8192, 131072)):
+        q = torch.randn(queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
+        out, table, slots = torch.empty_like(q), cache.table(1, context), ints([0])
+        operations = 4 * Q_HEADS * HEAD_DIM * queries * (context - queries / 2)
+        rows = [LongRow(0, 0, queries, context)]
+        k, v = cache.layer(1)
+        call = lambda: long_prefill(q, k, v, out, slots, table, HEAD_DIM**-0.5, rows)  # noqa: E731
+        time = microseconds([call], replays=3)
+        print(f"{f'1 x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}")
 
 
 def prefill_lines(cache: Cache, sweep: bool) -> None:
     print("prefill attention, causal                       us/layer  TF/s  launch shape")
-    for rows, queries, context in ((16, 512, 512), (4, 2048, 2048), (1, 8192, 8192), (1, 2048, 32768), (8, 64, 4096)):
+    for rows, queries, context in (
+        (16, 512, 512),
+        (4, 2048, 2048),
+        (1, 8192, 8192),
+        (1, 2048, 32768),
+        (1, 8192, 32768),
+        (8, 64, 4096),
+    ):
         q = torch.randn(rows * queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
         out, table, slots = torch.empty_like(q), cache.table(rows, context), ints(range(rows))
         starts, lens = ints(range(0, rows * queries + 1, queries)), ints([context] * rows)
@@ -133,35 +175,23 @@ def prefill_lines(cache: Cache, sweep: bool) -> None:
 
 
 def sampling_lines() -> None:
-    print("sampling, float32 logits                        us")
+    print("sampling                                        us")
     for rows, vocab in ((1, 128256), (32, 128256), (256, 128256), (256, 151936)):
         logits = torch.randn(rows, vocab, device=CUDA) * 3
         ones, zeros = torch.ones(rows, device=CUDA), torch.zeros(rows, dtype=torch.int32, device=CUDA)
-        seeds = torch.arange(rows, device=CUDA)
+        seeds, no_min_p = torch.arange(rows, device=CUDA), torch.zeros(rows, device=CUDA)
         for name, flags, top_k, top_p, values in (
-            ("greedy", (False, False), 0, 1.0, logits),
+            ("greedy, bfloat16", (False, False), 0, 1.0, logits.bfloat16()),
+            ("random, bfloat16", (True, False), 0, 1.0, logits.bfloat16()),
             ("random", (True, False), 0, 1.0, logits),
             ("top_k 50, top_p 0.9", (True, True), 50, 0.9, logits),
             ("top_p 0.9", (True, True), 0, 0.9, logits),
             ("top_p 0.9, nearly flat", (True, True), 0, 0.9, logits * 0.1),
         ):
-            call = lambda: sample(values, ones, zeros + top_k, ones * top_p, ones * 0, seeds, zeros,  # noqa: E731
+            slots, limits = ints(range(rows)), (zeros + top_k, ones * top_p, no_min_p)
+            call = lambda: sample(values, slots, ones, *limits, seeds, zeros,  # noqa: E731
                                   any_random=flags[0], any_truncation=flags[1])  # fmt: skip
             print(f"{f'{rows} x {vocab}, {name}':46} {microseconds([call] * 3):9.1f}")
-
-
-def pick_sweep() -> None:
-    """Launch shapes of the plain random sampler."""
-    rows, vocab = 256, 128256
-    logits, heat = torch.randn(rows, vocab, device=CUDA) * 3, torch.ones(rows, device=CUDA)
-    seeds, indexes = torch.arange(rows, device=CUDA), torch.zeros(rows, dtype=torch.int32, device=CUDA)
-    best, ids = torch.empty(rows, 256, device=CUDA), torch.empty(rows, 256, dtype=torch.int32, device=CUDA)
-    for block, warps in itertools.product((1024, 2048, 4096, 8192), (4, 8)):
-        call = lambda: _pick_kernel[(rows, -(-vocab // block))](  # noqa: E731
-            logits, best, ids, None, heat, seeds, indexes, vocab,
-            VOCAB=vocab, ANY_RANDOM=True, GREEDY=1e-5, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
-        print(f"{f'pick {block} tokens, {warps} warps':46} {microseconds([call] * 5):9.1f}")
 
 
 def small_lines() -> None:
@@ -175,7 +205,7 @@ def small_lines() -> None:
         )
         gated = torch.randn(tokens, 2 * 14336, **bf16)
         fused = torch.randn(tokens, Q_HEADS + 2 * KV_HEADS, HEAD_DIM, **bf16)
-        q, k, v = fused.split((Q_HEADS, KV_HEADS, KV_HEADS), dim=1)
+        q = fused[:, :Q_HEADS]
         table, positions = torch.rand(4096, HEAD_DIM, device=CUDA), ints(i % 4096 for i in range(tokens))
         heads = torch.ones(HEAD_DIM, **bf16)
         cache = torch.zeros(600, 1, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM, **bf16)
@@ -184,8 +214,10 @@ def small_lines() -> None:
             ("silu_mul", lambda: silu_mul(gated)),
             ("add_rms_norm", lambda: add_rms_norm(x, residual, weight, 1e-5)),
             ("rms_norm of q heads", lambda: rms_norm(q, heads, 1e-5)),
-            ("rotary", lambda: rotary_embedding_(q, k, positions, table)),
-            ("kv_write", lambda: kv_write(k, v, cache[:, 0, 0], cache[:, 0, 1], mapping)),
+            (
+                "rotary_kv_write",
+                lambda: rotary_kv_write(fused, positions, table, cache[:, 0, 0], cache[:, 0, 1], mapping),
+            ),
         ):
             print(f"{f'{name}, {tokens} tokens':46} {microseconds([call] * 20):9.2f}")
     rows = 256
@@ -205,12 +237,11 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="also time other launch shapes")
     options = parser.parse_args()
     torch.manual_seed(0)
-    cache = Cache(256 * 36 + 5000)
+    cache = Cache(8 * 2048 + 600)
     decode_lines(cache, options.sweep)
     prefill_lines(cache, options.sweep)
+    library_prefill_lines(cache)
     sampling_lines()
-    if options.sweep:
-        pick_sweep()
     small_lines()
 
 

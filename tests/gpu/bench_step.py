@@ -1,6 +1,7 @@
 """One decode step of the engine alone (no bus, no scheduler), and how busy the GPU is meanwhile.
 
-    python -m tests.gpu.bench_step llama8b qwen06b [--batches 1 32 256] [--json FILE] [--enforce-eager]
+    python -m tests.gpu.bench_step llama8b qwen06b [--batches 1 32 256] [--kv-cache-dtype fp8] [--json FILE]
+        [--enforce-eager]
 
 Random weights of the published shapes; prompts of 512 tokens, 128 decode steps. All plans are made beforehand, two are
 in flight. A step is the median time between two results; the busy share is the device time by CUDA events over the
@@ -77,7 +78,7 @@ def measure(driver: Driver, batch: int) -> dict[str, Any]:
     }
 
 
-def bench_model(name: str, batches: list[int], enforce_eager: bool) -> dict[str, Any]:
+def bench_model(name: str, batches: list[int], **settings: Any) -> dict[str, Any]:
     """All batches of one model, in one engine."""
     gc.collect()  # the engine before this one
     torch.cuda.empty_cache()
@@ -85,19 +86,20 @@ def bench_model(name: str, batches: list[int], enforce_eager: bool) -> dict[str,
     with tempfile.TemporaryDirectory() as parent:
         driver = Driver(
             write_model_folder(name, Path(parent)), device="cuda", load_format="dummy", max_model_len=8192,
-            max_num_seqs=max(batches), enforce_eager=enforce_eager, pipeline_depth=DEPTH,
+            max_num_seqs=max(batches), pipeline_depth=DEPTH, **settings,
         )  # fmt: skip
     ready_s = time.perf_counter() - began
     rows = [measure(driver, batch) for batch in batches]
     driver.close()
-    print(f"\n{name}: ready in {ready_s:.1f} s, {driver.info.num_blocks} blocks, {driver.info.dtype}")
+    info = driver.info
+    print(f"\n{name}: ready in {ready_s:.1f} s, {info.num_blocks} blocks, {info.dtype}, cache {info.kv_cache_dtype}")
     print(f"{'batch':>6} {'step ms':>9} {'p99 ms':>9} {'device ms':>10} {'host ms':>9} {'busy':>7}")
     for row in rows:
         print(
             f"{row['batch']:>6} {row['step_ms']:>9.3f} {row['step_p99_ms']:>9.3f} {row['device_ms']:>10.3f} "
             f"{row['host_ms']:>9.3f} {row['busy_share']:>7.1%}"
         )
-    return {"model": name, "ready_s": ready_s, "num_blocks": driver.info.num_blocks, "rows": rows}
+    return {"model": name, "ready_s": ready_s, "num_blocks": info.num_blocks, "rows": rows}
 
 
 def main() -> None:
@@ -105,9 +107,11 @@ def main() -> None:
     parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     arguments = parser.parse_args()
-    figures = [bench_model(name, arguments.batches, arguments.enforce_eager) for name in arguments.models]
+    settings = {"kv_cache_dtype": arguments.kv_cache_dtype, "enforce_eager": arguments.enforce_eager}
+    figures = [bench_model(name, arguments.batches, **settings) for name in arguments.models]
     report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": figures}
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

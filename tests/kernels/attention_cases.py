@@ -34,18 +34,24 @@ def make_case(
     window: int = 0,
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> AttentionCase:
     """Rows with these lengths (leading rows with one query are decodes) and `padding` tokens after them.
 
-    Every cache element that is no row's context is NaN. q is a view of a fused qkv, the cache one layer of three.
+    Every cache element that is no row's context is NaN. q is a view of a fused qkv, the cache one layer of three; a
+    float8 cache comes with scales that make up for its contents, whose size differs from head to head.
     """
     num_rows, num_tokens = len(context_lens), sum(query_lens) + padding
     num_decodes = next((row for row, length in enumerate(query_lens) if length != 1), num_rows)
     widest = max(1, *(-(-length // block_size) for length in context_lens))
     num_slots, num_blocks = num_rows + 2, num_rows * widest + 3
     fused = torch.randn(num_tokens, (q_heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
-    cache = torch.full((num_blocks, 3, 2, block_size, kv_heads, head_dim), math.nan, dtype=dtype, device=device)
+    cache_dtype = cache_dtype or dtype
+    shape = (num_blocks, 3, 2, block_size, kv_heads, head_dim)
+    cache = torch.full(shape, math.nan, device=device).to(cache_dtype)
+    float8 = cache_dtype.itemsize == 1
+    scales = 2.0 ** torch.randint(-6, 3, (2, kv_heads), device=device)
     tables = torch.full((num_slots, widest), NO_SUCH_BLOCK, dtype=torch.int32, device=device)
     slots = torch.randperm(num_slots)[:num_rows].to(device=device, dtype=torch.int32)
     blocks = torch.randperm(num_blocks).to(device=device, dtype=torch.int32)
@@ -54,9 +60,10 @@ def make_case(
         mine = blocks[row * widest : row * widest + used]
         tables[slots[row], :used] = mine
         for part in range(2):
-            values = torch.randn(used * block_size, kv_heads, head_dim, device=device).to(dtype)
+            values = torch.randn(used * block_size, kv_heads, head_dim, device=device)
             values[length:] = math.nan
-            cache[mine.long(), 1, part] = values.view(used, block_size, kv_heads, head_dim)
+            values = values / scales[part].unsqueeze(1) if float8 else values
+            cache[mine.long(), 1, part] = values.to(cache_dtype).view(used, block_size, kv_heads, head_dim)
     ends = torch.tensor([0, *query_lens]).cumsum(0)
     return AttentionCase(
         fused.view(num_tokens, -1, head_dim)[:, :q_heads],
@@ -72,6 +79,7 @@ def make_case(
             "num_decodes": num_decodes,
             "max_context_len": max(context_lens),
             "sliding_window": window,
+            "kv_scales": scales if float8 else None,
         },
         context_lens,
         query_lens,
@@ -83,6 +91,8 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
     out = torch.zeros(case.q.shape, dtype=torch.float64, device=case.q.device)
     block_size, kv_heads = case.k_cache.shape[1:3]
     group, window = case.q.shape[1] // kv_heads, case.keywords["sliding_window"]
+    scales = case.keywords["kv_scales"]
+    k_scale, v_scale = scales.double().unsqueeze(2) if scales is not None else (1.0, 1.0)
     token = 0
     for row, (length, count) in enumerate(zip(case.context_lens, case.query_lens, strict=True)):
         table = case.keywords["block_tables"][case.keywords["slots"][row]].tolist()
@@ -91,8 +101,8 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
                 first = max(0, position - window + 1) if window else 0
                 places = [(table[p // block_size], p % block_size) for p in range(first, position + 1)]
                 index = tuple(torch.tensor(column) for column in zip(*places, strict=True))
-                k = case.k_cache[index].double().repeat_interleave(group, 1)
-                v = case.v_cache[index].double().repeat_interleave(group, 1)
+                k = (case.k_cache[index].double() * k_scale).repeat_interleave(group, 1)
+                v = (case.v_cache[index].double() * v_scale).repeat_interleave(group, 1)
                 scores = torch.einsum("hd,phd->hp", case.q[token].double(), k) * case.keywords["scale"]
                 out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v)
             token += 1

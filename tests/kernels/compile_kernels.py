@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,19 +19,28 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import kernels.attention_decode
+import kernels.pdl
+from kernels.attention_gather import gather_tokens, merge_attention
 from kernels.bad_words import apply_bad_words
+from kernels.linear import gated_linear, linear, partial_linear
+from kernels.linear_choice import Config, invariant_config
+from kernels.linear_tiles import TileConfig
+from kernels.linear_vector import VectorConfig
 from kernels.logprobs import token_logprobs
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.paged_attention import paged_attention
+from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import sample
 from kernels.token_masks import apply_token_masks
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 launches: list[tuple[str, JITFunction, list[object], dict[str, object]]] = []
 case = ""
 
@@ -53,6 +63,8 @@ def source_of(kernel: JITFunction, args: list[object], kwargs: dict[str, object]
             continue
         if isinstance(value, torch.Tensor):
             signature[param.name], aligned = "*" + TYPES[value.dtype], True
+        elif isinstance(value, TensorDescriptor):
+            signature[param.name], aligned = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>", False
         elif isinstance(value, float):
             signature[param.name], aligned = "fp32", False
         else:
@@ -84,6 +96,8 @@ def report(
         "wgmma": ptx.count("wgmma.mma_async"),
         "mma": ptx.count("mma.sync"),
         "cp_async": ptx.count("cp.async.c"),
+        "tma": ptx.count("cp.async.bulk.tensor"),
+        "waits": ptx.count("griddepcontrol.wait"),
     }
 
 
@@ -92,29 +106,57 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def launch_attention(
-    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int
-) -> None:
-    """Launch attention on tensors without memory; `queries` tokens in each row that is no decode."""
+    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int,
+    cache_dtype: torch.dtype | None = None, *, fixed: bool = False,
+) -> None:  # fmt: skip
+    """Launch attention on tensors of no memory; `queries` tokens in each row that is no decode. fixed: for a graph."""
     global case
-    case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window}"
+    cache_dtype = cache_dtype or dtype
+    case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window} {fixed=}"
+    case += f" cache {TYPES[cache_dtype]}"
     tokens = decodes + (rows - decodes) * queries
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    scales = meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), cache[:, 1, 0], cache[:, 1, 1], slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
         max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
+        decode_lens=meta(rows) if fixed else None, spans=meta(64, 2) if fixed else None,
+        kv_scales=scales,
+    )  # fmt: skip
+
+
+def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool) -> None:
+    global case
+    case = f"write {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    weight = meta(head_dim, dtype=torch.bfloat16) if norms else None
+    rotary_kv_write(
+        meta(256, q_heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16), meta(256),
+        meta(4096, head_dim, dtype=torch.float32), cache[:, 1, 0], cache[:, 1, 1], meta(256, dtype=torch.int64),
+        q_norm=weight, k_norm=weight, eps=1e-6,
+        kv_scales=meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None,
     )  # fmt: skip
 
 
 def launch_sampling(rows: int, vocab: int) -> None:
     global case
-    for truncation in (False, True):
-        case = f"sample {rows}x{vocab} truncation {truncation}"
-        floats = meta(rows, dtype=torch.float32)
+    for dtype, truncation in ((torch.bfloat16, False), (torch.float32, False), (torch.float32, True)):
+        case = f"sample {rows}x{vocab} {dtype.itemsize} bytes truncation {truncation}"
+        ints, floats = meta(rows), meta(rows, dtype=torch.float32)
         sample(
-            meta(rows, vocab, dtype=torch.float32), floats, meta(rows), floats, floats, meta(rows, dtype=torch.int64),
-            meta(rows), any_random=True, any_truncation=truncation,
+            meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
+            any_random=True, any_truncation=truncation,
         )  # fmt: skip
+
+
+def launch_linear(
+    call: Callable[..., object], tokens: int, config: Config, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """A product with weights [28672, 4096]."""
+    global case
+    case = f"{TYPES[dtype]} {call.__name__} of {tokens} tokens, {config}"
+    call(meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype), config=config)
 
 
 def launch_all() -> None:
@@ -123,6 +165,7 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 256, 256, 1, 0)  # many decodes: one split
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0)  # few decodes: several splits; long prefills
     launch_attention(16, 8, 128, bf16, 8, 4, 4096, 0)  # very long prefills
+    launch_attention(16, 8, 128, bf16, 256, 255, 257, 0, fixed=True)
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 4096)
     launch_attention(15, 5, 64, bf16, 8, 4, 512, 0)
     launch_attention(32, 32, 96, bf16, 8, 4, 512, 0)
@@ -130,19 +173,38 @@ def launch_all() -> None:
     launch_attention(4, 2, 256, fp32, 8, 4, 512, 0)
     launch_attention(8, 8, 64, fp32, 8, 4, 512, 0)
     launch_attention(16, 8, 128, fp32, 8, 4, 512, 0)
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
+    launch_write(32, 8, 128, bf16, norms=False)
+    launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
+    case = "gather"
+    cache, copies = meta(1024, 2, 2, 16, 8, 128, dtype=bf16), meta(2, 8192, 8, 128, dtype=bf16)
+    gather_tokens(cache[:, 1, 0], cache[:, 1, 1], meta(1), 2048, copies[0], copies[1], meta(64, 512))
+    heads, sums = meta(8192, 32, 128, dtype=bf16), meta(32, 8192, dtype=fp32).t()
+    merge_attention(heads, sums, heads, sums)
     launch_sampling(256, 128256)
     case = "scores"
     logits, rows, table = meta(256, 128256, dtype=fp32), meta(256), meta(257, 512)
     token_logprobs(logits, rows, 20)
     apply_token_masks(logits, rows, meta(257, 4008))
     apply_bad_words(logits, meta(257, 8192), rows, rows, rows, table, table)
+    launch_linear(linear, 1, VectorConfig(8, 512, 4))
+    launch_linear(gated_linear, 1, VectorConfig(4, 1024, 4, 2))
+    launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4))
+    launch_linear(gated_linear, 64, TileConfig(64, 64, 128, 4, 4))
+    launch_linear(partial_linear, 16, TileConfig(64, 16, 128, 4, 4, 4, tma=True))
+    launch_linear(gated_linear, 256, TileConfig(256, 128, 64, 4, 8, tma=True))
+    for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
+        x, weight = meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype)
+        launch_linear(linear, tokens, invariant_config(x, weight), dtype)
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+    add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
 
 
 def main() -> None:
     kernels.attention_decode.num_multiprocessors = lambda _device: 132
+    kernels.pdl._supported = lambda _device: int(sys.argv[1]) >= 90
     JITFunction.run = record
     launch_all()
     for launch in launches:

@@ -1,4 +1,4 @@
-"""Model inputs from the persistent batch, and storing samples in it."""
+"""Model inputs from the persistent batch, and what is stored in it: samples, and what a step changes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernels.batch_inputs import (
     store_sampled,
     store_sampled_reference,
 )
+from kernels.scatter_words import scatter_words, scatter_words_reference
 
 BLOCK_SIZE = 16
 
@@ -98,3 +99,20 @@ def test_store_sampled(store: Callable[..., None], device: torch.device) -> None
     expected = torch.zeros_like(tokens)
     expected[2, 8], expected[3, 0] = 7, 9
     assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("scatter", [scatter_words, scatter_words_reference])
+@pytest.mark.parametrize("count", [0, 1, 255, 257, 1000])
+def test_scattered_words_go_to_their_places(scatter: Callable[..., None], count: int, device: torch.device) -> None:
+    """Whatever their number, and nothing else changes; the lists may begin anywhere."""
+    words = torch.full((2000,), -9, dtype=torch.int32, device=device)
+    places = torch.randperm(2000, dtype=torch.int32)
+    expected = words.tolist()
+    for i, place in enumerate(places[3 : 3 + count].tolist()):
+        expected[place] = 3 + i
+
+    scatter(
+        words, places.to(device)[3 : 3 + count], torch.arange(2000, dtype=torch.int32, device=device)[3 : 3 + count]
+    )
+
+    assert words.tolist() == expected

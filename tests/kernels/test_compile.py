@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
+REGISTERS, WARPS = 65536, 4
+"""Of a multiprocessor, and of a decode program."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,7 +25,7 @@ def has_assembler() -> bool:
 @pytest.mark.skipif(not has_assembler(), reason="no Triton on this platform")
 @pytest.mark.parametrize("arch", [90])
 def test_kernels_compile(arch: int) -> None:
-    """Attention, sampling and norms as their wrappers launch them: no spills in half precision, tensor cores used."""
+    """Kernels as their wrappers launch them: no spills in half precision, tensor cores and early launches used."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
@@ -33,8 +35,10 @@ def test_kernels_compile(arch: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     assert {
-        "_decode_kernel", "_combine_kernel", "_prefill_kernel", "_pick_kernel", "_limits_kernel", "_logprobs_kernel",
-        "_token_masks_kernel", "_bad_words_kernel",
+        "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
+        "_rotary_kv_write_kernel", "_chunk_kernel",
+        "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
+        "_tiles_kernel", "_vector_kernel", "_rms_norm_kernel",
     } <= {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
@@ -43,6 +47,17 @@ def test_kernels_compile(arch: int) -> None:
         assert variant["spilled"] == 0, variant
         if variant["kernel"] == "_decode_kernel":
             assert variant["mma"] > 0, variant
-            assert variant["cp_async"] > 0, variant
+            assert variant["cp_async"] >= 20, variant  # keys and values, 16 bytes at a time, of two tiles
+            # The grid has so many programs for every multiprocessor, which must hold them all at once.
+            programs = 2 if "d256" in variant["case"] else 3 if "fp8" in variant["case"] else 4
+            assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant
+            assert programs * 32 * WARPS * variant["registers"] <= REGISTERS, variant
+        if variant["kernel"] == "_tiles_kernel":
+            assert variant["wgmma"] > 0, variant
+            assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant
+        if variant["kernel"] in ("_tiles_kernel", "_vector_kernel", "_rms_norm_kernel"):
+            assert variant["waits"] == 1, variant
+        if variant["kernel"] == "_rotary_kv_write_kernel":  # many small programs have to fit
+            assert variant["registers"] <= 64, variant
         if variant["kernel"] == "_prefill_kernel":
             assert variant["wgmma"] > 0, variant

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.attention_decode import DecodeConfig, decode_attention
+from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import PrefillConfig, prefill_attention
-from kernels.paged_attention import paged_attention, paged_attention_reference
+from kernels.paged_attention import fixed_config, paged_attention, paged_attention_reference, query_spans
 from tests.kernels.attention_cases import AttentionCase, make_case, naive_attention
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -31,6 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
                          "block_size": 32},
     "head_256": {"context_lens": [40, 20], "query_lens": [1, 20], "q_heads": 2, "kv_heads": 1, "head_dim": 256,
                  "dtype": torch.float16},
+    "float8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn},
+    "float8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
+                           "cache_dtype": torch.float8_e5m2},
     "padded_tokens": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "padding": 19},
     "padded_decodes": {"context_lens": [30, 0, 5, 0], "query_lens": [1, 1, 1, 1], "q_heads": 4, "kv_heads": 2,
                        "head_dim": 32, "padding": 3},
@@ -60,6 +66,42 @@ def test_kernel_is_the_reference(name: str, device: torch.device) -> None:
     torch.testing.assert_close(result, expected, atol=TOLERANCE[case.q.dtype], rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -> None:
+    """Rows are told apart on the device alone; rows, tokens and blocks of queries beyond the step's are harmless."""
+    case = make_case(**CASES[name], device=device)
+    words, num_rows = case.keywords, len(case.context_lens)
+    expected = paged_attention_reference(case.q, case.k_cache, case.v_cache, **words)
+    block_queries = fixed_config(case.q.shape[2], case.q.element_size()).block_queries
+    spans = torch.from_numpy(query_spans(words["query_start"].cpu().numpy(), words["num_decodes"], block_queries))
+    num_tokens = sum(case.query_lens)
+    decodes = torch.arange(num_rows, device=device) < words["num_decodes"]
+    pad = torch.nn.functional.pad
+    padded = words | {
+        "slots": pad(words["slots"], (0, 3)),
+        "query_start": pad(words["query_start"], (0, 3), value=num_tokens),
+        "context_lens": pad(words["context_lens"], (0, 3)),
+        "num_decodes": num_rows + 3,
+        "max_query_len": 1,
+        "decode_lens": pad(torch.where(decodes, words["context_lens"], 0), (0, 3)),
+        "spans": pad(spans, (0, 0, 0, 4), value=-1).to(device),
+    }
+    q = torch.cat((case.q[:num_tokens], torch.full_like(case.q[:1], torch.nan).expand(num_rows + 3, -1, -1)))
+    for attend in (paged_attention, paged_attention_reference):
+        out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=device)
+        attend(q, case.k_cache, case.v_cache, **padded, out=out)
+        torch.testing.assert_close(out[:num_tokens], expected[:num_tokens], atol=TOLERANCE[case.q.dtype], rtol=1e-3)
+
+
+def test_query_spans_cut_rows_into_blocks() -> None:
+    """Row by row, the last block first; rows before the first one, and empty ones, have none."""
+    spans = query_spans(np.array([0, 1, 2, 12, 12, 16], np.int32), 2, 4)
+
+    assert spans.tolist() == [[2, 8], [2, 4], [2, 0], [4, 0]]
+    assert query_spans(np.array([0, 1], np.int32), 1, 4).shape == (0, 2)
+    assert spans.dtype == np.int32
+
+
 def test_reference_in_bfloat16() -> None:
     """The reference keeps its softmax in float32 when the cache does not."""
     case = make_case(**MIXED, q_heads=6, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -75,17 +117,49 @@ def test_reference_with_very_different_lengths() -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5, 32])
-@pytest.mark.parametrize("tile", [16, 64])
-def test_any_split_gives_the_same(splits: int, tile: int, device: torch.device) -> None:
-    """However a context is cut, also into more parts than it has tiles, the merged result is the same."""
-    case = make_case([1, 300, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, window=250, device=device)
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("tile", "programs"), [(16, 1), (16, 5), (64, 3), (32, 40)])
+def test_any_plan_gives_the_same(tile: int, programs: int, invariant: bool, device: torch.device) -> None:
+    """However rows are cut and shared out, also to more programs than there are tiles, the result is the same."""
+    case = make_case([1, 900, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, window=800, device=device)
     words, out = case.keywords, poisoned(case)
+    plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800, invariant=invariant)
     decode_attention(
-        case.q, case.k_cache, case.v_cache, out, words["slots"], words["context_lens"], words["block_tables"], 5,
-        words["scale"], 250, DecodeConfig(tile=tile, splits=splits, num_warps=2, num_stages=2),
+        case.q, case.k_cache, case.v_cache, out, words["block_tables"], words["scale"], 800, plan,
+        DecodeConfig(tile, programs, num_warps=2, num_stages=2),
     )  # fmt: skip
     torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+
+
+def alone(case: AttentionCase, row: int, first: int, count: int) -> dict[str, Any]:
+    """Arguments for ``count`` queries of one row, from its ``first`` on, without any other row."""
+    words, begin = case.keywords, sum(case.query_lens[:row])
+    device = case.q.device
+    return words | {
+        "q": case.q[begin + first : begin + first + count],
+        "slots": words["slots"][row : row + 1],
+        "query_start": torch.tensor([0, count], dtype=torch.int32, device=device),
+        "context_lens": words["context_lens"][row : row + 1] - (case.query_lens[row] - first - count),
+        "max_query_len": count,
+        "max_context_len": case.context_lens[row],
+        "num_decodes": int(case.query_lens[row] == 1),
+    }
+
+
+def test_invariant_rows_do_not_know_each_other(device: torch.device) -> None:
+    """Every bit of a decode is the same alone and in company, and of a prompt also however it is cut into chunks."""
+    case = make_case(
+        [700, 33, 1, 300, 90, 40], [1, 1, 1, 1, 90, 21], q_heads=4, kv_heads=2, head_dim=32, dtype=torch.float16,
+        device=device,
+    )  # fmt: skip
+    caches = {"k_cache": case.k_cache, "v_cache": case.v_cache}
+    together = paged_attention(case.q, **caches, **case.keywords, invariant=True)
+    for row, count in enumerate(case.query_lens):
+        begin = sum(case.query_lens[:row])
+        cuts = [0, count] if count == 1 else [0, 2, count // 2, count]
+        for first, end in itertools.pairwise(cuts):
+            result = paged_attention(**caches, **alone(case, row, first, end - first), invariant=True)
+            assert torch.equal(result, together[begin + first : begin + end])
 
 
 @pytest.mark.parametrize(("block_queries", "tile", "window"), [(16, 32, 0), (32, 16, 0), (64, 16, 40), (16, 64, 5)])

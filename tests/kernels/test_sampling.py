@@ -33,6 +33,7 @@ def parameters(rows: list[tuple[float, int, float, float]], device: torch.device
     """Rows of (temperature, top_k, top_p, min_p), each with its own seed and index."""
     heat, top_k, top_p, min_p = zip(*rows, strict=True)
     return {
+        "slots": torch.arange(len(rows), dtype=torch.int32, device=device),
         "temperature": torch.tensor(heat, device=device),
         "top_k": torch.tensor(top_k, dtype=torch.int32, device=device),
         "top_p": torch.tensor(top_p, device=device),
@@ -155,7 +156,7 @@ def test_cut_keeps_what_a_loop_keeps(
     rows = [limits for limits in LIMITS if limits[0] > 0]
     words = parameters(rows, device)
     logits = logits_for(len(rows), vocab, kind, device)
-    names = ("temperature", "top_k", "top_p", "min_p")
+    names = ("slots", "temperature", "top_k", "top_p", "min_p")
     cuts = sampling_cuts(logits, *(words[name] for name in names), 1e-5).tolist()
     for values, limits, cut in zip(logits.tolist(), rows, cuts, strict=True):
         wanted = kept_by_loop(values, *limits)
@@ -180,13 +181,17 @@ def test_greedy_takes_the_lowest_of_equals(run: object, device: torch.device) ->
 
 @pytest.mark.parametrize("run", [sample, sample_reference])
 def test_rows_do_not_depend_on_each_other(run: object, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row's token is the same alone and in any batch."""
+    """A row's token is the same alone and in any batch, from whichever slot it takes what it wants."""
     monkeypatch.setattr(sampling_limits, "BLOCK", 1024)
     monkeypatch.setattr(sampling_limits, "LIST_BLOCK", 512)
     words = parameters(LIMITS[:7], device)
     logits = torch.randn(7, 1000, device=device)
     together = run(logits, **words, any_random=True, any_truncation=True).tolist()  # type: ignore[operator]
     for row in range(7):
-        one = {name: value[row : row + 1] for name, value in words.items()}
+        one = words | {name: words[name][row : row + 1] for name in ("slots", "indexes")}
         alone = run(logits[row : row + 1], **one, any_random=True, any_truncation=True)  # type: ignore[operator]
         assert alone.tolist() == together[row : row + 1]
+    order = torch.tensor([4, 2, 6, 0, 1, 5, 3], device=device)
+    moved = words | {name: words[name][order] for name in ("slots", "indexes")}
+    shuffled = run(logits[order], **moved, any_random=True, any_truncation=True)  # type: ignore[operator]
+    assert shuffled.tolist() == [together[row] for row in order.tolist()]

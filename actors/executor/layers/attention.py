@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from actors.executor.layers.linear import Linear
+from actors.executor.kv_cache import is_float8
+from actors.executor.layers.linear import Linear, ResidualLinear
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
+from kernels.attention_library import LongRow
+from kernels.paged_attention import AttentionShape
 
 
 @dataclass(slots=True)
@@ -19,7 +22,8 @@ class AttentionBatch:
 
     ``slots`` [R], ``query_start`` [R + 1], ``context_lens`` [R] (with this pass's tokens) and ``block_tables`` [S, MB]
     are int32, ``slot_mapping`` [T] int64 (block * block_size + offset, -1: not stored). The first ``num_decodes`` rows
-    have one token each. ``max_context_len`` is an upper bound.
+    have one token each. ``max_context_len`` is an upper bound. A pass of fixed shape also has ``decode_lens`` [R] and
+    ``spans`` [N, 2], int32 (see :func:`kernels.paged_attention.paged_attention`).
     """
 
     slots: torch.Tensor
@@ -30,35 +34,50 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     num_decodes: int
+    prefills: tuple[LongRow, ...] = ()
+    """The rows after the decodes as the host knows them; none while a graph is captured."""
+    decode_lens: torch.Tensor | None = None
+    spans: torch.Tensor | None = None
 
 
 class AttentionPass(Protocol):
-    """One pass's way to the cache, made once per pass and used by all layers."""
+    """One pass's way to read the cache, made once per pass and used by all layers."""
 
-    def store(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        """Write k, v [T, Hkv, D] into a layer's views [num_blocks, block_size, Hkv, D] of the cache."""
+    batch: AttentionBatch
 
     def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of q [T, Hq, D] over what is stored -> [T, Hq, D]; ``window`` 0 is all."""
+        """Attention of q [T, Hq, D] over a layer's views [num_blocks, block_size, Hkv, D] of the cache -> [T, Hq, D];
+        ``window`` 0 is all; ``kv_scales`` [2, Hkv] belong to a float8 cache."""
         ...
 
 
 class KernelPass:
     """An :class:`AttentionPass` that calls the device's operations."""
 
-    def __init__(self, ops: Ops, batch: AttentionBatch) -> None:
+    def __init__(self, ops: Ops, shape: AttentionShape, batch: AttentionBatch) -> None:
         self._ops = ops
-        self._batch = batch
-
-    def store(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        self._ops.kv_write(k, v, k_cache, v_cache, self._batch.slot_mapping)
+        self.batch = batch
+        count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
+        self._plans = ops.plan_attention(batch.slots[:count], lens[:count], shape)
 
     def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        batch = self._batch
+        batch = self.batch
         attended: torch.Tensor = self._ops.paged_attention(
             q,
             k_cache,
@@ -72,12 +91,21 @@ class KernelPass:
             num_decodes=batch.num_decodes,
             max_context_len=batch.max_context_len,
             sliding_window=window,
+            kv_scales=kv_scales,
+            plans=self._plans,
+            prefills=batch.prefills,
+            decode_lens=batch.decode_lens,
+            spans=batch.spans,
         )
         return attended
 
 
 class Attention:
-    """Grouped-query self-attention of one layer, with rotary embeddings and perhaps a sliding window."""
+    """Grouped-query self-attention of one layer, with rotary embeddings and perhaps a sliding window.
+
+    ``norms`` are keyword arguments of ``rotary_kv_write`` for families that normalise queries and keys head by head.
+    ``kv_scales`` [2, Hkv] float32: by what a float8 cache's keys and values are divided; unused for other formats.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
@@ -85,27 +113,29 @@ class Attention:
         self._ops = ops
         self._layer = layer
         self._rotary = rotary
-        self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._num_heads = config.num_heads + 2 * config.num_kv_heads
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         self._window = config.layer_windows[layer]
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
-        self.qkv = Linear(parameters, prefix, sizes, config.hidden_size, bias=config.attention_bias)
-        self.out = Linear(parameters, prefix, {"o_proj": config.hidden_size}, query, bias=config.attention_out_bias)
+        self.qkv = Linear(parameters, prefix, sizes, config.hidden_size, ops, bias=config.attention_bias)
+        out, out_bias = {"o_proj": config.hidden_size}, config.attention_out_bias
+        self.out = ResidualLinear(parameters, prefix, out, query, ops, bias=out_bias)
+        self.norms: dict[str, Any] = {}
+        self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
     ) -> torch.Tensor:
-        """x [T, H] and positions [T] -> [T, H]; writes the tokens' keys and values into ``kv_cache``."""
-        q, k, v = self.qkv(x).view(len(x), sum(self._heads), self._head_dim).split_with_sizes(self._heads, dim=1)
-        q, k = self.prepare(q, k)
-        self._ops.rotary_embedding_(q, k, positions, self._rotary)
-        k_cache, v_cache = kv_cache.select(1, self._layer).unbind(1)
-        attention.store(k, v, k_cache, v_cache)
-        attended = attention.attend(q, k_cache, v_cache, self._scale, self._window)
-        return self.out(attended.flatten(1))
+        """x [T, H] and positions [T] -> [T, H], or partial sums of it [S, T, H].
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What happens to q [T, Hq, D] and k [T, Hkv, D] before they are rotated: nothing here."""
-        return q, k
+        Writes the tokens' keys and values into ``kv_cache``."""
+        qkv = self.qkv(x).view(len(x), self._num_heads, self._head_dim)
+        k_cache, v_cache = kv_cache.select(1, self._layer).unbind(1)
+        scales = self.kv_scales if is_float8(kv_cache.dtype) else None
+        q = self._ops.rotary_kv_write(
+            qkv, positions, self._rotary, k_cache, v_cache, attention.batch.slot_mapping, kv_scales=scales, **self.norms
+        )
+        attended = attention.attend(q, k_cache, v_cache, self._scale, self._window, scales)
+        return self.out(attended.flatten(1))

@@ -67,28 +67,20 @@ class CpuPass:
     def __init__(self, ops: Ops, scratch: Scratch, batch: AttentionBatch) -> None:
         self._ops = ops
         self._scratch = scratch
-        self._batch = batch
+        self.batch = batch
         self._pairs: dict[int, Pairs] = {}
-        self._places: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._kept: torch.Tensor | None = None
-
-    def store(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        if self._places is None:
-            mapping = self._batch.slot_mapping
-            if bool((mapping < 0).any()):
-                self._kept = (mapping >= 0).nonzero().squeeze(1)
-                mapping = mapping[self._kept]
-            block_size = k_cache.shape[1]
-            self._places = (mapping // block_size, mapping % block_size)
-        if self._kept is not None:
-            k, v = k[self._kept], v[self._kept]
-        k_cache.index_put_(self._places, k)
-        v_cache.index_put_(self._places, v)
 
     def attend(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        scale: float,
+        window: int,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        count = self._batch.num_decodes
+        assert kv_scales is None  # a float8 cache is the reference's
+        count = self.batch.num_decodes
         if not count:
             return self._refer(q, k_cache, v_cache, scale, window, 0)
         decoded = self._decode(q[:count], k_cache, v_cache, scale, window)
@@ -102,7 +94,7 @@ class CpuPass:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, skip: int
     ) -> torch.Tensor:
         """The reference's answer for all rows but the first ``skip`` decode rows: [T - skip, Hq, D]."""
-        batch = self._batch
+        batch = self.batch
         attended: torch.Tensor = self._ops.paged_attention(
             q[skip:],
             k_cache,
@@ -161,7 +153,7 @@ class CpuPass:
 
     def _find_pairs(self, num_rows: int, block_size: int, window: int) -> Pairs:
         """The blocks that each decode row sees."""
-        batch = self._batch
+        batch = self.batch
         lens = batch.context_lens[:num_rows].long()
         starts = (lens - window).clamp_(min=0) if window else torch.zeros_like(lens)
         first = starts // block_size

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from actors.executor.layers.parameters import Parameters
+from actors.executor.ops import Ops
 
 
 class Embedding:
@@ -24,12 +25,14 @@ class Embedding:
 class Head:
     """Logits over the vocabulary; ``tied`` shares the embedding's matrix."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("_ops", "weight")
 
-    def __init__(self, parameters: Parameters, name: str, embedding: Embedding, *, tied: bool) -> None:
+    def __init__(self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, *, tied: bool) -> None:
+        self._ops = ops
         rows, columns = embedding.weight.shape
         self.weight = embedding.weight if tied else parameters.matrix({f"{name}.weight": rows}, columns)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> float32 [R, V]."""
-        return F.linear(hidden, self.weight).float()
+        logits: torch.Tensor = self._ops.linear(hidden, self.weight, None, torch.float32)
+        return logits

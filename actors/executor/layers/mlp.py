@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.layers.linear import Linear
+from actors.executor.layers.linear import GatedLinear, ResidualLinear
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
@@ -13,15 +13,14 @@ from actors.model_config import ModelConfig
 class GatedMLP:
     """down(silu(gate(x)) * up(x)), with gate and up as one product."""
 
-    __slots__ = ("_ops", "down", "gate_up")
+    __slots__ = ("down", "gate_up")
 
     def __init__(self, config: ModelConfig, parameters: Parameters, prefix: str, ops: Ops) -> None:
         size, bias = config.intermediate_size, config.mlp_bias
         sizes = {"gate_proj": size, "up_proj": size}
-        self.gate_up = Linear(parameters, prefix, sizes, config.hidden_size, bias=bias)
-        self.down = Linear(parameters, prefix, {"down_proj": config.hidden_size}, size, bias=bias)
-        self._ops = ops
+        self.gate_up = GatedLinear(parameters, prefix, sizes, config.hidden_size, ops, bias=bias)
+        self.down = ResidualLinear(parameters, prefix, {"down_proj": config.hidden_size}, size, ops, bias=bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] -> [T, H]."""
-        return self.down(self._ops.silu_mul(self.gate_up(x)))
+        """x [T, H] -> [T, H], or partial sums of it [S, T, H]."""
+        return self.down(self.gate_up(x))

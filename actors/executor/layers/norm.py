@@ -24,6 +24,6 @@ class RMSNorm:
         return normed
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x [T, D] to ``residual`` in place and return the norm of the sum."""
+        """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place and return the norm of the sum."""
         normed: torch.Tensor = self._ops.add_rms_norm(x, residual, self.weight, self.eps)
         return normed

@@ -49,6 +49,7 @@ class LlamaModel:
         self.config = config
         self._begin = begin
         self.parameters = parameters
+        self.num_positions = num_positions
         rotary = rotary_table(config, num_positions, parameters.device)
         self.embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers: list[LlamaLayer] = []
@@ -57,7 +58,7 @@ class LlamaModel:
             attention = self.attention_class(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
             self.layers.append(LlamaLayer(config, parameters, prefix, ops, attention))
         self.norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps, ops)
-        self.head = Head(parameters, "lm_head", self.embedding, tied=config.tie_word_embeddings)
+        self.head = Head(parameters, "lm_head", self.embedding, ops, tied=config.tie_word_embeddings)
 
     @torch.inference_mode()
     def forward(

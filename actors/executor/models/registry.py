@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from actors import model_config
+from actors.executor.kv_cache import is_float8
 from actors.executor.layers.attention import KernelPass
 from actors.executor.layers.cpu_attention import CpuPass, Scratch
 from actors.executor.layers.parameters import Parameters
@@ -16,6 +17,7 @@ from actors.executor.models.qwen2 import Qwen2Model
 from actors.executor.models.qwen3 import Qwen3Model
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig, ModelError
+from kernels.paged_attention import AttentionShape
 
 MODELS: dict[str, type[LlamaModel]] = {
     model_config.LLAMA: LlamaModel,
@@ -27,9 +29,15 @@ MODELS: dict[str, type[LlamaModel]] = {
 
 @torch.inference_mode()
 def build_model(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, ops: Ops, max_model_len: int | None = None
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    ops: Ops,
+    max_model_len: int | None = None,
+    cache_dtype: torch.dtype | None = None,
 ) -> LlamaModel:
-    """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: all it has).
+    """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: all it has), for a
+    cache of ``cache_dtype`` (default: ``dtype``).
 
     Raises:
         ModelError: the architecture has no class here.
@@ -37,6 +45,10 @@ def build_model(
     if config.architecture not in MODELS:
         raise ModelError(f"architecture {config.architecture!r} is not supported (supported: {', '.join(MODELS)})")
     num_positions = max_model_len or model_config.max_positions(config)
-    on_cpu = device.type == "cpu" and dtype == torch.float32
-    begin = partial(CpuPass, ops, Scratch()) if on_cpu else partial(KernelPass, ops)
+    shape = AttentionShape(
+        config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
+        float8=is_float8(cache_dtype or dtype),
+    )  # fmt: skip
+    in_place = device.type == "cpu" and dtype == (cache_dtype or dtype) == torch.float32
+    begin = partial(CpuPass, ops, Scratch()) if in_place else partial(KernelPass, ops, shape)
     return MODELS[config.architecture](config, Parameters(device, dtype), ops, begin, num_positions)

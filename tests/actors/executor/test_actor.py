@@ -114,6 +114,21 @@ async def test_a_ready_executor_says_what_it_can_hold(folder: Path) -> None:
     assert info.items() >= (wanted | {"vocab_size": 307, "max_num_batched_tokens": 2048}).items()
 
 
+async def test_metrics_say_what_the_cache_is_made_of(folder: Path) -> None:
+    """A float8 cache is named, by torch's name, and its blocks take a quarter of float32's bytes."""
+    infos = []
+    for dtype in ("auto", "fp8"):
+        async with world(settings(folder, kv_cache_dtype=dtype)) as running:
+            infos.append(await running.until_state("ready"))
+            labels = {name: labels for name, labels, _ in running.actor.metrics.snapshot()["series"]}
+
+    assert labels["vllm:cache_config_info"].items() >= {
+        ("cache_dtype", "float8_e4m3fn"), ("block_size", "16"), ("num_gpu_blocks", "20"),
+    }  # fmt: skip
+    assert [info["kv_cache_dtype"] for info in infos] == ["float32", "float8_e4m3fn"]
+    assert infos[0]["block_bytes"] == 4 * infos[1]["block_bytes"]
+
+
 async def test_plans_become_results(folder: Path) -> None:
     """A sequence over the bus has the tokens of transformers; results are numbered 1, 2, ... in the lease's epoch."""
     async with world(settings(folder)) as running:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.bench.shapes import write_model_folder
+from actors.executor.batch import TEMPERATURE, TOP_K, BatchLimits, PersistentBatch, StepWork
+from actors.executor.buckets import Bucket, Buckets, decode_sizes, token_sizes
+from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import PlanError
-from actors.executor.graphs import DecodeGraphs, bucket_sizes
+from actors.executor.graphs import Graphs, empty_step
+from actors.executor.loading import graph_tokens
+from actors.executor.ops import Ops
 from actors.executor.results import ResultBuilder
 from actors.executor.upload import Uploader
 from actors.executor.warmup import full_prompt_steps, small_steps
+from actors.model_config import ModelConfig
+from actors.settings import Settings
 from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, StepPlan, StepResult
 from tests.engine_driver import ints
 
@@ -60,6 +69,18 @@ def running() -> PersistentBatch:
     return batch
 
 
+def deltas_of(work: StepWork) -> dict[str, torch.Tensor]:
+    """As if they had been uploaded."""
+    return {name: torch.from_numpy(values) for name, values in work.deltas.items()}
+
+
+def poisoned_state() -> DeviceBatch:
+    """A device side that holds -9 wherever nothing has been written."""
+    state = DeviceBatch(Ops.reference(), LIMITS, torch.device("cpu"))
+    state._words.fill_(-9)
+    return state
+
+
 def test_a_prompt_samples_only_when_its_last_chunk_is_computed() -> None:
     """Chunks in the middle sample nothing; the last one samples output 0, stored behind the prompt."""
     batch = PersistentBatch(LIMITS)
@@ -69,7 +90,7 @@ def test_a_prompt_samples_only_when_its_last_chunk_is_computed() -> None:
 
     assert (len(first.positions), first.starts.tolist(), first.max_context_len) == (0, [0], 12)
     assert (second.starts.tolist(), second.positions.tolist(), second.indexes.tolist()) == ([12], [20], [0])
-    assert second.deltas["hidden_index"].tolist() == [7]
+    assert second.hidden_index.tolist() == [7]
     assert not second.decode_only
 
 
@@ -84,29 +105,52 @@ def test_decode_rows_follow_one_another_without_deltas() -> None:
     assert all(work.decode_only and not work.deltas for work in works)
 
 
-def test_new_tokens_and_blocks_go_to_their_rows() -> None:
-    """Flat indexes address the sequence's slot in tokens [S, 64] and block tables [S, 4]."""
-    batch = PersistentBatch(LIMITS)
+def test_single_tokens_of_prompts_are_set_apart_from_decodes() -> None:
+    """Where it is asked for, the last token of a prompt is no decode, and rows keep their order otherwise."""
+    sequences = [new(1, 0), new(2, 1), new(3, 2, num_tokens=1)]
+    step = plan(3, slots=[2, 1, 0], num_scheduled=[1, 1, 1])
+    works = []
+    for apart in (False, True):
+        batch = PersistentBatch(LIMITS, single_prompts_apart=apart)
+        for sequence, count in zip(sequences, (20, 19, 1), strict=True):
+            batch.apply(entering(sequence, scheduled=[count]))
+        works.append(batch.apply(step))
 
-    work = batch.apply(
-        entering(new(1, 2, 3, num_blocks=1, max_total_tokens=9), new(2, 0, 2, num_blocks=2), scheduled=[3, 2])
+    assert [work.num_decodes for work in works] == [3, 2]
+    assert [work.slots.tolist() for work in works] == [[2, 1, 0], [2, 0, 1]]
+    assert works[1].sequence_ids.tolist() == [3, 1, 2]
+    assert works[1].starts.tolist() == [1, 20, 19]
+    assert works[1].indexes.tolist() == [1, 1, 0]
+
+
+def test_new_tokens_and_blocks_go_to_their_rows() -> None:
+    """And seeds and sampling columns; nothing else changes on the device."""
+    batch, state = PersistentBatch(LIMITS), poisoned_state()
+    rows = (
+        new(1, 2, 3, num_blocks=1, max_total_tokens=9, seed=-5, top_k=7),
+        new(2, 0, 2, num_blocks=2, temperature=0.5, seed=2**63 - 1),
     )
 
-    assert work.deltas["token_index"].tolist() == [128, 129, 130, 0, 1]
-    assert work.deltas["token_values"].tolist() == [1, 2, 3, 4, 5]
-    assert work.deltas["table_index"].tolist() == [8, 0, 1]
-    assert work.deltas["table_values"].tolist() == [0, 1, 2]
+    state.apply(deltas_of(batch.apply(entering(*rows, scheduled=[3, 2]))))
+
+    assert state.tokens[[2, 0], :4].tolist() == [[1, 2, 3, -9], [4, 5, -9, -9]]
+    assert state.block_tables[[2, 0]].tolist() == [[0, -9, -9, -9], [1, 2, -9, -9]]
+    assert state.seeds[[2, 0]].tolist() == [-5, 2**63 - 1]
+    assert state.columns[TOP_K, [2, 0]].tolist() == [7, 0]
+    assert state.columns[TEMPERATURE].view(torch.float32)[[2, 0]].tolist() == [0.0, 0.5]
+    for table in (state.tokens, state.block_tables, state.columns.T):
+        assert (table[[1, 3, 4]] == -9).all()
 
 
 def test_appended_blocks_continue_each_table_in_order() -> None:
     """Several blocks for one slot in one plan lie one behind the other."""
-    batch = PersistentBatch(LIMITS)
+    batch, state = PersistentBatch(LIMITS), poisoned_state()
     batch.apply(entering(new(1, 0, num_blocks=2), new(2, 3, 5, num_blocks=1), scheduled=[20, 5]))
 
-    work = batch.apply(plan(appended_slots=[3, 0, 3], appended_blocks=[7, 8, 9]))
+    state.apply(deltas_of(batch.apply(plan(appended_slots=[3, 0, 3], appended_blocks=[7, 8, 9]))))
 
-    assert work.deltas["table_index"].tolist() == [13, 2, 14]
-    assert work.deltas["table_values"].tolist() == [7, 8, 9]
+    assert state.block_tables[[0, 3]].tolist() == [[-9, -9, 8, -9], [-9, 7, 9, -9]]
+    assert (state.tokens == -9).all()
 
 
 def test_a_freed_slot_can_be_filled_in_the_same_plan() -> None:
@@ -230,9 +274,9 @@ def test_upload_holds_rows_and_deltas() -> None:
     """Header rows and every delta arrive as they were, in views of one buffer."""
     batch = PersistentBatch(LIMITS)
     uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1)
-    work = batch.apply(entering(new(1, 2, 20, seed=2**40), new(2, 0, 3), scheduled=[20, 3]))
+    work = batch.apply(entering(new(1, 2, 20), new(2, 0, 3), scheduled=[20, 3]))
 
-    deltas = uploader.send(work, 0)
+    deltas = uploader.send(work, None)
 
     header = uploader.header
     assert header.slots[:2].tolist() == [2, 0]
@@ -241,7 +285,6 @@ def test_upload_holds_rows_and_deltas() -> None:
     assert {name: values.tolist() for name, values in deltas.items()} == {
         name: values.tolist() for name, values in work.deltas.items()
     }
-    assert deltas["seeds"].view(torch.int64).tolist() == [2**40, 0]
 
 
 def test_a_tail_too_large_for_the_ring_is_sent_apart() -> None:
@@ -249,9 +292,9 @@ def test_a_tail_too_large_for_the_ring_is_sent_apart() -> None:
     uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 8, 1)
     work = PersistentBatch(LIMITS).apply(entering(new(1, 0, 20)))
 
-    deltas = uploader.send(work, 0)
+    deltas = uploader.send(work, None)
 
-    assert deltas["token_values"].tolist() == list(range(1, 21))
+    assert deltas["values"].tolist()[-20:] == list(range(1, 21))
     assert uploader.header.slots[0] == 0
 
 
@@ -260,7 +303,7 @@ def test_padding_rows_name_the_dummy_slot_and_no_token() -> None:
     uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 64, 1)
     batch = running()
 
-    uploader.send(batch.apply(DECODE), 4)
+    uploader.send(batch.apply(DECODE), Bucket(4, 4))
 
     header = uploader.header
     assert header.slots[:4].tolist() == [0, 4, 4, 4]
@@ -269,19 +312,125 @@ def test_padding_rows_name_the_dummy_slot_and_no_token() -> None:
     assert header.positions[:4].tolist() == [21, -1, -1, -1]
 
 
-def test_buckets_grow_by_eight_and_end_at_the_largest() -> None:
-    """1, 2, 4, 8, 16, 24 ...; the largest batch has its own."""
-    assert bucket_sizes(256)[:7] == [1, 2, 4, 8, 16, 24, 32]
-    assert bucket_sizes(256)[-1] == 256
-    assert bucket_sizes(3) == [1, 2, 3]
-    assert bucket_sizes(20) == [1, 2, 4, 8, 16, 20]
+def test_padding_of_a_mixed_step_samples_nothing_and_lists_the_blocks_of_queries() -> None:
+    """Decodes have their lengths, other rows are listed by blocks, the last first; what is left over is nothing."""
+    batch = running()
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=5, block_queries=8)
+    step = dataclasses.replace(
+        entering(new(2, 2, 25), new(3, 1, 9, num_blocks=1)), num_decodes=1, slots=ints([0, 2, 1]),
+        num_scheduled=ints([1, 17, 9]),
+    )  # fmt: skip
+
+    uploader.send(batch.apply(step), Bucket(4, 32, 5))
+
+    header = uploader.header
+    assert header.decode_lens[:4].tolist() == [21, 0, 0, 0]
+    assert header.spans.tolist() == [[1, 16], [1, 8], [1, 0], [2, 8], [2, 0]]
+    assert header.query_start[:5].tolist() == [0, 1, 18, 27, 27]
+    assert header.sample_slots[:4].tolist() == [0, 1, 4, 4]
+    assert header.hidden_index[:4].tolist() == [0, 26, 0, 0]
+    assert header.positions[:4].tolist() == [21, 9, -1, -1]
+
+    uploader.send(batch.apply(plan(1, slots=[0], num_scheduled=[1])), Bucket(4, 32, 5))
+
+    assert header.spans[:, 0].tolist() == [-1] * 5
 
 
-def test_a_bucket_is_the_smallest_that_holds_the_rows() -> None:
-    """Batches above the largest have none."""
-    graphs = DecodeGraphs(20)
+def test_decode_buckets_grow_by_eight_and_end_at_the_largest() -> None:
+    """1, 2, 4, 8, 16, 24 ...; the largest batch has its own. Above 256 sixteen of them double the size."""
+    assert decode_sizes(256) == [1, 2, 4, *range(8, 257, 8)]
+    assert decode_sizes(600)[-4:] == [512, 544, 576, 600]
+    assert decode_sizes(3) == [1, 2, 3]
+    assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
 
-    assert [graphs.bucket(rows) for rows in (1, 3, 8, 9, 17, 20, 21)] == [1, 4, 8, 16, 20, 20, 0]
+
+def test_token_buckets_waste_an_eighth_at_most() -> None:
+    """From 256 tokens on; below, less than 32 tokens."""
+    sizes = token_sizes(2048)
+
+    assert sizes[:8] == list(range(32, 257, 32))
+    assert sizes[-1] == 2048
+    assert all(after - before <= max(32, before // 8) for before, after in itertools.pairwise(sizes))
+    assert token_sizes(20) == [20]
+
+
+def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
+    """Larger steps compute for as long as they take to launch; decodes of all slots always have one."""
+
+    def tokens(name: str, **settings: Any) -> int:
+        config = ModelConfig.load(write_model_folder(name, tmp_path))
+        return graph_tokens(Settings(model=name, **settings), config, torch.device("cuda"))
+
+    assert tokens("qwen06b") == 2048
+    assert 256 < tokens("llama8b") < 512
+    assert tokens("llama8b", max_num_seqs=600) == 600
+    assert tokens("llama8b", max_cudagraph_capture_size=1000) == 1000
+    assert tokens("llama8b", enforce_eager=True) == 0
+
+
+def rows_of(*lengths: int, num_decodes: int = 0) -> StepWork:
+    """A step whose rows compute so many tokens each."""
+    return dataclasses.replace(
+        empty_step(), num_decodes=num_decodes, num_tokens=sum(lengths), max_query_len=max(lengths),
+        slots=np.arange(len(lengths), dtype=np.int32), query_start=np.cumsum([0, *lengths], dtype=np.int32),
+    )  # fmt: skip
+
+
+def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
+    """Steps above the largest have none, decodes have their own."""
+    buckets = Buckets(20, 512, 64)
+
+    assert [buckets.fitting(rows_of(*[1] * rows, num_decodes=rows)) for rows in (1, 3, 9, 17, 20)] == [
+        Bucket(1, 1), Bucket(4, 4), Bucket(16, 16), Bucket(20, 20), Bucket(20, 20)
+    ]  # fmt: skip
+    assert buckets.fitting(rows_of(1)) == Bucket(16, 32, 33)
+    assert buckets.fitting(rows_of(*[1] * 16, 17, num_decodes=16)) == Bucket(20, 64, 33)
+    assert buckets.fitting(rows_of(1, 500)) == Bucket(16, 512, 40)
+    assert buckets.fitting(rows_of(13, 500)) is None
+    assert buckets.fitting(empty_step()) is None
+    assert buckets.first() == [Bucket(20, 512, 40), *(Bucket(size, size) for size in (20, 16, 8, 4, 2, 1))]
+    assert buckets.later()[:3] == [Bucket(20, 32, 33), Bucket(20, 64, 33), Bucket(20, 96, 34)]
+    assert Bucket(16, 512, 40) in buckets.later()
+
+
+def test_decodes_take_the_next_larger_graph_while_theirs_is_missing() -> None:
+    """Steps with prompts do not: theirs is captured when it is needed."""
+    buckets = Buckets(256, 512, 64)
+    graphs = Graphs(buckets)
+    decodes, mixed = rows_of(*[1] * 70, num_decodes=70), rows_of(1, 100, num_decodes=1)
+
+    def chosen(*captured: Bucket) -> Bucket | None:
+        graphs._captured = dict.fromkeys(captured)  # type: ignore[assignment]
+        return graphs.bucket(decodes)
+
+    assert chosen() == Bucket(72, 72)
+    assert chosen(Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
+    assert chosen(Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
+    assert graphs.bucket(mixed) == Bucket(16, 128, 34)
+    assert graphs.bucket(rows_of(600)) is None
+
+
+def test_steps_that_do_not_suit_a_bucket_have_none() -> None:
+    """More short prompts than there are blocks of queries for; long chunks behind long contexts."""
+    buckets = Buckets(64, 2048, 64)
+    long = rows_of(1500)
+
+    assert buckets.fitting(rows_of(*[3] * 33)) == Bucket(64, 128, 34)
+    assert buckets.fitting(rows_of(*[3] * 40)) is None
+    assert buckets.fitting(long) == Bucket(16, 1536, 56)
+    assert buckets.fitting(dataclasses.replace(long, max_context_len=8192)) is None
+
+
+@pytest.mark.parametrize(("max_num_seqs", "largest"), [(1, 1), (1, 2048), (3, 2), (100, 64), (256, 2048), (8192, 8192)])
+def test_every_bucket_has_a_token_for_each_row(max_num_seqs: int, largest: int) -> None:
+    """Whatever the limits, also those that are captured unasked."""
+    buckets = Buckets(max_num_seqs, largest, 64)
+
+    every = [*buckets.first(), *buckets.later()]
+
+    assert len(set(every)) == len(every)
+    assert all(0 < bucket.rows <= min(bucket.tokens, max_num_seqs) for bucket in every)
+    assert all(bucket.tokens <= largest for bucket in every)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

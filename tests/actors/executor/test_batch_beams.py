@@ -10,6 +10,7 @@ import torch
 from actors.executor.batch import PersistentBatch
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import PlanError
+from actors.executor.ops import Ops
 from actors.executor.results import ResultBuilder
 from bus.messages import END_LENGTH, StepPlan
 from tests.actors.executor.test_batch import LIMITS, entering, new, plan, running
@@ -24,7 +25,7 @@ def on_device(batch: PersistentBatch, state: DeviceBatch, step: StepPlan) -> Non
 
 def test_a_beam_takes_over_anothers_table_and_a_token() -> None:
     """The first blocks stay, the others are the other beam's; the sampled token is replaced; the next row follows."""
-    batch, state = PersistentBatch(LIMITS), DeviceBatch(LIMITS, torch.device("cpu"))
+    batch, state = PersistentBatch(LIMITS), DeviceBatch(Ops.reference(), LIMITS, torch.device("cpu"))
     on_device(batch, state, entering(new(), new(2, slot=1, num_tokens=20), scheduled=[12, 20]))
     on_device(batch, state, plan(slots=[0], num_scheduled=[8]))
 

@@ -46,13 +46,13 @@ def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"enforce_eager": True}, {"kv_cache_dtype": "fp8"}])
 def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
-    folder: Path, tmp_path: Path, enforce_eager: bool
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Steps of any mixture, with every kind of sampling, launch nothing that was not launched while rehearsing; and
     what is compiled once is found by whoever compiles it again."""
-    settings = json.dumps({"max_model_len": 4096, "enforce_eager": enforce_eager})
+    settings = json.dumps({"max_model_len": 4096, **changes})
 
     done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
 
@@ -71,9 +71,9 @@ def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: py
     def mark(target: Target = H200, **settings: Any) -> Path:
         return kernel_cache.mark_path(Settings(model=str(folder), **settings), config, target)
 
-    marks = {mark(), mark(max_num_seqs=8), mark(dtype="float16"), mark(Target(80, 108))}
+    marks = {mark(), mark(max_num_seqs=8), mark(dtype="float16"), mark(Target(80, 108)), mark(kv_cache_dtype="fp8")}
 
-    assert len(marks) == 4
+    assert len(marks) == 5
     assert mark(port=1) == mark()
     assert {path.parent for path in marks} == {folder / "cache"}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
-from actors.executor.graphs import DecodeGraphs, decode_pass, empty_decode
+from actors.executor.graphs import Graphs, empty_step, padded_pass
+from actors.executor.layers.attention import KernelPass
 from actors.executor.runner import Runner
+from actors.executor.upload import Uploader
 from actors.model_config import ModelConfig
 from actors.settings import Settings, SettingsError
 from bus.messages import END_LENGTH, END_STOP, StepPlan, StepResult
+from kernels.paged_attention import AttentionShape
 from tests.engine_driver import Driver, Grown, HandScheduler, ints, new_sequence
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
 
@@ -198,37 +204,77 @@ def test_a_full_batch_of_the_longest_sequences(folder: Path) -> None:
     driver.close()
 
 
-class EagerBuckets(DecodeGraphs):
-    """Runs what the graph of a bucket holds, instead of the graph."""
+class EagerGraphs(Graphs):
+    """Runs what the graph of a bucket holds, instead of the graph, with garbage wherever no input of the step is."""
 
-    def __init__(self, largest: int, runner: Runner) -> None:
-        super().__init__(largest)
-        self.runner = runner
-        self.replayed: set[int] = set()
+    patience = 0
 
-    def replay(self, bucket: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __init__(self, buckets: Buckets) -> None:
+        super().__init__(buckets)
+        self.replayed: set[Bucket] = set()
+
+    def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         self.replayed.add(bucket)
-        return decode_pass(self.runner, empty_decode(SETTINGS["max_model_len"]), bucket)
+        for inputs in (runner._input_ids, runner._positions, runner._slot_mapping, runner._context_lens):
+            inputs.fill_(10**6)
+        return padded_pass(runner, bucket)
 
 
-def test_padded_decode_steps_have_the_same_tokens(
-    driver: Driver, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a CUDA graph computes for a bucket is right for the rows it is padded from, extras included."""
+@pytest.fixture
+def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
+    """The driver's engine runs padded steps of up to 6 rows and 40 tokens."""
     runner = driver.engine._loaded.runner
-    plain = driver.scheduler(16)
-    crowd = [plain.add(prompt, MAX_TOKENS, logit_bias={7: 3.0}, temperature=0.5, top_k=9) for prompt in prompts]
-    driver.drive(plain)
-    buckets = EagerBuckets(6, runner)
-    monkeypatch.setattr(runner, "graphs", buckets)
+    buckets = Buckets(6, 40, 4)
+    limits = runner.limits
+    uploader = Uploader(
+        torch.device("cpu"), limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans, block_queries=4
+    )
+    graphs = EagerGraphs(buckets)
+    monkeypatch.setattr(runner, "buckets", buckets)
+    monkeypatch.setattr(runner, "uploader", uploader)
+    monkeypatch.setattr(runner, "graphs", graphs)
+    monkeypatch.setattr(runner.model, "_begin", partial(KernelPass, runner._ops, AttentionShape(4, 2, 32, 4)))
+    return graphs
 
-    padded = driver.scheduler(16)
-    again = [padded.add(prompt, MAX_TOKENS, logit_bias={7: 3.0}, temperature=0.5, top_k=9) for prompt in prompts]
-    driver.drive(padded)
 
-    assert outputs(driver, driver.scheduler(16), prompts) == expected
-    assert [sequence.output for sequence in again] == [sequence.output for sequence in crowd]
-    assert buckets.replayed >= {4, 6}
+@pytest.mark.parametrize("budget", [3, 16, 24, 40])
+def test_padded_steps_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], expected: list[list[int]], padded: EagerGraphs, budget: int
+) -> None:
+    """What a CUDA graph computes for a bucket is right for the decodes and prompts it is padded from."""
+    assert outputs(driver, driver.scheduler(budget), prompts) == expected
+    assert {bucket.spans > 0 for bucket in padded.replayed} == {False, True}
+
+
+def test_padded_steps_with_extras_and_scores_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], request: pytest.FixtureRequest
+) -> None:
+    """Rows that are sampled again, log probabilities of outputs and of prompts, beside plain rows."""
+
+    def run() -> list[tuple[list[int], list[float]]]:
+        scheduler, bits = driver.scheduler(24), {}
+        kinds: list[dict[str, Any]] = [
+            {}, {"logit_bias": {7: 3.0}, "temperature": 0.5, "top_k": 9}, {"logprobs": 2}, {"prompt_logprobs": 1}
+        ]  # fmt: skip
+        crowd = [scheduler.add(prompt, MAX_TOKENS, **kinds[i % 4]) for i, prompt in enumerate(prompts)]
+
+        def collect(result: StepResult) -> None:
+            for row, value in zip(
+                result.logprob_rows.tolist(), result.logprob_bits.view(np.float32).tolist(), strict=True
+            ):
+                bits.setdefault(int(result.sequence_ids[row]), []).append(value)
+
+        driver.drive(scheduler, on_result=collect)
+        return [(sequence.output, bits.get(sequence.sequence_id, [])) for sequence in crowd]
+
+    plain = run()
+    graphs = request.getfixturevalue("padded")
+    again = run()
+
+    assert [tokens for tokens, _ in again] == [tokens for tokens, _ in plain]
+    for (_, scores), (_, wanted) in zip(again, plain, strict=True):
+        assert scores == pytest.approx(wanted, abs=1e-4)
+    assert any(bucket.spans for bucket in graphs.replayed)
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
@@ -324,3 +370,29 @@ def test_settings_decide_device_and_format() -> None:
     assert str(resolve_dtype(Settings(), "bfloat16", device)) == "torch.float32"
     assert str(resolve_dtype(Settings(dtype="half"), "bfloat16", device)) == "torch.float16"
     assert resolve_token_budget(Settings(), device) == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"attention_backend": "triton"}, "--attention-backend triton"), ({"deterministic": True}, "--deterministic")],
+)
+def test_attention_of_a_gpu_is_refused_on_a_cpu(settings: dict[str, Any], message: str) -> None:
+    """What only CUDA can do names its flag; torch is what a CPU computes with anyway."""
+    from actors.executor.device import check_attention
+
+    check_attention(Settings(attention_backend="torch"), torch.device("cpu"))
+    check_attention(Settings(**settings), torch.device("cuda"))
+    with pytest.raises(SettingsError, match=message):
+        check_attention(Settings(**settings), torch.device("cpu"))
+
+
+def test_a_graph_that_is_missed_often_enough_is_wanted() -> None:
+    """Steps with prompts run without a graph a few times; meanwhile it stands in line for an idle moment."""
+    graphs = Graphs(Buckets(6, 40, 4))
+    work = replace(empty_step(), num_tokens=9, slots=np.arange(2, dtype=np.int32), starts=np.zeros(2, np.int32),
+                   query_start=np.array([0, 4, 9], np.int32))  # fmt: skip
+    wanted = [graphs.bucket(work) for _ in range(Graphs.patience + 1)]
+
+    assert wanted[:-1] == [None] * Graphs.patience
+    assert wanted[-1] == graphs.buckets.fitting(work)
+    assert graphs._later[-1] == wanted[-1]

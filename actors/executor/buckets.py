@@ -1,0 +1,106 @@
+"""The fixed shapes that steps are padded to, so that one CUDA graph serves many steps.
+
+A step of decodes alone is padded to a number of rows. Any other step is padded to a number of tokens and a number of
+rows; which of its rows are decodes is told on the device, so decodes and prompts may come in any proportion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.executor.batch import StepWork
+
+ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
+LEAST_TOKENS = 32
+SPARE_SPANS = 32
+"""A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill."""
+LONG_QUERY, LONG_CONTEXT = 1024, 8192
+"""Attention of longer queries over longer contexts has launch shapes of its own, and takes long enough to launch as it
+runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Room for ``rows`` rows of ``tokens`` tokens together, ``spans`` blocks of queries of rows that are no decodes.
+
+    Without spans it is for decodes alone, and has one token per row.
+    """
+
+    rows: int
+    tokens: int
+    spans: int = 0
+
+
+def decode_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, every multiple of 8 up to 256, then sixteen sizes per doubling, up to and including ``largest``."""
+    sizes, size = [each for each in (1, 2, 4) if each < largest], 8
+    while size < largest:
+        sizes.append(size)
+        size += max(8, (1 << (size.bit_length() - 1)) // 16)
+    return [*sizes, largest]
+
+
+def token_sizes(largest: int) -> list[int]:
+    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%), up to and including ``largest``."""
+    sizes, size = [], LEAST_TOKENS
+    while size < largest:
+        sizes.append(size)
+        size += max(LEAST_TOKENS, (1 << (size.bit_length() - 1)) // 8)
+    return [*sizes, largest]
+
+
+class Buckets:
+    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block."""
+
+    def __init__(self, max_num_seqs: int, largest: int, block_queries: int) -> None:
+        self._block_queries = block_queries
+        most_rows = min(max_num_seqs, largest)
+        self._decodes = decode_sizes(most_rows)
+        self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
+        self._tokens = token_sizes(largest)
+
+    def largest(self) -> Bucket:
+        """The largest that is not for decodes alone."""
+        return self._mixed(self._rows[-1], self._tokens[-1])
+
+    def first(self) -> list[Bucket]:
+        """The largest, then those for powers of two of decodes: together they need every kernel that there is."""
+        sizes = [size for size in self._decodes if size & (size - 1) == 0 or size == self._decodes[-1]]
+        return [self.largest(), *(Bucket(size, size) for size in reversed(sizes))]
+
+    def later(self) -> list[Bucket]:
+        """Those of prompts beside a full batch and a nearly empty one, and all others for decodes alone."""
+        rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
+        mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
+        decodes = [Bucket(size, size) for size in reversed(self._decodes)]
+        return [bucket for bucket in mixed + decodes if bucket not in self.first()]
+
+    def above(self, bucket: Bucket) -> list[Bucket]:
+        """The larger ones for decodes alone, in order."""
+        return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
+
+    def fitting(self, work: StepWork) -> Bucket | None:
+        """The smallest that holds the step; None if none does, or if its attention would suffer."""
+        num_rows = len(work.slots)
+        if work.decode_only:
+            return self._decode(num_rows)
+        if work.num_tokens > self._tokens[-1]:
+            return None
+        if work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT:
+            return None
+        bucket = self._mixed(self._rows[bisect_left(self._rows, num_rows)], work.num_tokens)
+        queries = np.diff(work.query_start[work.num_decodes :])
+        return bucket if int((-(-queries // self._block_queries)).sum()) <= bucket.spans else None
+
+    def _decode(self, num_rows: int) -> Bucket | None:
+        if not 0 < num_rows <= self._decodes[-1]:
+            return None
+        size = self._decodes[bisect_left(self._decodes, num_rows)]
+        return Bucket(size, size)
+
+    def _mixed(self, rows: int, num_tokens: int) -> Bucket:
+        tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
+        return Bucket(rows, tokens, -(-tokens // self._block_queries) + SPARE_SPANS)

@@ -1,0 +1,165 @@
+"""Between a paged cache and attention over contiguous tokens: copying pages out, and merging two results."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton_import import next_power_of_2, tl, triton
+
+
+def gather_tokens_reference(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
+    v_out: torch.Tensor, block_tables: torch.Tensor,
+) -> None:  # fmt: skip
+    """Copy a sequence's keys and values from position ``first`` on to k_out, v_out [N, Hkv, D].
+
+    k_cache, v_cache [num_blocks, block_size, Hkv, D]; slot [1] int32: its row of block_tables [S, MB] int32.
+    """
+    block_size = k_cache.shape[1]
+    place = first + torch.arange(len(k_out), device=k_cache.device)
+    where = (block_tables[slot.long()][0].long()[place // block_size], place % block_size)
+    k_out.copy_(k_cache[where])
+    v_out.copy_(v_cache[where])
+
+
+@triton.jit(do_not_specialize=["slot_ptr", "first", "num_tokens"])
+def _gather_kernel(
+    k_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
+    v_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
+    k_out_ptr,  # [N, SIZE]
+    v_out_ptr,  # [N, SIZE]
+    slot_ptr,  # [1]
+    tables_ptr,  # [S, MB]
+    first,
+    num_tokens,  # N
+    stride_block,
+    stride_token,
+    stride_table,
+    SIZE: tl.constexpr,  # Hkv * D
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    live = token < num_tokens
+    place = first + token
+    table = tables_ptr + tl.load(slot_ptr).to(tl.int64) * stride_table
+    block = tl.load(table + place // BLOCK_SIZE, mask=live, other=0)
+    source = (tl.maximum(block, 0).to(tl.int64) * stride_block + (place % BLOCK_SIZE) * stride_token)[:, None]
+    target = (token.to(tl.int64) * SIZE)[:, None]
+    for start in tl.static_range(0, SIZE, BLOCK):
+        column = (start + tl.arange(0, BLOCK))[None, :]
+        mask = live[:, None] & (column < SIZE)
+        k = tl.load(k_ptr + source + column, mask=mask)
+        v = tl.load(v_ptr + source + column, mask=mask)
+        tl.store(k_out_ptr + target + column, k, mask=mask)
+        tl.store(v_out_ptr + target + column, v, mask=mask)
+
+
+def gather_tokens(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
+    v_out: torch.Tensor, block_tables: torch.Tensor,
+) -> None:  # fmt: skip
+    """Copy a sequence's keys and values from position ``first`` on, as `gather_tokens_reference` does."""
+    num_tokens, kv_heads, head_dim = k_out.shape
+    size = kv_heads * head_dim
+    assert slot.shape == (1,)
+    assert k_out.shape == v_out.shape
+    assert k_out.is_contiguous()
+    assert v_out.is_contiguous()
+    assert k_out.dtype == k_cache.dtype
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.stride(3) == 1
+    assert k_cache.stride(2) == head_dim or kv_heads == 1
+    if num_tokens == 0:
+        return
+    tokens, block = 8, min(1024, next_power_of_2(size))
+    _gather_kernel[(-(-num_tokens // tokens),)](
+        k_cache, v_cache, k_out, v_out, slot, block_tables, first, num_tokens, k_cache.stride(0), k_cache.stride(1),
+        block_tables.stride(0),
+        SIZE=size, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+
+
+def merge_attention_reference(
+    first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention over two sets of keys from that over each: first, second [T, H, D], and the natural logarithms of their
+    sums of exponentials [T, H]. -> the same for both, in ``out`` or a new tensor.
+
+    A logarithm of minus infinity is an empty set: its values do not count.
+    """
+    total = torch.logaddexp(first_lse, second_lse)
+    shares = [(part - total).exp().unsqueeze(2) for part in (first_lse, second_lse)]
+    parts = [torch.where(share > 0, values.float(), 0) for share, values in zip(shares, (first, second), strict=True)]
+    result = (parts[0] * shares[0] + parts[1] * shares[1]).to(first.dtype)
+    return (result if out is None else out.copy_(result)), total
+
+
+@triton.jit(
+    do_not_specialize=["first_lse_ptr", "second_lse_ptr", "stride_flt", "stride_flh", "stride_slt", "stride_slh"]
+)
+def _merge_sets_kernel(
+    out_ptr,  # [T, H, D]
+    lse_ptr,  # [T, H]
+    first_ptr,  # [T, H, D]
+    first_lse_ptr,  # [T, H]
+    second_ptr,  # [T, H, D]
+    second_lse_ptr,  # [T, H]
+    num_heads,  # H
+    stride_ot,
+    stride_oh,
+    stride_ft,
+    stride_fh,
+    stride_st,
+    stride_sh,
+    stride_flt,
+    stride_flh,
+    stride_slt,
+    stride_slh,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    dim = tl.arange(0, BLOCK_DIM)[None, :]
+    live = head < num_heads
+    mask = live[:, None] & (dim < HEAD_DIM)
+    first_lse = tl.load(first_lse_ptr + token * stride_flt + head * stride_flh, mask=live, other=0.0)
+    second_lse = tl.load(second_lse_ptr + token * stride_slt + head * stride_slh, mask=live, other=0.0)
+    peak = tl.maximum(first_lse, second_lse)
+    first_share, second_share = tl.exp(first_lse - peak), tl.exp(second_lse - peak)
+    total = first_share + second_share
+    tl.store(lse_ptr + token * num_heads + head, peak + tl.log(total), mask=live)
+    first_share, second_share = (first_share / total)[:, None], (second_share / total)[:, None]
+    first = tl.load(first_ptr + token * stride_ft + head[:, None] * stride_fh + dim, mask=mask, other=0.0)
+    second = tl.load(second_ptr + token * stride_st + head[:, None] * stride_sh + dim, mask=mask, other=0.0)
+    result = tl.where(first_share > 0, first.to(tl.float32), 0) * first_share
+    result += tl.where(second_share > 0, second.to(tl.float32), 0) * second_share
+    out = out_ptr + token * stride_ot + head[:, None] * stride_oh + dim
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def merge_attention(
+    first: torch.Tensor, first_lse: torch.Tensor, second: torch.Tensor, second_lse: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attention over two sets of keys from that over each, as `merge_attention_reference` does. ``out`` is neither of
+    the inputs: threads that share an element read it at different times."""
+    num_tokens, num_heads, head_dim = first.shape
+    out = torch.empty_like(first) if out is None else out
+    lse = torch.empty((num_tokens, num_heads), dtype=torch.float32, device=first.device)
+    assert second.shape == out.shape == first.shape
+    assert first_lse.shape == second_lse.shape == lse.shape
+    assert out.stride(2) == first.stride(2) == second.stride(2) == 1
+    if num_tokens == 0:
+        return out, lse
+    block_heads = min(16, next_power_of_2(num_heads))
+    _merge_sets_kernel[(num_tokens, -(-num_heads // block_heads))](
+        out, lse, first, first_lse, second, second_lse, num_heads, *out.stride()[:2], *first.stride()[:2],
+        *second.stride()[:2], *first_lse.stride(), *second_lse.stride(),
+        HEAD_DIM=head_dim, BLOCK_HEADS=block_heads, BLOCK_DIM=next_power_of_2(head_dim), num_warps=4,
+    )  # fmt: skip
+    return out, lse

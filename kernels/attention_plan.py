@@ -1,0 +1,166 @@
+"""How one step's decode rows are shared out over a fixed grid: computed once per step, on the device, for all layers.
+
+The tiles of all rows lie end to end, and every program gets an equal run of them: a long context is cut into as many
+pieces as it needs, and a short one shares a program with its neighbours. The grid depends on the device alone, lengths
+are read on the device, so a captured CUDA graph serves any content.
+
+With ``invariant``, a row is cut by its own length alone: what else is in the batch then changes nothing in its result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.triton_import import next_power_of_2, tl, triton
+
+MIN_TOKENS = 64
+"""Of a program at least, where there are enough: merging a piece costs about as much as reading so many tokens."""
+INVARIANT_TOKENS, INVARIANT_PIECES = 256, 16
+"""Least tokens of a piece and most pieces of a row under ``invariant``."""
+ITEM_FIELDS = 8
+MERGE_FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """R rows cut into at most I items for P programs per KV head, in tiles of ``tile`` tokens.
+
+    ``items`` [I, 8] int32: row, its slot, its length, first tile, end tile, 1 if the row has other items too;
+    ``program_items`` [P + 1] int32: where a program's items begin; ``merges`` [M, 4] int32: row, first item and number
+    of items of each row that has several (number 0: no more of them). ``partial`` [I, Hq, D] and ``lse`` [I, Hq]
+    float32 hold results of items between the two kernels of one layer. ``settled``: plan and block tables were written
+    before the kernel whose results the decode kernel waits for began, so that it may read them first. For that, that
+    kernel must wait itself before it lets its successor start (see `kernels.pdl`).
+    """
+
+    num_rows: int
+    tile: int
+    items: torch.Tensor
+    program_items: torch.Tensor
+    merges: torch.Tensor
+    partial: torch.Tensor
+    lse: torch.Tensor
+    invariant: bool
+    settled: bool
+
+    @property
+    def num_programs(self) -> int:
+        return len(self.program_items) - 1
+
+
+@triton.jit(do_not_specialize=["lens_ptr", "slots_ptr", "num_rows", "num_items", "num_merges", "programs", "window"])
+def _plan_kernel(
+    lens_ptr,  # [R]
+    slots_ptr,  # [R]
+    items_ptr,  # [I, 8]
+    program_items_ptr,  # [P + 1]
+    merges_ptr,  # [M, 4]
+    num_rows,  # R
+    num_items,  # I
+    num_merges,  # M
+    programs,  # P
+    window,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    INVARIANT_PIECES: tl.constexpr,  # 0: balanced
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program b writes entries b * BLOCK... of all three tables; each looks at all rows, instead of one for all."""
+    row = tl.arange(0, BLOCK_ROWS)
+    length = tl.load(lens_ptr + row, mask=row < num_rows, other=0)
+    slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0)
+    first_tile = tl.where(window > 0, tl.maximum(length - window, 0), 0) // TILE
+    tiles = (length + TILE - 1) // TILE - first_tile
+    end = tl.cumsum(tiles, axis=0).to(tl.int64)  # times programs it may not fit 32 bits
+    begin = end - tiles
+    total = tl.sum(tiles, axis=0).to(tl.int64)
+    used = tl.minimum((total + MIN_TILES - 1) // MIN_TILES, programs)  # no piece is much shorter than the least
+    used, total = tl.maximum(used, 1), tl.maximum(total, 1)
+    # Program p has the tiles from p * total // used on; whose is tile t?
+    first_program = tl.minimum(((begin + 1) * used - 1) // total, used - 1)
+    if INVARIANT_PIECES > 0:
+        piece = tl.maximum((tiles + INVARIANT_PIECES - 1) // INVARIANT_PIECES, MIN_TILES)
+        count = tl.maximum((tiles + piece - 1) // piece, 1)
+    else:
+        piece = tl.zeros_like(tiles)
+        count = tl.maximum((end * used - 1) // total, first_program) - first_program + 1
+    count = tl.where(row < num_rows, count, 0)
+    end_item = tl.cumsum(count, axis=0)
+    first_item = end_item - count
+    divided = (count > 1).to(tl.int32)
+
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+
+    # A program's first item: how many there are that belong to programs before it.
+    if INVARIANT_PIECES > 0:  # pieces belong to the program of their first tile
+        before = ((index * total // used)[:, None] - begin[None, :] + piece[None, :] - 1) // piece[None, :]
+        before = tl.where(index[:, None] >= used, count[None, :], before)
+    else:
+        before = index[:, None] - first_program[None, :]
+    before = tl.sum(tl.minimum(tl.maximum(before, 0), count[None, :]), axis=1)
+    tl.store(program_items_ptr + index, before, mask=index <= programs)
+
+    rank = tl.cumsum(divided, axis=0) - 1
+    chosen = (rank[None, :] == index[:, None]) & (divided[None, :] > 0)  # at most one row per merge
+    target = merges_ptr + index * 4
+    tl.store(target, tl.sum(tl.where(chosen, row[None, :], 0), axis=1), mask=index < num_merges)
+    tl.store(target + 1, tl.sum(tl.where(chosen, first_item[None, :], 0), axis=1), mask=index < num_merges)
+    tl.store(target + 2, tl.sum(tl.where(chosen, count[None, :], 0), axis=1), mask=index < num_merges)
+
+    mine = (first_item[None, :] <= index[:, None]) & (index[:, None] < end_item[None, :])  # at most one row per item
+    place = index - tl.sum(tl.where(mine, first_item[None, :], 0), axis=1)
+    row_begin = tl.sum(tl.where(mine, begin[None, :], 0), axis=1)
+    row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), axis=1)
+    if INVARIANT_PIECES > 0:
+        row_piece = tl.sum(tl.where(mine, piece[None, :], 0), axis=1)
+        item_begin, item_end = place * row_piece, (place + 1) * row_piece
+    else:
+        program = tl.sum(tl.where(mine, first_program[None, :], 0), axis=1) + place
+        item_begin, item_end = program * total // used - row_begin, (program + 1) * total // used - row_begin
+    item_begin, item_end = tl.maximum(item_begin, 0), tl.minimum(item_end, row_tiles)
+    offset = tl.sum(tl.where(mine, first_tile[None, :], 0), axis=1)
+    target = items_ptr + index * 8
+    mask = index < num_items
+    tl.store(target, tl.sum(tl.where(mine, row[None, :], 0), axis=1), mask=mask)
+    tl.store(target + 1, tl.sum(tl.where(mine, slot[None, :], 0), axis=1), mask=mask)
+    tl.store(target + 2, tl.sum(tl.where(mine, length[None, :], 0), axis=1), mask=mask)
+    tl.store(target + 3, offset + item_begin, mask=mask)
+    tl.store(target + 4, offset + tl.maximum(item_end, item_begin), mask=mask)
+    tl.store(target + 5, tl.sum(tl.where(mine, divided[None, :], 0), axis=1), mask=mask)
+
+
+def plan_decodes(
+    slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, head_dim: int, tile: int, programs: int, window: int,
+    *, invariant: bool = False, settled: bool = False,
+) -> DecodePlan:  # fmt: skip
+    """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which gives zeros)."""
+    num_rows, device = len(context_lens), context_lens.device
+    num_items = num_rows * INVARIANT_PIECES if invariant else num_rows + programs - 1
+    num_merges = num_rows if invariant else min(num_rows, programs)
+    ints = {"dtype": torch.int32, "device": device}
+    floats = {"dtype": torch.float32, "device": device}
+    plan = DecodePlan(
+        num_rows=num_rows,
+        tile=tile,
+        items=torch.empty((num_items, ITEM_FIELDS), **ints),
+        program_items=torch.empty(programs + 1, **ints),
+        merges=torch.empty((num_merges, MERGE_FIELDS), **ints),
+        partial=torch.empty((num_items, q_heads, head_dim), **floats),
+        lse=torch.empty((num_items, q_heads), **floats),
+        invariant=invariant,
+        settled=settled,
+    )
+    assert plan.partial.numel() < 2**31
+    block_rows = max(256, next_power_of_2(num_rows))  # few kernels to compile
+    block = max(1, min(16, 4096 // block_rows))
+    _plan_kernel[(-(-max(num_items, programs + 1, num_merges) // block),)](
+        context_lens, slots, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
+        window,
+        TILE=tile, MIN_TILES=max(1, (INVARIANT_TOKENS if invariant else MIN_TOKENS) // tile),
+        INVARIANT_PIECES=INVARIANT_PIECES if invariant else 0,
+        BLOCK_ROWS=block_rows, BLOCK=block, num_warps=4 if block_rows <= 1024 else 16,
+    )  # fmt: skip
+    return plan

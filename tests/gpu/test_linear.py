@@ -1,0 +1,149 @@
+"""Skinny products at the shapes of real models, on the GPU; chains of kernels under programmatic dependent launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels import pdl
+from kernels.linear import (
+    gated_linear,
+    gated_linear_invariant,
+    linear,
+    linear_invariant,
+    partial_linear,
+    partial_linear_invariant,
+)
+from kernels.norm import add_rms_norm, rms_norm
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+SHAPES = {  # N, K
+    "llama8b qkv": (6144, 4096),
+    "llama8b o": (4096, 4096),
+    "llama8b gate_up": (28672, 4096),
+    "llama8b down": (4096, 14336),
+    "llama8b head": (128256, 4096),
+    "qwen06b qkv": (4096, 1024),
+    "qwen06b o": (1024, 2048),
+    "qwen06b gate_up": (6144, 1024),
+    "qwen06b down": (1024, 3072),
+    "qwen06b head": (151936, 1024),
+    "odd": (1234, 1000),
+    "qwen7b down": (3584, 18944),
+}
+TOKENS = (1, 2, 3, 8, 13, 16, 31, 64, 100, 128, 200, 256, 300)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+
+
+def poison(*shape: int, dtype: torch.dtype) -> None:
+    """Leave not-a-number where the next tensor of this size will be."""
+    torch.full(shape, math.nan, dtype=dtype, device="cuda")
+
+
+def worst_row(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative error of a token."""
+    return float(((result.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)).max())
+
+
+def weights(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, size, dtype=dtype, device="cuda") / size**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear(shape: str, dtype: torch.dtype) -> None:
+    """Every form and number of tokens, with whatever kernel was chosen for it."""
+    rows, size = SHAPES[shape]
+    weight, limit = weights(rows, size, dtype), {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+    bias = torch.randn(rows, dtype=dtype, device="cuda")
+    for tokens in TOKENS:
+        x = torch.randn(tokens, size, dtype=dtype, device="cuda")
+        expected = F.linear(x.float(), weight.float())
+        poison(tokens, rows, dtype=dtype)
+        assert worst_row(linear(x, weight), expected) < limit
+        poison(tokens, rows, dtype=torch.float32)
+        assert worst_row(linear(x, weight, None, torch.float32), expected) < limit
+        assert worst_row(linear(x, weight, bias), expected + bias.float()) < limit
+        parts = partial_linear(x, weight)
+        assert worst_row(parts if parts.dim() == 2 else parts.sum(0), expected) < limit
+        gate, up = expected.chunk(2, dim=1)
+        poison(tokens, rows // 2, dtype=dtype)
+        assert worst_row(gated_linear(x, weight), F.silu(gate) * up) < 2 * limit
+
+
+class Chain:
+    """What surrounds attention in a few layers: norms, a product, a gated one, products into the residual."""
+
+    def __init__(self, hidden: int, inner: int, layers: int = 4) -> None:
+        bf16 = torch.bfloat16
+        self.layers = [
+            (weights(hidden, hidden, bf16), weights(2 * inner, hidden, bf16), weights(hidden, inner, bf16))
+            for _ in range(layers)
+        ]
+        self.norm = torch.rand(hidden, dtype=bf16, device="cuda") + 0.5
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        residual = x.clone()
+        hidden = rms_norm(residual, self.norm, 1e-5)
+        for out, gate_up, down in self.layers:
+            hidden = add_rms_norm(partial_linear(linear(hidden, out), out), residual, self.norm, 1e-5)
+            hidden = add_rms_norm(partial_linear(gated_linear(hidden, gate_up), down), residual, self.norm, 1e-5)
+        return hidden
+
+
+def captured(
+    call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """A graph of call(x), and its output."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call(x)
+        with torch.cuda.graph(graph, stream=stream):
+            out = call(x)
+    torch.cuda.synchronize()
+    return graph, out
+
+
+@pytest.mark.parametrize("sizes", [(4096, 14336), (1024, 3072)])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 32, 64, 128, 256])
+def test_dependent_launch(tokens: int, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that start early compute the same bits as kernels that start one after the other, 200 times."""
+    chain = Chain(*sizes)
+    inputs = [torch.randn(tokens, sizes[0], device="cuda").bfloat16() for _ in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(pdl, "_supported", lambda _device: False)
+        expected = [chain(x) for x in inputs]
+    x = inputs[0].clone()
+    graph, out = captured(chain, x)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for number in range(200):
+        x.copy_(inputs[number % 5])
+        graph.replay()
+        wrong += (out != expected[number % 5]).sum()
+    assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", ["llama8b qkv", "llama8b down", "qwen06b gate_up", "odd"])
+def test_invariant(shape: str, dtype: torch.dtype) -> None:
+    """Each token's bits are the same alone, in any batch and in a long prompt."""
+    rows, size = SHAPES[shape]
+    weight, most = weights(rows, size, dtype), 300 if dtype == torch.float32 else 3000
+    x = torch.randn(most, size, dtype=dtype, device="cuda")
+    for call in (linear_invariant, gated_linear_invariant, partial_linear_invariant):
+        whole = call(x, weight)
+        assert whole.isfinite().all()
+        for count in (1, 2, 7, 16, 17, 33, 64, 65, 129, 256):
+            start = 13 * count % (most - count)
+            assert torch.equal(call(x[start : start + count], weight), whole[start : start + count]), count

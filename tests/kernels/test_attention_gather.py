@@ -1,0 +1,63 @@
+"""Copying pages out of the cache, and merging attention over two sets of keys."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kernels.attention_gather import (
+    gather_tokens,
+    gather_tokens_reference,
+    merge_attention,
+    merge_attention_reference,
+)
+from tests.kernels.attention_cases import make_case
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize(("first", "count"), [(0, 90), (16, 50), (5, 17), (39, 1), (3, 0)])
+def test_gathered_tokens_are_those_of_the_pages(row: int, first: int, count: int, device: torch.device) -> None:
+    """Any range of a sequence's positions, copied in order."""
+    case = make_case([90, 95], [1, 1], q_heads=6, kv_heads=3, head_dim=32, device=device)
+    slot, tables = case.keywords["slots"][row : row + 1], case.keywords["block_tables"]
+    results = [torch.full((2, count, 3, 32), torch.nan, device=device) for _ in range(2)]
+    for gather, (k, v) in zip((gather_tokens, gather_tokens_reference), results, strict=True):
+        gather(case.k_cache, case.v_cache, slot, first, k, v, tables)
+    assert torch.equal(results[0], results[1])
+    block = int(tables[slot[0], first // 16])
+    if count:
+        assert torch.equal(results[0][0, 0], case.k_cache[block, first % 16])
+        assert torch.equal(results[0][1, 0], case.v_cache[block, first % 16])
+
+
+@pytest.mark.parametrize("merge", [merge_attention, merge_attention_reference])
+def test_merging_is_attention_over_both(merge, device: torch.device) -> None:
+    """Attention over keys in two parts, merged by their log-sum-exp, is attention over all keys."""
+    tokens, heads, dim, cut = 5, 3, 24, 11
+    q, k, v = (torch.randn(size, heads, dim, device=device) for size in (tokens, 40, 40))
+
+    def attend(keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.einsum("thd,khd->thk", q, k[keys]) * 3
+        return torch.einsum("thk,khd->thd", scores.softmax(2), v[keys]), scores.logsumexp(2)
+
+    (out, lse), (other, other_lse), expected = attend(slice(cut)), attend(slice(cut, None)), attend(slice(None))
+    result, total = merge(out, lse, other, other_lse)
+    torch.testing.assert_close(result, expected[0])
+    torch.testing.assert_close(total, expected[1])
+
+
+@pytest.mark.parametrize("merge", [merge_attention, merge_attention_reference])
+def test_an_empty_part_does_not_count(merge, device: torch.device) -> None:
+    """Where a log-sum-exp is minus infinity the values may be anything."""
+    out, other = torch.randn(2, 4, 2, 16, device=device)[:, :].unbind(0)
+    lse, other_lse = torch.randn(2, 4, 2, device=device).unbind(0)
+    lse, other_lse = lse.clone(), other_lse.clone()
+    lse[0], other_lse[1] = -math.inf, -math.inf
+    out, other = out.clone(), other.clone()
+    out[0], other[1] = math.nan, math.nan
+    result, _total = merge(out, lse, other, other_lse, torch.full_like(out, math.nan))
+    torch.testing.assert_close(result[0], other[0])
+    torch.testing.assert_close(result[1], out[1])
+    assert bool(result.isfinite().all())

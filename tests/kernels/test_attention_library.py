@@ -1,0 +1,69 @@
+"""Long prompts through a library's attention over copies of the pages."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from kernels import attention_library
+from kernels.attention_library import LongRow, is_faster, long_prefill, supports
+from tests.kernels.attention_cases import AttentionCase, make_case, naive_attention
+
+
+def long_rows(case: AttentionCase) -> list[LongRow]:
+    starts = itertools.accumulate(case.query_lens, initial=0)
+    return [
+        LongRow(row, first, count, context)
+        for row, (first, count, context) in enumerate(zip(starts, case.query_lens, case.context_lens, strict=False))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_library, "PIECE", 8)
+    monkeypatch.setattr(attention_library, "SEGMENTS", (32, 16, 8))
+
+
+@pytest.mark.parametrize(
+    ("context_lens", "query_lens"),
+    [([24], [24]), ([21], [21]), ([40], [16]), ([101], [13]), ([96], [96]), ([150, 9, 64], [37, 9, 1])],
+)
+def test_long_prefill_is_attention(context_lens: list[int], query_lens: list[int], device: torch.device) -> None:
+    """Whole prompts and chunks that begin and end anywhere, one row or several, in every number of segments."""
+    case = make_case(context_lens, query_lens, q_heads=4, kv_heads=2, head_dim=32, device=device)
+    words, out = case.keywords, torch.full(case.q.shape, torch.nan, device=device)
+    arguments = (words["slots"], words["block_tables"], words["scale"], long_rows(case))
+    result = long_prefill(case.q, case.k_cache, case.v_cache, out, *arguments)
+    assert result is out
+    torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+    if len(context_lens) == 1:
+        result = long_prefill(case.q, case.k_cache, case.v_cache, None, *arguments)
+        torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("queries", "context"), [(8, 8), (13, 101), (7, 7), (9, 17), (5, 1000)])
+def test_sizes_fill_pieces(queries: int, context: int) -> None:
+    """The causal part holds all new tokens, and what lies before it is whole pieces."""
+    row = LongRow(0, 0, queries, context)
+    assert row.past % 8 == row.square % 8 == 0
+    assert row.past + row.repeated + queries == context
+    assert 0 <= row.square - row.repeated - queries < 8
+
+
+def test_when_it_pays() -> None:
+    """Long chunks and long pasts do, short prompts do not; float32, windows and wide heads have no kernel."""
+    attention_library.PIECE = 2048
+    assert is_faster([LongRow(0, 0, 8192, 8192)], 32, 128)
+    assert is_faster([LongRow(0, 0, 8192, 131072)], 32, 128)
+    assert is_faster([LongRow(0, 0, 2048, 32768)], 32, 128)
+    assert not is_faster([LongRow(0, 0, 512, 512)], 32, 128)
+    assert not is_faster([LongRow(0, 0, 64, 32768)], 32, 128)
+    cache = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
+    q = torch.empty(1, 32, 128, dtype=torch.bfloat16)
+    assert supports(q, cache, 0)
+    assert not supports(q, cache, 100)
+    assert not supports(q.float(), cache.float(), 0)
+    assert not supports(q, cache.to(torch.float8_e4m3fn), 0)
+    assert not supports(q.new_empty(1, 8, 256), cache.new_empty(1, 16, 4, 256), 0)

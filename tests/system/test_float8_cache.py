@@ -1,0 +1,85 @@
+"""A cache of one byte per number, served: the tokens are those of transformers over keys and values rounded alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from actors.executor.kv_scales import calculate_scales
+from actors.executor.models import build_model
+from actors.executor.ops import Ops
+from actors.executor.weights import load_weights
+from actors.model_config import ModelConfig
+from bus.memory_bus import MemoryBus, MemoryServer
+from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
+from tests.system.harness import OpenBus, running
+from tests.system.test_tokens import prompts_for
+
+NUM_PROMPTS, NUM_TOKENS = 12, 8
+FORMATS = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+CASES = [(REFERENCE_CONFIGS[3], "fp8"), (REFERENCE_CONFIGS[7], "fp8_e5m2"), (REFERENCE_CONFIGS[12], "fp8")]
+
+
+class RoundedCache(DynamicCache):
+    """Keeps what a float8 cache would give back. ``scales`` [layers, 2, Hkv]."""
+
+    def __init__(self, config: Any, dtype: torch.dtype, scales: torch.Tensor) -> None:
+        super().__init__(config=config)
+        self.dtype, self.scales = dtype, scales
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *rest: Any) -> Any:
+        rounded = []
+        for part, states in enumerate((key_states, value_states)):
+            scale, largest = self.scales[layer_idx, part].view(-1, 1, 1), torch.finfo(self.dtype).max
+            rounded.append((states / scale).clamp(-largest, largest).to(self.dtype).float() * scale)
+        return super().update(*rounded, layer_idx, *rest)
+
+
+def expected_tokens(folder: Path, prompts: list[list[int]], dtype: torch.dtype, scales: torch.Tensor) -> Any:
+    model = load_reference(folder)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    answers = []
+    for prompt in prompts:
+        ids, cache = torch.tensor([prompt]), RoundedCache(model.config, dtype, scales)
+        words = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_TOKENS, "do_sample": False}
+        with torch.inference_mode():
+            answers.append(model.generate(ids, past_key_values=cache, **words)[0, len(prompt) :].tolist())
+    return answers
+
+
+def calculated(folder: Path) -> torch.Tensor:
+    model = build_model(ModelConfig.load(folder), torch.device("cpu"), torch.float32, Ops.reference())
+    load_weights(model, folder, "auto", 0, lambda _: None)
+    return calculate_scales(model)
+
+
+def memory_bus() -> OpenBus:
+    server = MemoryServer()
+    return lambda: MemoryBus(server)
+
+
+def agreement(got: list[list[int]], expected: list[list[int]]) -> float:
+    """The share of answers that are equal. Sums in another order round a number to its other neighbour now and then."""
+    return sum(a == b for a, b in zip(got, expected, strict=True)) / len(expected)
+
+
+@pytest.mark.parametrize(("config", "name"), CASES, ids=[f"{config.name}-{name}" for config, name in CASES])
+async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig, name: str, tmp_path: Path) -> None:
+    """In chunks, from the prefix cache, and after swapping, by the scales that were calculated at start."""
+    folder, prompts = make_reference(tmp_path, config), prompts_for(config.vocab_size, NUM_PROMPTS)
+    expected = expected_tokens(folder, prompts, FORMATS[name], calculated(folder))
+    assert agreement(reference_generate(folder, prompts, NUM_TOKENS), expected) < 0.9  # the rounding shows
+    tight = {"num_gpu_blocks_override": 14, "max_model_len": 128, "preemption_mode": "swap"}
+
+    for options in ({}, tight):
+        async with running(folder, memory_bus(), kv_cache_dtype=name, max_num_batched_tokens=64, **options) as system:
+            for _ in range(2):
+                got = await system.generate(prompts, max_tokens=NUM_TOKENS)
+                assert agreement(got, expected) >= 0.9
+            replica = system.scheduler.core.replicas["executor-0"]
+            assert sum(system.collector.cached.values()) > 0
+            assert bool(options) == (replica.tier.num_in > 0)

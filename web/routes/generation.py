@@ -157,7 +157,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
     chunks.resume(call.choices)
     try:
         while changed := await call.changes():
-            data = chunks.of(changed)
+            data = chunks.of([choice for choice in changed if not choice.end_seen])
             if call.resumable:
                 data = with_id(data, call.choices)
             if call.done:

@@ -68,7 +68,7 @@ class Answer:
 def make_jobs(count: int, *, seed: int, most_tokens: int) -> list[Job]:
     """Greedy and sampled, chats and completions, one choice and two, with stop strings and log probabilities."""
     rng = random.Random(seed)
-    words = "the quick brown fox jumps over a lazy dog while emojis and 你好世界 wait in Straße".split()
+    words = [*"the quick brown fox jumps over a lazy dog while emojis wait in Straße".split(), "你好世界"]
     shared = " ".join(rng.choices(words, k=30))
     jobs = []
     for index in range(count):

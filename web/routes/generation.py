@@ -106,12 +106,13 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
         public_id = f"{endpoint.id_prefix}-{resumption.request_id}"
         ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
     arrived_s = time.time()
-    messages = asked.messages_for_bus(ids, context.name, arrived_s)
+    messages = asked.messages_for_bus(ids, context.address, arrived_s)
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
-    call, delivered = context.inbox.submit(messages, streaming=asked.stream), False
+    call = context.inbox.submit(messages, streaming=asked.stream)
+    delivered = False
     try:
         tell_report(call, asked)
         if seen is not None:
@@ -123,7 +124,7 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
         else:
             await call.finished()
             response = await send(request, json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model)))
-        delivered = True
+        delivered = call.done
         return response
     finally:
         context.inbox.close(call, delivered=delivered)

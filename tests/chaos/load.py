@@ -17,6 +17,7 @@ TRY_AGAIN = (429, 502, 503)
 """Refusals of what was not accepted."""
 PAUSE_S = 0.1
 HANGS_AFTER_S = 60.0
+PROSE = "the quick brown fox jumps over a lazy dog while emojis and 你好世界 wait in Straße"
 
 
 class WrongAnswer(Exception):
@@ -68,7 +69,7 @@ class Answer:
 def make_jobs(count: int, *, seed: int, most_tokens: int) -> list[Job]:
     """Greedy and sampled, chats and completions, one choice and two, with stop strings and log probabilities."""
     rng = random.Random(seed)
-    words = [*"the quick brown fox jumps over a lazy dog while emojis wait in Straße".split(), "你好世界"]
+    words = PROSE.split()
     shared = " ".join(rng.choices(words, k=30))
     jobs = []
     for index in range(count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import json
 import re
 import shutil
 import signal
@@ -82,6 +82,15 @@ class Deployment:
 
     def kill(self, *kinds: str) -> float:
         return self.send(signal.SIGKILL, *kinds)
+
+    def kill_one(self, kind: str) -> float:
+        """The one of two that works: of schedulers the one that leads."""
+        processes = self.of_kind(kind)
+        if kind == "scheduler":
+            lease = json.loads(self.redis.get("pb:{pagebus}:lease:scheduler:leader"))
+            processes = [process for process in processes if process.pid == lease["info"]["pid"]]
+        processes[0].kill()
+        return time.monotonic()
 
     # -- Redis --------------------------------------------------------------------------------------------------------
     def start_redis(self) -> None:
@@ -198,10 +207,3 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def pids(processes: list[psutil.Process]) -> list[int]:
-    return [process.pid for process in processes]
-
-
-__all__ = ["KINDS", "ROOT", "Deployment", "deployed", "os", "pids"]

@@ -45,10 +45,9 @@ def tell(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> 
 
 
 def loaded(folder: Path, *arguments: str) -> Iterator[tuple[Deployment, Load]]:
-    """A deployment, and clients that know its answers; it must end well."""
+    """A deployment and its clients; it must end well."""
     with deployed(folder, *arguments) as deployment:
         load = Load(deployment.url, make_jobs(CLIENTS, seed=1, most_tokens=96))
-        asyncio.run(load.learn())
         yield deployment, load
         assert deployment.stop() == 0, deployment.log()
 
@@ -69,6 +68,8 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
 @contextlib.asynccontextmanager
 async def busy(deployment: Deployment, load: Load, *, keyed: float = 0.5, after_s: float = 4.0) -> AsyncIterator[None]:
     """Clients ask before, during and after what happens inside; all get their answers, and nothing is left."""
+    if not load.expected:
+        await load.learn()
     over = asyncio.Event()
     clients = asyncio.create_task(load.run(over, keyed=keyed))
     try:

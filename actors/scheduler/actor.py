@@ -306,7 +306,8 @@ class SchedulerActor(Actor):
         if entry.id.epoch < member.epoch:
             return  # of an executor that was replaced long ago
         if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
-            self._take_event(ReplicaLost(name, message.reason if isinstance(message, ReplicaFenced) else "replaced"))
+            reason = message.reason if isinstance(message, ReplicaFenced) else "replaced"
+            self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
             return
         try:
             self.core.take(ReplicaResult(name, message))

@@ -168,6 +168,9 @@ class Core:
                     self.replicas[message.replica].suspend()
             case ReplicaLost():
                 self._lose(message.replica, message.reason)
+                for request in self._all_requests():
+                    if request.detokenizer in message.deaf:
+                        self._announce_anew(request)
             case IngressLost():
                 for request in self._all_requests():
                     if request.ingress == message.ingress and not request.away:

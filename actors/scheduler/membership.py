@@ -74,6 +74,10 @@ class Membership:
     def live_detokenizers(self) -> Iterable[str]:
         return self._detokenizers.keys()
 
+    def deaf_to(self, replica: str) -> tuple[str, ...]:
+        """Detokenizers that have not said yet that they read this replica's results."""
+        return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
+
     def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
         """(kind, name) of all who were there and have no lease among these. They may only be frozen: nobody is given up
         before its lease is revoked, so that it cannot take it back unaware."""

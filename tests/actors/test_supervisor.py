@@ -242,6 +242,7 @@ def test_pauses_between_restarts() -> None:
     now[0] = 60.0
     assert restarts.died() == 0
     assert not restarts.looping
+    restarts.started()
     pauses = [restarts.died(was_ready=was_ready) for was_ready in (False, False, True, False)]
     assert pauses == [1, 2, 0, 1]
 

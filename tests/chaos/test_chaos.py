@@ -80,9 +80,9 @@ async def busy(deployment: Deployment, load: Load, *, keyed: float = 0.5, after_
     finally:
         over.set()
         await clients
-    assert load.problems == [], deployment.log()
+    assert load.problems == []
     assert load.answers
-    assert await deployment.until_at_rest() == [], deployment.log()
+    assert await deployment.until_at_rest() == []
 
 
 def measured(load: Load, fault_s: float) -> dict[str, Any]:

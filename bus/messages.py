@@ -41,8 +41,11 @@ JsonValue = object
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+_NO_INTS: Int32Array = np.empty(0, np.int32)
+
+
 def _no_ints() -> Int32Array:
-    return np.empty(0, np.int32)
+    return _NO_INTS  # of length 0: there is nothing in it that anybody could change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from actors.scheduler.events import (
     ToJournal,
     ToReplica,
 )
+from actors.scheduler.fleet import Fleet
 from actors.scheduler.lanes import Lanes
 from actors.scheduler.order import INTERACTIVE, JOB, Jobs, Order
 from actors.scheduler.output import Output as SequenceOutput
@@ -96,6 +97,7 @@ class Core:
         self._sequences: dict[int, Sequence] = {}
         self._recent: dict[tuple[str, str], None] = {}
         self._next_steps: dict[str, int] = {}
+        self._fleet = Fleet()
         self._order_policy = Order(config.priorities, config.priority_aging_s)
         self._num_ids = 0
         self._past_preemptions = 0
@@ -166,6 +168,7 @@ class Core:
             case ReplicaSuspended():
                 if message.replica in self.replicas:
                     self.replicas[message.replica].suspend()
+                    self._fleet.touch(self.replicas[message.replica])
             case ReplicaLost():
                 self._lose(message.replica, message.reason)
                 for request in self._all_requests():
@@ -187,25 +190,28 @@ class Core:
             self._abort(request_id)
         self.delivery.announce_ended()
         self._promote(now_s)
-        progress = True
-        while progress:
+        self._admit()
+        while due := self._fleet.take_due():
+            for replica in due:
+                self._plan(replica, now_s)
             self._admit()
-            progress = False
-            for replica in self.replicas.values():
-                planned = replica.plan(now_s)
-                if replica.preempted:
-                    self._requeue(replica)
-                if planned is None:
-                    continue
-                plan, entering = planned
-                if entering:
-                    self._out.append(ToJournal(_named(replica, entering)))
-                for sequence in entering:
-                    self.delivery.start(sequence)
-                self._out.append(ToReplica(replica.name, plan))
-                progress = True
         out, self._out = self._out, []
         return out
+
+    def _plan(self, replica: Replica, now_s: float) -> None:
+        """The next step of a replica, if it has something to do."""
+        planned = replica.plan(now_s)
+        if replica.preempted:
+            self._requeue(replica)
+        if planned is None:
+            return
+        self._fleet.touch(replica)
+        plan, entering = planned
+        if entering:
+            self._out.append(ToJournal(_named(replica, entering)))
+        for sequence in entering:
+            self.delivery.start(sequence)
+        self._out.append(ToReplica(replica.name, plan))
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def _take_request(self, message: TokenizedRequest) -> None:
@@ -291,6 +297,7 @@ class Core:
             replica = sequence.replica
             if sequence.state is State.RUNNING and replica is not None and sequence.lanes is None:
                 replica.preempt(sequence)
+                self._fleet.touch(replica)
                 self._requeue(replica)
 
     def _score_again(self, request: Request) -> None:
@@ -330,13 +337,14 @@ class Core:
         """Give slots to waiting sequences, and queue the jobs that made room for them."""
         if not len(self.waiting) or not self.delivery.detokenizers:
             return
-        for sequence in admit(self.waiting, self.replicas.values()):
+        for sequence in admit(self.waiting, self._fleet):
             self.waiting.remove(sequence)
             if sequence.request.queued:
                 sequence.request.queued = False
                 self.num_queued_requests -= 1
-        for replica in self.replicas.values():
-            self._requeue(replica)
+        for replica in self._fleet.changed():
+            if replica.preempted:
+                self._requeue(replica)
 
     def _promote(self, now_s: float) -> None:
         """The oldest job may have become an interactive request."""
@@ -351,10 +359,12 @@ class Core:
             if sequence.state is State.RUNNING and sequence.replica is not None:
                 for each in (sequence,) if sequence.lanes is None else sequence.lanes.members:
                     sequence.replica.running.promote(each.slot)
+                self._fleet.touch(sequence.replica)
         for sequence in queued:
             self.waiting.add(sequence)
 
     def _requeue(self, replica: Replica) -> None:
+        self._fleet.outdate(replica)
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
             self.waiting.add(sequence)
@@ -372,6 +382,7 @@ class Core:
         for sequence, end in ended:
             sequence.end = end
             self._end(sequence)
+        self._fleet.touch(replica)
 
     def _keep_scores(self, result: StepResult) -> None:
         """Log probabilities may have to be told again."""
@@ -429,6 +440,7 @@ class Core:
         request = sequence.request
         if sequence.state is State.RUNNING:
             assert sequence.replica is not None
+            self._fleet.touch(sequence.replica)
             sequence.replica.remove(sequence)
         else:
             if sequence.state is State.LANDING:
@@ -485,6 +497,7 @@ class Core:
             pacer=self._new_pacer(),
             preemption_mode=self.config.preemption_mode,
         )
+        self._fleet = Fleet(self.replicas.values())
         self._note("replica joined", replica=joined.replica, epoch=joined.epoch, num_blocks=joined.num_blocks)
         for request in {sequence.request.id: sequence.request for sequence in self.waiting}.values():
             # Only those that never ran: what is under way may still find the replica again that it fits on.
@@ -502,6 +515,7 @@ class Core:
         if replica is None:
             return
         self._next_steps[name] = replica.step + 1
+        self._fleet = Fleet(self.replicas.values())
         self._past_preemptions += replica.num_preemptions
         sequences = replica.give_up()
         for sequence in sequences:
@@ -513,6 +527,7 @@ class Core:
         if self.delivery.detokenizers:
             return
         for replica in self.replicas.values():  # what has a slot but was never started has nobody to be started with
+            self._fleet.touch(replica)
             for sequence in replica.take_back():
                 self.waiting.add(sequence)
 
@@ -536,6 +551,7 @@ class Core:
         for replica in self.replicas.values():
             replica.check_integrity()
             assert not replica.preempted, "preempted sequences were not queued"
+        self._fleet.check_integrity()
         running = chain.from_iterable(replica.running.occupied() for replica in self.replicas.values())
         heads = {sequence.id for sequence in self._sequences.values()}
         places = [each.id for each in chain(self.waiting, running) if each is each.head]

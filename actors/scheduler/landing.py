@@ -28,6 +28,11 @@ class Arrival:
     """None if all are."""
 
 
+def same_ints(one: Int32Array, other: Int32Array) -> bool:
+    """Whether two arrays are equal; for the few hundred values of a step this is several times faster than numpy's."""
+    return one.tobytes() == other.tobytes()
+
+
 class Landing:
     """Takes results in. Sequences that were preempted while steps in flight still sample tokens for them wait here,
     until the last of those steps has landed; only then all of their tokens are known."""
@@ -76,10 +81,10 @@ class Landing:
         if not len(ids) == len(result.token_ids) == len(result.token_indexes) == len(result.ends):
             raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
         slots = flight.sample_slots
-        if not np.array_equal(ids, flight.sample_ids):
+        if not same_ints(ids, flight.sample_ids):
             slots = self._match_some(flight, ids)
         running = self._running.ids[slots] == ids
-        if running.all():
+        if np.count_nonzero(running) == len(ids):
             self._check_indexes(slots, result.token_indexes, result.ends)
             return Arrival(slots, None)
         self._check_indexes(slots[running], result.token_indexes[running], result.ends[running])
@@ -99,9 +104,10 @@ class Landing:
 
     def _check_indexes(self, slots: Slots, indexes: Int32Array, ends: Int32Array) -> None:
         known = self._running.known[slots]
-        if not np.array_equal(known - self._running.prompt[slots], indexes):
+        if not same_ints(known - self._running.prompt[slots], indexes):
             raise ProtocolError("a token has another index than the one due")
-        if ((known >= self._running.last[slots]) & (ends == END_NONE)).any():
+        at_limit = known >= self._running.last[slots]
+        if np.count_nonzero(at_limit) and np.count_nonzero(ends[at_limit] == END_NONE):
             raise ProtocolError("a sequence has reached its limit and did not end")
 
     def _check_landing(self, result: StepResult) -> None:
@@ -115,7 +121,7 @@ class Landing:
         run = self._running
         same = run.ids[flight.slots] == flight.ids
         slots, counts = flight.slots, flight.counts
-        if not same.all():
+        if np.count_nonzero(same) < len(same):
             slots, counts = slots[same], counts[same]
         run.confirmed[slots] += counts
         if list_blocks is not None:
@@ -134,9 +140,9 @@ class Landing:
             kept = ~run.beam[slots]
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
         run.take_tokens(slots, token_ids)
-        for row in np.flatnonzero(indexes == 0).tolist():
+        for row in (indexes == 0).nonzero()[0].tolist():
             run.at(slots[row]).produced = True
-        ended += [(run.at(slots[row]), int(ends[row])) for row in np.flatnonzero(ends).tolist()]
+        ended += [(run.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
         for sequence in [each for each in self._sequences.values() if each.last_step <= self.landed]:
             self._land(sequence)
         return ended

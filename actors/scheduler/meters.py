@@ -20,6 +20,8 @@ _COUNTERS = {
     "tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
     "tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
+    "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
+    "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
 }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.scheduler.sequence import Sequence
-from actors.scheduler.step_time import StepTime, Work
+from actors.scheduler.step_time import FORGET, StepTime, Work
 from bus.messages import Int32Array
 
 LEAST_CHUNK_TOKENS = 32
@@ -22,8 +22,8 @@ LEAST_CHUNK_TOKENS = 32
 CHUNK_UNIT_TOKENS = 16
 PRESSED = 1.75
 """Share of the target that a step may take while a first token is late."""
-GROWTH = 2.0
-"""A chunk is at most so much larger than the largest of late: the law is not believed far beyond what was measured."""
+GROWTH = 1.5
+"""A chunk is at most so much larger than what was tried of late: the law is not believed far beyond that."""
 DEVIATIONS = 2.0
 """A step is planned to take so many usual deviations less than it may."""
 
@@ -48,6 +48,8 @@ class Pacer:
 
     def __init__(self, itl_s: float, ttft_s: float | None) -> None:
         self.law = StepTime()
+        self.tried = 0.0
+        """Tokens of prefill beside decodes that have kept the target, of late."""
         self._itl_s = itl_s
         self._in_flight: deque[Work] = deque()
         self._last_done_s = 0.0
@@ -81,6 +83,16 @@ class Pacer:
         self._last_done_s = done_s
         if work.decodes or work.prefill:
             self.law.learn(work, time_s)
+        if work.decodes and work.prefill:
+            self._try(work.prefill, time_s)
+
+    def _try(self, prefill: int, time_s: float) -> None:
+        """A step has shown how much prefill keeps the target, whatever the law makes of it. Steps without decodes show
+        nothing: another code runs them, and their chunks are as large as can be."""
+        if time_s <= self._itl_s:
+            self.tried = max(self.tried * FORGET, prefill)
+        else:
+            self.tried = min(self.tried, prefill * self._itl_s / time_s)
 
     def _is_late(self, now_s: float, ttft_s: float, rows: Ordered[Prefill], pace: int) -> bool:
         """Whether at ``pace`` tokens per step, of the target's time each, a first token would come too late."""
@@ -95,7 +107,7 @@ class Pacer:
 
     def _fill(self, time_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
         law = self.law
-        most = min(budget, max(LEAST_CHUNK_TOKENS, int(law.reach * GROWTH)))
+        most = min(budget, max(LEAST_CHUNK_TOKENS, int(self.tried * GROWTH)))
         least = min(budget, LEAST_CHUNK_TOKENS)
         spare_s = time_s / (1 + DEVIATIONS * law.deviation) - law.predict_s(
             Work(decodes.decodes, decodes.decode_context, prefill=1)

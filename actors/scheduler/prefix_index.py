@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 
 class PrefixIndex:
-    """A one-to-one map between hashes and blocks."""
+    """A one-to-one map between hashes and blocks. ``blocks`` is to be read only."""
 
     def __init__(self) -> None:
-        self._blocks: dict[bytes, int] = {}
+        self.blocks: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self.blocks)
 
     def __contains__(self, block: int) -> bool:
         return block in self._hashes
@@ -26,7 +26,7 @@ class PrefixIndex:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
         blocks = []
-        find = self._blocks.get
+        find = self.blocks.get
         for block_hash in hashes[:limit]:
             block = find(block_hash)
             if block is None:
@@ -36,15 +36,15 @@ class PrefixIndex:
 
     def insert(self, block_hash: bytes, block: int) -> bool:
         """List a confirmed block; False if other content is listed for it or another block for the hash."""
-        if block_hash in self._blocks or block in self._hashes:
+        if block_hash in self.blocks or block in self._hashes:
             return False
-        self._blocks[block_hash] = block
+        self.blocks[block_hash] = block
         self._hashes[block] = block_hash
         return True
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, if one is listed."""
-        return self._blocks.get(block_hash)
+        return self.blocks.get(block_hash)
 
     def hash_of(self, block: int) -> bytes | None:
         """The content listed for a block, if any is."""
@@ -54,7 +54,7 @@ class PrefixIndex:
         """The block's content is about to change. Returns what was listed for it, if anything was."""
         block_hash = self._hashes.pop(block, None)
         if block_hash is not None:
-            del self._blocks[block_hash]
+            del self.blocks[block_hash]
         return block_hash
 
     def check_integrity(self, num_blocks: int) -> None:
@@ -63,7 +63,7 @@ class PrefixIndex:
         Raises:
             AssertionError: they do not.
         """
-        assert len(self._blocks) == len(self._hashes)
-        for block_hash, block in self._blocks.items():
+        assert len(self.blocks) == len(self._hashes)
+        for block_hash, block in self.blocks.items():
             assert self._hashes[block] == block_hash, f"block {block} is listed under two hashes"
             assert 0 <= block < num_blocks, f"block {block} does not exist"

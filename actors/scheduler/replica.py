@@ -48,7 +48,8 @@ class Offer:
 
 
 class Replica:
-    """The state of one replica. Counts: ``num_preemptions``, ``prefix_queries`` and ``prefix_hits`` (tokens)."""
+    """The state of one replica. Counts: ``num_swaps`` and ``num_recomputes`` (preemptions of both kinds),
+    ``prefix_queries`` and ``prefix_hits`` (tokens)."""
 
     def __init__(
         self,
@@ -82,7 +83,12 @@ class Replica:
         self._searches: dict[int, Lanes] = {}
         """Of the beams that run here, by the leader's sequence id."""
         self.tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
-        self.num_preemptions = self.prefix_queries = self.prefix_hits = 0
+        self.num_swaps = self.num_recomputes = self.prefix_queries = self.prefix_hits = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks up."""
+        return self.num_swaps + self.num_recomputes
 
     # -- admission ----------------------------------------------------------------------------------------------------
     def can_hold(self, sequence: Sequence) -> bool:
@@ -95,7 +101,7 @@ class Replica:
     def is_open(self, level: int = JOB) -> bool:
         """Whether the next plan has a slot and tokens of budget for one more sequence of this level. For interactive
         ones, slots and tokens of jobs count as free. (So what is open to jobs is open to all.)"""
-        if self.suspended or not (self.running.has_free_slot or (level != JOB and self.running.job.any())):
+        if self.suspended or not (self.running.has_free_slot or (level != JOB and self.running.num_jobs)):
             return False
         return self.backlog(level) < self.budget
 
@@ -107,22 +113,30 @@ class Replica:
         """How long a new sequence of this level would wait here, in tokens."""
         return self.backlog(level) + LOAD_TOKENS_PER_SEQUENCE * len(self.running)
 
+    def room(self) -> int:
+        """Blocks that a sequence may take to come in: free ones, besides what running sequences need for their tokens
+        and a reserve for them to grow. An empty replica gives all; without a free slot there are none."""
+        if not self.running.has_free_slot:
+            return 0
+        run, pool = self.running, self.pool
+        if not len(run):
+            return pool.num_free
+        room = pool.num_free - max(1, int(pool.num_blocks * WATERMARK))
+        # Each sequence lacks blocks for what it is behind and for its next token at most.
+        most = run.backlog(JOB) // self.block_size + 2 * len(run) + 1
+        if room - most > self.max_model_len // self.block_size:
+            return room - most  # more than a sequence needs, so it need not be exact
+        return room - run.num_missing_blocks()
+
     def offer(self, sequence: Sequence) -> Offer | None:
-        """The sequence's cached prefix if there are blocks for all of its tokens, besides what running sequences need
-        for theirs and a reserve to grow, and a slot; None otherwise. An empty replica always has them."""
+        """The sequence's cached prefix if there are slots and :meth:`room` for the rest of its tokens, else None."""
         if self.running.num_free_slots < sequence.num_slots:
             return None
         num_tokens, size = len(sequence.tokens), self.block_size
         fork = fork_of(sequence, self.running)
         cached, hosts = self._find(sequence) if fork is None else (fork.blocks, [])
-        spare = self.pool.num_free - self.pool.num_unheld(cached)
         needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
-        if len(self.running):
-            spare -= max(1, int(self.pool.num_blocks * WATERMARK))
-            # Each sequence lacks blocks for what it is behind and for its next token at most.
-            most = self.running.backlog(JOB) // size + 2 * len(self.running) + 1
-            spare -= self._outstanding_blocks() if needed + most > spare else most
-        if needed > spare:
+        if needed + self.pool.num_unheld(cached) > self.room():
             return None
         if fork is not None:
             return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
@@ -161,11 +175,6 @@ class Replica:
             self.preempt(jobs.pop())
             offer = self.offer(sequence)
         return offer
-
-    def _outstanding_blocks(self) -> int:
-        """Blocks that the tokens of running sequences will need and have not got yet."""
-        missing = self.running.total - self.running.capacity
-        return int((-(-missing.clip(min=0) // self.block_size)).sum())
 
     def bind(self, sequence: Sequence, offer: Offer) -> None:
         """Give the sequence a slot and what is there of it; the first plan that schedules it tells the executor. What
@@ -230,14 +239,16 @@ class Replica:
         blocks. (One that only waits for its last token will need no blocks any more.) Of beams, the leader's are kept:
         the others go on from what they share with it."""
         slot, run = sequence.slot, self.running
-        self.num_preemptions += sequence.entered
         num_computed = int(run.computed[slot])
         if sequence.lanes is not None:  # the last token's step is done again, for its candidates
             num_computed = min(num_computed, int(run.known[slot]) - 1)
             if sequence.copied is not None:
                 num_computed -= num_computed % self.block_size  # the rest is not copied yet
-        if sequence.entered and 0 < num_computed < run.last[slot]:
-            self.tier.swap_out(self, sequence, num_computed, int(run.indexed[slot]))
+        if sequence.entered:
+            returns = 0 < num_computed < run.last[slot]
+            swaps = returns and self.tier.swap_out(self, sequence, num_computed, int(run.indexed[slot]))
+            self.num_swaps += bool(swaps)
+            self.num_recomputes += not swaps
         self.remove(sequence)
         self.landing.add(sequence, self)
         self.preempted.append(sequence)
@@ -265,7 +276,7 @@ class Replica:
         ids = self.running.ids[slots]
         samples = self.running.advance(slots, counts, self.step)
         sample_slots, sample_ids = slots, ids
-        if not samples.all():
+        if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
         self.in_flight.append(InFlight(self.step, slots, ids, counts, sample_slots, sample_ids))
 
@@ -300,7 +311,7 @@ class Replica:
         """List the blocks that have become full of confirmed tokens."""
         run, size = self.running, self.block_size
         full = run.confirmed[slots] // size
-        for row in np.flatnonzero(full > run.indexed[slots]).tolist():
+        for row in (full > run.indexed[slots]).nonzero()[0].tolist():
             slot, end = int(slots[row]), int(full[row])
             sequence = run.at(slot)
             sequence.extend_hashes(size)

@@ -52,6 +52,7 @@ class Running:
         self.num_beams = 0
         self.tail = np.zeros((num_slots, block_size), np.int32)
         self.sequences: list[Sequence | None] = [None] * num_slots
+        self.num_jobs = 0
         self._backlogs: dict[int, int] = {}
         self._free = list(range(num_slots))
         heapify(self._free)
@@ -76,8 +77,9 @@ class Running:
         return tokens
 
     def backlog(self, level: int) -> int:
-        """The sum of :meth:`behind` over sequences up to this level. It is asked for each replica and request, so it is
-        kept until it changes."""
+        """The sum of :meth:`behind` over sequences up to this level, kept until it changes."""
+        if not self.num_jobs:
+            level = JOB
         known = self._backlogs.get(level)
         if known is None:
             behind = self.behind()
@@ -88,8 +90,15 @@ class Running:
 
     def promote(self, slot: int) -> None:
         """The job in a slot is an interactive request from now on."""
+        self.num_jobs -= bool(self.job[slot])
         self.job[slot] = False
         self._backlogs.clear()
+
+    def num_missing_blocks(self) -> int:
+        """Blocks that the tokens of running sequences will need and have not got yet."""
+        missing = self.total - self.capacity
+        missing = missing[missing > 0]
+        return int((-(-missing // self.block_size)).sum()) if len(missing) else 0
 
     def at(self, slot: int) -> Sequence:
         """The sequence in an occupied slot."""
@@ -113,6 +122,7 @@ class Running:
         self.last[slot] = sequence.limit - 1
         self.planned[slot] = 0
         self.job[slot] = sequence.request.level == JOB
+        self.num_jobs += sequence.request.level == JOB
         self.beam[slot] = sequence.lanes is not None
         self.num_beams += sequence.lanes is not None
         self.sequences[slot] = sequence
@@ -139,6 +149,7 @@ class Running:
             column[slot] = 0
         for column in (self.confirmed, self.indexed, self.capacity, self.planned):
             column[slot] = 0
+        self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held):
             flag[slot] = False
@@ -175,7 +186,8 @@ class Running:
         self.tail[slots, known % size] = token_ids
         known += 1
         self.known[slots] = known
-        for slot in slots[known % size == 0].tolist():
+        known %= size
+        for slot in slots[known == 0].tolist():
             self.flush(slot)
 
     def choose_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
@@ -194,6 +206,7 @@ class Running:
         assert sorted(self._free) == [slot for slot, each in enumerate(self.sequences) if each is None]
         assert (self.ids[self._free] == 0).all()
         assert (self.behind()[self._free] == 0).all()
+        assert self.num_jobs == self.job.sum()
         assert self.num_beams == int(self.beam.sum()), "beams are counted wrongly"
         assert not (self.held & ~self.beam).any(), "a sequence is held that is no beam"
         kept, self._backlogs = self._backlogs, {}

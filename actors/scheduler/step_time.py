@@ -8,7 +8,7 @@ them; a prefill row of ``count`` tokens behind ``start`` others attends to ``cou
 The fit minimises the squares of the relative errors with exponential forgetting, by coordinate descent on the normal
 equations: pure, deterministic and of constant cost. A step that takes much longer than predicted (a hiccup, a first
 launch of a kernel) counts only as a step a few deviations too long; where steps stay longer, the deviation grows with
-them and the law follows.
+them and the law follows. No hiccup makes a step quicker, so quick steps are believed at once.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class StepTime:
         self.num_steps = 0
         self.deviation = 0.0
         """Usual size of (measured - predicted) / predicted, of late."""
-        self.reach = 0.0
-        """Tokens of prefill in a step up to which the law has been tried, of late."""
 
     def predict_s(self, work: Work) -> float:
         """Expected time of a step; 0.0 before anything is known."""
@@ -82,11 +80,9 @@ class StepTime:
         if self.num_steps >= MIN_STEPS and expected > LEAST_TIME_S:
             error = (time_s - expected) / expected
             limit = MAX_DEVIATIONS * max(self.deviation, 0.01)
-            time_s = expected * (1 + max(-limit, min(limit, error)))
+            time_s = min(time_s, expected * (1 + limit))
             self.deviation += (min(abs(error), 2 * limit) - self.deviation) * (1 - FORGET) * 2
         self.num_steps += 1
-        if work.prefill:
-            self.reach = max(self.reach * FORGET, work.prefill)
         self._fit([value / time_s for value in work.features()])
 
     def _fit(self, row: list[float]) -> None:

@@ -206,6 +206,8 @@ class HostTier:
 
     def hold_back(self, behind: Int32Array) -> Int32Array:
         """``behind`` [num_slots] without those whose loads are not done, unless nobody else has anything to do."""
+        if not self._loads:
+            return behind
         waiting = [slot for slot, load in self._loads.items() if not 0 < load.step <= self.copied_step]
         if not waiting:
             return behind

@@ -167,21 +167,22 @@ class Clients(Observer):
         tracks = self._tracks
         rows = np.fromiter(map(self._rows.__getitem__, ids.tolist()), np.intp, len(ids))
         counts = tracks.num_tokens[rows]
-        if not np.array_equal(counts, result.token_indexes):
+        if counts.tobytes() != result.token_indexes.tobytes():
             raise WrongTokens(f"step {result.step} of {replica}: tokens were lost or came twice")
         gaps = seen_s - tracks.last_s[rows]
         first = counts == 0
-        if first.any():
+        if np.count_nonzero(first):
             new = rows[first]
             tracks.first_s[new] = seen_s
             self.ttft.add_all(seen_s - tracks.arrived_s[new])
             gaps = gaps[~first]
         self.itl.add_all(gaps)
         tracks.last_s[rows] = seen_s
-        tracks.num_tokens[rows] = counts + 1
+        counts += 1
+        tracks.num_tokens[rows] = counts
         self.output_tokens += len(ids)
         self.last_token_s = max(self.last_token_s, seen_s)
-        for index in np.flatnonzero(result.ends).tolist():
+        for index in result.ends.nonzero()[0].tolist():
             self._end(int(ids[index]), seen_s)
 
     def _end(self, sequence_id: int, at_s: float) -> None:

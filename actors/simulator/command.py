@@ -10,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.settings import Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
+
+if TYPE_CHECKING:
+    from actors.simulator.deployment import Deployment
 
 SIMULATED = (
     "max_model_len",
@@ -100,9 +103,10 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     from actors.simulator.clients import Slo
     from actors.simulator.deployment import Deployment
     from actors.simulator.faults import parse_faults
-    from actors.simulator.plots import Recorder, draw
+    from actors.simulator.plots import draw
     from actors.simulator.profile import load_profile
     from actors.simulator.report import make_report, table
+    from actors.simulator.watch import Recorder
     from actors.simulator.workloads import WORKLOADS
 
     if arguments.workload == "list":
@@ -124,30 +128,37 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     except ValueError as error:
         raise SettingsError(str(error)) from error
     recorder = Recorder(deployment) if arguments.plot else None
-    memory = [_rss_mib()]
-    trace = deployment.clients.trace
-    if len(trace) >= 10 and not trace.clients:
-        tenth_s = float(trace.arrival_s[len(trace) // 10])
-        deployment.simulation.at(tenth_s, lambda _: memory.append(_rss_mib()))
-    began_s = time.perf_counter()
+    memory = _watch_memory(deployment)
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     deployment.run()
-    took_s = time.perf_counter() - began_s
+    took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     report = make_report(deployment)
     print(table(report))
-    _say_speed(report, took_s, [*memory, _rss_mib()])
+    _say_speed(report, took_s, cpu_s, [*memory, _rss_mib()])
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
     if recorder is not None:
-        draw(recorder, Path(arguments.plot))
+        draw(recorder.run(), Path(arguments.plot))
     return 0 if report["requests"]["unserved"] == 0 else 1
 
 
-def _say_speed(report: dict[str, Any], took_s: float, memory_mib: list[float]) -> None:
+def _watch_memory(deployment: Deployment) -> list[float]:
+    """The memory in use now; one more value is added after every tenth of the requests but the last."""
+    memory, trace = [_rss_mib()], deployment.clients.trace
+    if len(trace) >= 10 and not trace.clients:
+        for tenth in range(1, 10):
+            at_s = float(trace.arrival_s[len(trace) * tenth // 10])
+            deployment.simulation.at(at_s, lambda _: memory.append(_rss_mib()))
+    return memory
+
+
+def _say_speed(report: dict[str, Any], took_s: float, cpu_s: float, memory_mib: list[float]) -> None:
     done, steps = report["requests"]["done"], report["steps"]
     print(
-        f"\nsimulated {report['duration_s']:.1f} s in {took_s:.1f} s: {done / took_s:.0f} requests/s, "
-        f"{took_s / max(steps, 1) * 1e6:.0f} us a step; memory at the start, after a tenth of the requests and at the "
-        f"end: {', '.join(f'{each:.0f}' for each in memory_mib)} MiB",
+        f"\nsimulated {report['duration_s']:.1f} s in {took_s:.1f} s ({cpu_s:.1f} s of CPU): "
+        f"{done / took_s:.0f} requests/s, {cpu_s / max(steps, 1) * 1e6:.0f} us a step\n"
+        f"memory at the start, after each tenth of the requests and at the end: "
+        f"{', '.join(f'{each:.0f}' for each in memory_mib)} MiB",
         file=sys.stderr,
     )
 

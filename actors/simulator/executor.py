@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class ModelExecutor:
         self._block_copy_s = block_bytes / profile.kv_read_bytes_per_s
         self._swap_s = block_bytes / profile.copy_bytes_per_s
         self._copies_free_s = 0.0
+        self._copied_s: dict[int, float] = {}
+        """When the copy of a device block is done, by block, while some may not be."""
         self._copies: deque[tuple[int, float]] = deque()
         """Steps whose copies may not be done, and when they are."""
         slots = joined.max_num_seqs
@@ -66,7 +69,9 @@ class ModelExecutor:
         if len(plan.copy_sources):
             seconds += len(plan.copy_sources) * self._block_copy_s
         if len(plan.swap_in_blocks) or len(plan.swap_out_blocks):
-            free_s = max(free_s, self._swapped_s(plan, received_s))
+            self._copy(plan, received_s)
+        if self._copied_s:
+            free_s = max(free_s, self._needed_s(plan, received_s))
         done_s = (free_s if free_s > received_s else received_s) + seconds
         while self._copies and self._copies[0][1] <= done_s:
             self._copies.popleft()
@@ -103,13 +108,23 @@ class ModelExecutor:
         seconds = self._base_s[num_tokens] + int(computed[:decodes].sum()) * self._kv_token_s + pairs * self._pair_s
         return max(seconds, self._mixed_floor_s)
 
-    def _swapped_s(self, plan: StepPlan, received_s: float) -> float:
-        """When the step may begin. Copies between the tiers have a queue of their own, beside the computing; only what
-        is swapped in is waited for."""
-        out_s, in_s = len(plan.swap_out_blocks) * self._swap_s, len(plan.swap_in_blocks) * self._swap_s
-        self._copies_free_s = max(self._copies_free_s, received_s) + out_s + in_s
-        self._copies.append((plan.step, self._copies_free_s))
-        return self._copies_free_s if in_s else 0.0
+    def _copy(self, plan: StepPlan, received_s: float) -> None:
+        """Copies between the tiers have a queue of their own, beside the computing: out, then in, one after another."""
+        at_s = max(self._copies_free_s, received_s)
+        for block in chain(plan.swap_out_blocks.tolist(), plan.swap_in_blocks.tolist()):
+            at_s += self._swap_s
+            self._copied_s[block] = at_s
+        self._copies_free_s = at_s
+        self._copies.append((plan.step, at_s))
+
+    def _needed_s(self, plan: StepPlan, received_s: float) -> float:
+        """When the step may begin: once the copies of blocks that are new in a block table with it are done."""
+        if self._copies_free_s <= received_s:
+            self._copied_s.clear()
+            return 0.0
+        copied_s = self._copied_s
+        new = chain(plan.new_block_ids.tolist(), plan.appended_blocks.tolist(), plan.copy_sources.tolist())
+        return max((copied_s.get(block, 0.0) for block in new), default=0.0)
 
     def _sample(self, slots: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Ids, token indexes and ends of the rows that sample. A sequence that has ended has no more rows."""
@@ -119,11 +134,11 @@ class ModelExecutor:
         self._total[slots] = total
         stop = self._stop[slots]
         over = total >= stop
-        if not over.any():
+        if not np.count_nonzero(over):
             return self._ids[slots], indexes, _NO_ENDS[: len(slots)]
         ends = np.where(over, np.where(total >= self._limit[slots], END_LENGTH, END_STOP), END_NONE).astype(np.int32)
         late = total > stop
-        if late.any():
+        if np.count_nonzero(late):
             keep = ~late
             return self._ids[slots[keep]], indexes[keep], ends[keep]
         return self._ids[slots], indexes, ends

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from actors.block_hash import hash_blocks, hashes_from_array
 from actors.process import make_bus
 from actors.settings import Settings
@@ -68,7 +70,7 @@ class _Replica:
 class Recording:
     """Takes entries of streams in; writes lines to ``out``. Times are seconds after ``start_s``."""
 
-    def __init__(self, out: TextIO, names: Names, start_s: float, block_size: int) -> None:
+    def __init__(self, out: TextIO, names: Names, start_s: float, block_size: int, num_blocks: int = 0) -> None:
         self.num_requests = self.num_steps = 0
         self._out, self._names, self._start_s, self._block_size = out, names, start_s, block_size
         self._tokenized: dict[str, TokenizedRequest] = {}
@@ -76,7 +78,8 @@ class Recording:
         self._sequences: dict[int, _Sequence] = {}
         self._replicas: dict[str, _Replica] = {}
         self._block_numbers: dict[bytes, int] = {}
-        self._write({"pagebus_trace": 1, "block_size": block_size, "started_s": round(start_s, 3)})
+        head = {"pagebus_trace": 1, "block_size": block_size, "started_s": round(start_s, 3)}
+        self._write(head | ({"num_blocks": num_blocks} if num_blocks else {}))
 
     def take(self, entry: Entry) -> None:
         """One entry of a stream."""
@@ -166,7 +169,7 @@ class Recording:
             replica.sequences[new.slot] = new.sequence_id
             self._enter(new, plan.new_token_ids[at : at + new.num_tokens])
             at += new.num_tokens
-        replica.pending.append((plan, plan_work(replica.computed, plan)))
+        replica.pending.append((plan, plan_work(replica.computed, plan) | _tables(plan)))
         if len(replica.pending) > MAX_PENDING_STEPS:  # of an executor that is gone
             replica.pending.popleft()
 
@@ -238,6 +241,20 @@ def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
     }
 
 
+def _tables(plan: StepPlan) -> dict[str, Any]:
+    """What one plan changes in the block tables, where it does: who owns which block follows from all of them. Slots
+    are ``freed``; ``entered`` holds slot, sequence id, number of tokens computed before and block table of each new
+    sequence, ``appended`` slot and block."""
+    entered, at = [], 0
+    for new in plan.new_sequences:
+        blocks = plan.new_block_ids[at : at + new.num_blocks].tolist()
+        entered.append([new.slot, new.sequence_id, new.num_computed_tokens, blocks])
+        at += new.num_blocks
+    appended = np.stack((plan.appended_slots, plan.appended_blocks), axis=1).tolist()
+    changes = {"freed": plan.freed_slots.tolist(), "entered": entered, "appended": appended}
+    return {name: each for name, each in changes.items() if each}
+
+
 class Follower:
     """Reads the streams of whoever is there, each from where it ended when it was first seen."""
 
@@ -246,6 +263,8 @@ class Follower:
         self._positions: dict[str, EntryId] = {}
         self._looked_s = float("-inf")
         self.block_size = 16
+        self.num_blocks = 0
+        """Of the first executor."""
 
     async def read(self, block_ms: int = READ_BLOCK_MS) -> list[Entry]:
         """What has come since the last call; waits a while for something."""
@@ -268,6 +287,8 @@ class Follower:
                 streams += [names.steps(lease.name), names.results(lease.name)]
                 block_size = lease.info.get("block_size")
                 self.block_size = block_size if isinstance(block_size, int) else self.block_size
+                num_blocks = lease.info.get("num_blocks")
+                self.num_blocks = self.num_blocks or (num_blocks if isinstance(num_blocks, int) else 0)
         for stream in streams:
             if stream not in self._positions:
                 self._positions[stream] = await self._bus.last_id(stream)
@@ -281,7 +302,7 @@ async def record(settings: Settings, path: Path, seconds: float | None) -> int:
     await follower.read(0)
     try:
         with path.open("w", encoding="utf-8") as out:
-            recording = Recording(out, Names(settings.name), time.time(), follower.block_size)
+            recording = Recording(out, Names(settings.name), time.time(), follower.block_size, follower.num_blocks)
             with suppress(asyncio.CancelledError, TimeoutError):
                 async with asyncio.timeout(seconds):
                     await _follow(follower, recording)

@@ -49,7 +49,7 @@ def _scheduling(simulation: Simulation, clients: Clients) -> dict[str, Any]:
     queries = totals["prefix_queries"]
     return {
         "prefix_hit_rate": _round(totals["prefix_hits"] / queries) if queries else 0.0,
-        "preemptions": totals["num_preemptions"],
+        "preemptions": {"swap": totals["num_swaps"], "recompute": totals["num_recomputes"]},
         "swapped_blocks": {"out": simulation.swapped_out, "in": simulation.swapped_in},
         "steps": simulation.num_steps,
         "scheduler_busy_share": _round(simulation.busy_s / end_s) if end_s else 0.0,
@@ -91,13 +91,15 @@ def table(report: dict[str, Any]) -> str:
     for key, text in names.items():
         lines.append(f"{text:28}" + "".join(f"{report[key][each]:10.2f}" for each in ("mean", "p50", "p90", "p99")))
     shares = [each["busy_share"] for each in report["executors"]]
+    preemptions, swapped = report["preemptions"], report["swapped_blocks"]
     lines += [
         "",
         f"output tokens/s   {rates['output_tokens_per_s']:12.1f}      "
         f"all tokens/s  {rates['total_tokens_per_s']:12.1f}",
         f"requests/s        {rates['requests_per_s']:12.2f}      good ones/s   {rates['good_requests_per_s']:12.2f}",
-        f"prefix hit rate   {report['prefix_hit_rate']:12.1%}      preemptions   {report['preemptions']}, "
-        f"blocks swapped out {report['swapped_blocks']['out']}, in {report['swapped_blocks']['in']}",
+        f"prefix hit rate   {report['prefix_hit_rate']:12.1%}      preemptions   "
+        f"{preemptions['swap']} by swap, {preemptions['recompute']} by recompute",
+        f"blocks swapped    {swapped['out']:12d} out, {swapped['in']} in",
         f"steps             {report['steps']:12d}      busy          scheduler {report['scheduler_busy_share']:.1%}, "
         f"executors {min(shares, default=0):.1%} to {max(shares, default=0):.1%}",
     ]

@@ -31,7 +31,7 @@ from actors.scheduler.events import (
 from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
 
 NEVER_S = float("inf")
-COUNTS = ("prefix_queries", "prefix_hits", "num_preemptions")
+COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes")
 """What replicas count."""
 
 
@@ -172,7 +172,7 @@ class Simulation:
             counts[key] += getattr(replica, key, 0)
 
     def totals(self) -> dict[str, int]:
-        """Counts of all replicas there were: prefix lookups in tokens, and preemptions."""
+        """Counts of all replicas there were: prefix lookups in tokens, and preemptions by kind."""
         counts = Counter(self._counts)
         for name in self.core.replicas:
             self._count(name, counts)

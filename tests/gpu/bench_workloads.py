@@ -1,17 +1,22 @@
 """Whole workloads on a dummy-weight model served over Redis, beside what the simulator predicts for them.
 
-    python -m tests.gpu.bench_workloads llama8b --workloads prefill mixed256 chat1000 [--record FOLDER] [--json FILE]
+    python -m tests.gpu.bench_workloads llama8b --workloads chat1000 --seeds 0 7 [--record FOLDER] [--json FILE]
 
 Starts ``pagebus serve --load-format dummy`` as :mod:`tests.gpu.bench_serve` does, submits the requests of the workloads
 of :mod:`actors.simulator.workloads` as token ids over the bus (all at once, greedy, ``ignore_eos``), and reads the
 executor's results. Output tokens per second count from the first submission to the last token. With ``--record`` every
 run is also recorded by ``pagebus record``, for ``pagebus simulate`` and ``python -m actors.simulator.fit``.
+
+Beside each run stands what the simulator says with the profile ``h200-<model>`` for the same requests. The profiles are
+fitted to seed 0, so other seeds show how well they predict. Figures that were measured once are compared again,
+without a GPU, by ``python -m tests.gpu.bench_workloads --compare FILE [--profile FILE]``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -24,6 +29,10 @@ from typing import Any
 import numpy as np
 
 from actors.bench.shapes import SHAPES, write_model_folder
+from actors.settings import Settings
+from actors.simulator.deployment import Deployment
+from actors.simulator.profile import Profile, load_profile
+from actors.simulator.report import make_report
 from actors.simulator.trace import Trace
 from actors.simulator.workloads import WORKLOADS, make_workload
 from bus.connect import open_bus
@@ -33,6 +42,7 @@ from bus.private_redis import PrivateRedis
 from tests.gpu.bench_serve import NAMES, start_server
 
 DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
+COMPARED = ("output_tokens_per_s", "ttft_p50_s", "ttft_p99_s")
 
 
 def requests_of(trace: Trace, vocab_size: int, run: str) -> list[GenerateRequest]:
@@ -78,6 +88,27 @@ async def run_trace(bus: Bus, executor: str, trace: Trace, vocab_size: int, run:
     }
 
 
+def predict(profile: Profile, trace: Trace) -> dict[str, float]:
+    """What the simulator says of the same requests on the same server."""
+    settings = Settings(max_num_seqs=256, max_model_len=8192, enable_prefix_caching=False)
+    deployment = Deployment(trace, profile, settings)
+    deployment.run()
+    report = make_report(deployment)
+    return {
+        "output_tokens_per_s": report["throughput"]["output_tokens_per_s"],
+        "ttft_p50_s": report["ttft_ms"]["p50"] / 1e3,
+        "ttft_p99_s": report["ttft_ms"]["p99"] / 1e3,
+    }
+
+
+def compare(model: str, row: dict[str, Any], profile: str = "") -> str:
+    """One line: measured, predicted, and how far off the prediction is."""
+    trace = make_workload(row["workload"], seed=row["seed"])
+    said = predict(load_profile(profile or f"h200-{model}"), trace)
+    parts = [f"{name} {row[name]:.5g}, said {said[name]:.5g} ({said[name] / row[name] - 1:+.1%})" for name in COMPARED]
+    return f"{model} {row['workload']:10s} seed {row['seed']}: " + "; ".join(parts)
+
+
 async def recorder(url: str, out: Path) -> asyncio.subprocess.Process:
     """``pagebus record``, reading once it has returned from here."""
     command = [sys.executable, "-m", "actors.cli", "record", "--bus", url, "--name", "bench", "--out", str(out)]
@@ -86,7 +117,9 @@ async def recorder(url: str, out: Path) -> asyncio.subprocess.Process:
     return process
 
 
-async def bench(name: str, workloads: list[str], record: Path | None, extra: list[str]) -> dict[str, Any]:
+async def bench(
+    name: str, workloads: list[str], seeds: list[int], record: Path | None, extra: list[str]
+) -> dict[str, Any]:
     vocab_size = int(SHAPES[name]["vocab_size"])  # type: ignore[call-overload]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -99,14 +132,15 @@ async def bench(name: str, workloads: list[str], record: Path | None, extra: lis
         try:
             (executor,) = [lease.name for lease in await bus.leases("executor")]
             await run_trace(bus, executor, make_workload("single", requests=4), vocab_size, "warm")
-            for workload in workloads:
-                recording = await recorder(url, record / f"{name}-{workload}.jsonl") if record else None
-                figures = await run_trace(bus, executor, make_workload(workload), vocab_size, workload)
+            for seed, workload in itertools.product(seeds, workloads):
+                run = f"{workload}-{seed}"
+                recording = await recorder(url, record / f"{name}-{run}.jsonl") if record else None
+                figures = await run_trace(bus, executor, make_workload(workload, seed=seed), vocab_size, run)
                 if recording:
                     await asyncio.sleep(1)
                     recording.send_signal(signal.SIGINT)
                     await asyncio.wait_for(recording.wait(), 20)
-                rows.append({"workload": workload, **figures})
+                rows.append({"workload": workload, "seed": seed, **figures})
                 print(name, json.dumps(rows[-1]), flush=True)
         finally:
             await bus.close()
@@ -118,24 +152,24 @@ async def bench(name: str, workloads: list[str], record: Path | None, extra: lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
-    parser.add_argument(
-        "--workloads", nargs="+", choices=sorted(WORKLOADS), default=["prefill", "mixed256", "chat1000"]
-    )
+    parser.add_argument("models", nargs="*", choices=[*sorted(SHAPES), []])
+    parser.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=DEFAULT_WORKLOADS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--record", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--compare", type=Path, help="figures that --json wrote: measure nothing")
+    parser.add_argument("--profile", default="", help="predict with this one")
     args, extra = parser.parse_known_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    results = [asyncio.run(bench(name, args.workloads, args.record, extra)) for name in args.models]
-    for result in results:
-        for row in result["rows"]:
-            print(
-                f"{result['model']} {row['workload']:10s} {row['seconds']:7.2f} s"
-                f"  {row['output_tokens_per_s']:9.0f} output and {row['prompt_tokens_per_s']:9.0f} prompt tokens/s"
-                f"  TTFT p50 {row['ttft_p50_s']:.2f} s  p99 {row['ttft_p99_s']:.2f} s"
-            )
+    if args.compare:
+        results = json.loads(args.compare.read_text())
+    else:
+        results = [asyncio.run(bench(name, args.workloads, args.seeds, args.record, extra)) for name in args.models]
     if args.json:
         args.json.write_text(json.dumps(results, indent=2))
+    for result in results:
+        for row in result["rows"]:
+            print(compare(result["model"], row, args.profile), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import sys
 import time
@@ -16,6 +17,7 @@ from world import request  # noqa: E402
 
 from actors.scheduler.core import Core, CoreConfig  # noqa: E402
 from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica  # noqa: E402
+from actors.scheduler.placement import choose  # noqa: E402
 from bus.messages import StepPlan, StepResult  # noqa: E402
 
 BLOCK_SIZE = 16
@@ -124,7 +126,56 @@ def measure(
     )
 
 
+LONG_TOKENS = 32_768
+
+
+def look_up(num_replicas: int, where: str) -> None:
+    """What it costs to place a prompt of 32k tokens, 2048 hashed blocks: ``where`` they are cached on each replica."""
+    core = Core(CoreConfig(block_size=BLOCK_SIZE))
+    core.take(DetokenizersLive(("text",)))
+    for number in range(num_replicas):
+        core.take(
+            ReplicaJoined(
+                replica=f"gpu-{number}",
+                epoch=number + 1,
+                num_blocks=40_000,
+                block_size=BLOCK_SIZE,
+                max_num_seqs=256,
+                max_model_len=65_536,
+                max_num_batched_tokens=8192,
+                num_host_blocks=40_000,
+            )
+        )
+    prompt = np.random.default_rng(0).integers(0, 30_000, LONG_TOKENS).tolist()
+    core.take(request("long", prompt, block_size=BLOCK_SIZE, max_tokens=100))
+    (sequence,) = core.waiting
+    for replica in core.replicas.values():
+        for block, block_hash in enumerate(sequence.hashes):
+            if where == "device":
+                replica.index.insert(block_hash, block)
+            elif where == "host":
+                (host,) = replica.tier.pool.allocate(1)
+                replica.tier.pool.index.insert(block_hash, host)
+                replica.tier.pool.release((host,))
+    fleet, times = core._fleet, []
+    for _ in range(200):
+        for replica in core.replicas.values():
+            fleet.outdate(replica)
+        start = time.thread_time()
+        fleet.refresh()
+        chosen = choose(sequence, fleet, fleet.open[0] & fleet.can_hold(sequence))
+        times.append((time.thread_time() - start) * 1e6)
+        assert chosen is not None
+        assert chosen[1].num_tokens == (0 if where == "nowhere" else LONG_TOKENS - BLOCK_SIZE)
+    print(
+        f"{LONG_TOKENS} tokens, {num_replicas:3d} replicas, cached {where:8s} "
+        f"placed in: median {statistics.median(times):6.1f} mean {statistics.mean(times):6.1f} us"
+    )
+
+
 if __name__ == "__main__":
+    for num_replicas, where in itertools.product((1, 8, 256), ("nowhere", "device", "host")):
+        look_up(num_replicas, where)
     for running in (1, 32, 256):
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from fake_executor import FakeExecutor
 from world import World, request
@@ -33,6 +34,13 @@ def h200(work: Work) -> float:
 def slow(work: Work) -> float:
     """A small machine: half of the target goes by before any prefill; other streams weigh more the longer they are."""
     return 0.012 + 1e-4 * (work.decodes + work.prefill) + 4e-9 * work.pairs + 1e-7 * work.decode_context
+
+
+def eager(work: Work) -> float:
+    """As measured on an H200 with an 8B model: decodes are one graph, steps with prefill wait for their launches."""
+    tokens = work.decodes + work.prefill
+    time_s = max(0.005, 2.35e-5 * tokens) + 1.3e-9 * work.pairs + 2e-8 * work.decode_context
+    return max(0.0136, time_s) if work.prefill else time_s
 
 
 @dataclass
@@ -88,17 +96,21 @@ class Clock:
         self.send(ReplicaResult("gpu-0", result))
 
 
-def run(law: Law, *, itl_s: float | None, ttft_s: float | None = None, noise: float = 0.05) -> tuple[Clock, float]:
-    """16 streams decode, then a prompt of 16k tokens arrives. Returns what happened, and when the prompt arrived."""
+def run(
+    law: Law, *, itl_s: float | None, ttft_s: float | None = None, noise: float = 0.05, at_once: int = 0
+) -> tuple[Clock, float]:
+    """16 streams decode, then a prompt of 16k tokens arrives. Returns what happened, and when the prompt arrived.
+    ``at_once``: the streams have prompts of so many tokens and arrive together."""
     world = World(block_size=16, itl_target_s=itl_s, ttft_target_s=ttft_s)
     executor = TimedExecutor(
-        law=law, noise=noise, num_blocks=2000, block_size=16, max_num_seqs=32, max_model_len=20_000, budget=8192
+        law=law, noise=noise, num_blocks=4000, block_size=16, max_num_seqs=32, max_model_len=20_000, budget=8192
     )
     world.join(executor)
     clock = Clock(world, executor)
-    for i in range(16):
-        prompt = [(7 * j + i) % 40 for j in range(20 + i)]
-        clock.send(request(f"stream{i}", prompt, block_size=16, max_tokens=2000))
+    prompts = [[(7 * j + i) % 40 for j in range(at_once or 20 + i)] for i in range(16)]
+    streams = [request(f"stream{i}", prompt, block_size=16, max_tokens=2000) for i, prompt in enumerate(prompts)]
+    for together in [streams] if at_once else [[each] for each in streams]:
+        clock.send(*together)
     for _ in range(100):
         clock.step()
     arrived_s = world.now_s
@@ -111,6 +123,14 @@ def run(law: Law, *, itl_s: float | None, ttft_s: float | None = None, noise: fl
     for _ in range(20):
         clock.step()
     return clock, arrived_s
+
+
+def measure(pacer: Pacer, decodes: int, prefill: int, time_s: float) -> None:
+    """One step of the pacer's replica, with one chunk of a prompt's begin."""
+    counts = np.array([1] * decodes + [prefill], np.int32)
+    pacer.planned(np.zeros(len(counts), np.int32), counts, decodes)
+    began_s = pacer._last_done_s
+    pacer.done(began_s, began_s + time_s)
 
 
 def longest_gap_s(clock: Clock) -> float:
@@ -132,6 +152,15 @@ def test_no_gap_is_twice_the_target_while_a_long_prompt_is_read(law: Law) -> Non
     reading = sorted(times)[-len(prefills) :]
     assert sum(reading) / len(reading) > 0.6 * ITL_S
     assert clock.token_times["long"][0] > arrived_s
+
+
+@pytest.mark.parametrize("itl_s", [0.015, 0.02, 0.03])
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_first_long_prompt_is_read_in_steps_that_were_tried(itl_s: float, noise: float) -> None:
+    """All that is known of prefill is one step of 8192 tokens without decodes, which says little of others."""
+    clock, arrived_s = run(eager, itl_s=itl_s, noise=noise, at_once=512)
+    assert longest_gap_s(clock) < 2 * itl_s
+    assert clock.token_times["long"][0] - arrived_s < {0.015: 8.0, 0.02: 1.2, 0.03: 0.8}[itl_s]
 
 
 def test_without_a_target_a_long_prompt_stops_the_streams() -> None:
@@ -173,14 +202,32 @@ def test_the_first_chunks_grow_from_small() -> None:
     pacer = Pacer(ITL_S, None)
     rows = [Prefill(0, 5000)]
     assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [LEAST_CHUNK_TOKENS]
-    pacer.law.learn(Work(decodes=1, prefill=100, pairs=5000), 0.001)
-    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [200]
+    measure(pacer, 1, 100, 0.001)
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [150]
+
+
+def test_a_chunk_that_was_too_long_makes_the_next_ones_shorter() -> None:
+    """At once, and in proportion, however long the law takes to see why."""
+    pacer = Pacer(ITL_S, None)
+    for _ in range(50):
+        measure(pacer, 1, 1000, 0.5 * ITL_S)
+    assert pacer.tried == 1000
+    measure(pacer, 1, 1500, 3 * ITL_S)
+    assert pacer.tried == pytest.approx(500)
+    assert pacer.share(0.0, Work(decodes=1), [Prefill(0, 5000)], 4096) == [736]  # 750, in units of 16
+
+
+def test_steps_without_decodes_try_nothing() -> None:
+    """They are as large as can be, and say little of those beside decodes."""
+    pacer = Pacer(ITL_S, None)
+    measure(pacer, 0, 8192, 0.2)
+    assert pacer.share(0.0, Work(decodes=1), [Prefill(0, 5000)], 4096) == [LEAST_CHUNK_TOKENS]
 
 
 def test_a_share_never_exceeds_the_budget() -> None:
     """Nor what rows want."""
     pacer = Pacer(10.0, 0.1)
-    pacer.law.learn(Work(decodes=1, prefill=4000, pairs=5000), 0.001)
+    measure(pacer, 1, 4000, 0.001)
     rows = [Prefill(0, 30, 0.0), Prefill(0, 50, 0.0), Prefill(0, 10, 0.0)]
     assert pacer.share(5.0, Work(decodes=1), rows, 60) == [30, 30, 0]
     assert pacer.share(5.0, Work(decodes=1), rows, 600) == [30, 50, 10]

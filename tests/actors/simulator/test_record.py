@@ -12,7 +12,9 @@ from world import World, request
 
 from actors.scheduler.events import ToDetokenizer, ToReplica
 from actors.simulator.fit import read_steps
-from actors.simulator.record import Follower, Recording
+from actors.simulator.plots import draw
+from actors.simulator.record import Follower, Recording, _tables
+from actors.simulator.recorded import Tables, read_run
 from actors.simulator.trace import read_trace
 from bus.contract import Entry, EntryId, LogEntry
 from bus.memory_bus import MemoryBus
@@ -145,3 +147,31 @@ def test_steps_of_a_recording_have_device_times(tmp_path: Path) -> None:
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert np.allclose([row["seconds"] for row in read_steps(path)], [2.0, 1.0])
+
+
+def test_recorded_changes_rebuild_the_block_tables(tmp_path: Path) -> None:
+    """With preemptions and shared prefixes: who owns which block follows from the step log."""
+    world, tables, seen, returned = World(), Tables(), 0, 0
+    world.join(num_blocks=12, max_num_seqs=4, budget=16)
+    head = list(range(8))
+    world.send(*(request(f"r{i}", [*head, i, i, i][: 8 + i % 4], max_tokens=12) for i in range(8)))
+    while any(executor.queue for executor in world.executors.values()):
+        for _, plan in world.plans[seen:]:
+            tables.apply(_tables(plan))
+        seen = len(world.plans)
+        running = [each for each in world.core.replicas["gpu-0"].running.occupied() if each.entered]
+        for sequence in running:
+            assert tables.slots[sequence.slot] == (sequence.id, sequence.blocks)
+        returned = tables.returned
+        world.step()
+    assert returned > 0
+    assert tables.hits > 0
+
+
+def test_a_recorded_run_is_drawn(tmp_path: Path) -> None:
+    """All pictures there is something for, of the recording that the documentation shows."""
+    shown = Path(__file__).parents[3] / "docs/measurements/cpu-run.jsonl.gz"
+    run, tables = read_run(shown)
+    assert tables.returned > 0
+    assert len(run.maps) == len(run.times) == len(run.held)
+    assert {path.stem for path in draw(run, tmp_path)} == {"batch", "blocks", "sequences", "block-map"}

@@ -1,0 +1,79 @@
+"""Watches the first executor of a simulated run, for pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.scheduler.replica import Replica
+from actors.simulator.deployment import Deployment
+from actors.simulator.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
+from actors.simulator.simulation import Observer
+from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
+
+
+class Recorder(Observer):
+    """Hears everything beside the clients and keeps what the pictures need, in bounded memory."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.replica = next(iter(deployment.simulation.members))
+        self.samples = Run(self.replica)
+        self._every = self._skipped = 1
+        self._clients = deployment.clients
+        deployment.simulation.observer = self
+
+    def started(self, at_s: float, started: SequenceStarted) -> None:
+        self._clients.started(at_s, started)
+
+    def ended(self, at_s: float, ended: SequenceEnded) -> None:
+        self._clients.ended(at_s, ended)
+
+    def failed(self, at_s: float, failed: RequestFailed) -> None:
+        self._clients.failed(at_s, failed)
+
+    def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        if replica != self.replica or len(self.samples.steps) >= 10 * MAX_SAMPLES or not len(plan.slots):
+            return
+        prefill = int(plan.num_scheduled[plan.num_decodes :].sum())
+        self.samples.steps.append((plan.num_decodes, prefill))
+
+    def result(self, at_s: float, replica: str, result: StepResult) -> None:
+        self._clients.result(at_s, replica, result)
+        core = self.deployment.simulation.core
+        if replica != self.replica or replica not in core.replicas:
+            return
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        self._sample(at_s, core.replicas[replica])
+        if len(self.samples.times) >= MAX_SAMPLES:
+            self.samples.halve()
+            self._every *= 2
+
+    def _sample(self, at_s: float, replica: Replica) -> None:
+        pool, run = replica.pool, self.samples
+        run.num_blocks = pool.num_blocks
+        run.times.append(at_s)
+        run.held.append(pool.num_blocks - pool.num_free)
+        run.listed.append(len(replica.index))
+        run.running.append(len(replica.running))
+        run.waiting.append(len(self.deployment.simulation.core.waiting))
+        if pool.num_blocks <= MAX_MAP_BLOCKS:
+            owners = np.zeros(pool.num_blocks, np.int32)
+            owners[[block for block in range(pool.num_blocks) if block in replica.index]] = CACHED
+            for sequence in reversed(replica.running.occupied()):
+                owners[sequence.blocks] = sequence.order
+            run.maps.append(owners)
+
+    def run(self) -> Run:
+        """Everything there is to draw."""
+        named = {
+            "time to first token": self._clients.ttft,
+            "between tokens": self._clients.itl,
+            "per token, mean of a request": self._clients.tpot,
+        }
+        self.samples.latencies = {
+            name: [(value * 1e3, share) for value, share in values.curve()] for name, values in named.items()
+        }
+        return self.samples

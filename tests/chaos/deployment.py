@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -140,6 +141,18 @@ class Deployment:
 
     def log(self) -> str:
         return (self.folder / "stderr").read_text()[-6000:]
+
+    def last_start_s(self, kind: str) -> float:
+        """From the last death of this kind's process to its successor's being ready: mostly imports and loading."""
+        ended = ready = 0.0
+        for line in (self.folder / "stderr").read_text().splitlines():
+            told = json.loads(line) if line.startswith("{") else {}
+            at_s = datetime.fromisoformat(told["timestamp"]).timestamp() if "timestamp" in told else 0.0
+            if told.get("event") == "process ended" and told["process"].startswith(kind):
+                ended = at_s
+            if told.get("event") == "ready" and told["actor"].startswith(kind):
+                ready = at_s
+        return ready - ended
 
     def leftovers(self) -> list[str]:
         """What a deployment at rest must not have: entries in streams, other keys, blocks in use, processes."""

@@ -16,7 +16,6 @@ import aiohttp
 TRY_AGAIN = (429, 502, 503)
 """Refusals of what was not accepted."""
 PAUSE_S = 0.1
-HANGS_AFTER_S = 60.0
 PROSE = "the quick brown fox jumps over a lazy dog while emojis and 你好世界 wait in Straße"
 
 
@@ -113,19 +112,22 @@ class Load:
             answers = await asyncio.gather(*(self._ask(session, job, key=None, streamed=False) for job in self.jobs))
         self.expected = [answer.told() for answer in answers]
 
-    async def run(self, over: asyncio.Event, *, keyed: float) -> None:
+    async def run(self, over: asyncio.Event, *, keyed: float, patience_s: float) -> None:
         """Ask all jobs again and again until ``over`` is set; a share ``keyed`` of the requests has an
-        ``Idempotency-Key``. What is under way then is waited for."""
+        ``Idempotency-Key``. What is under way then is waited for. Who waits for ``patience_s`` complains."""
         self.problems.clear()
         self.streams.clear()
         self.answers = self.reconnects = self.refused = 0
         async with self._session() as session:
-            await asyncio.gather(*(self._client(session, place, over, keyed) for place in range(len(self.jobs))))
+            clients = (self._client(session, place, over, keyed, patience_s) for place in range(len(self.jobs)))
+            await asyncio.gather(*clients)
 
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None))
 
-    async def _client(self, session: aiohttp.ClientSession, place: int, over: asyncio.Event, keyed: float) -> None:
+    async def _client(
+        self, session: aiohttp.ClientSession, place: int, over: asyncio.Event, keyed: float, patience_s: float
+    ) -> None:
         rng = random.Random(place)
         turn = 0
         while not over.is_set() and not self.problems:
@@ -134,7 +136,7 @@ class Load:
             turn += 1
             about = f"job {place} ({'keyed' if key else 'no key'}, {'streamed' if streamed else 'whole'})"
             try:
-                async with asyncio.timeout(HANGS_AFTER_S):
+                async with asyncio.timeout(patience_s):
                     answer = await self._ask(session, self.jobs[place], key=key, streamed=streamed)
                 if answer.told() != self.expected[place]:
                     raise WrongAnswer(difference(self.expected[place], answer.told()))

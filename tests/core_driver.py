@@ -23,7 +23,7 @@ from actors.scheduler.events import (
     ToReplica,
 )
 from actors.scheduler.replica import Replica
-from bus.messages import END_NONE, SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from bus.messages import END_NONE, RequestsDone, SamplingParams, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 from tests.engine_driver import Driver
 
 REPLICA = "gpu"
@@ -130,6 +130,7 @@ class CoreDriver:
         result = self.driver.result()
         self._in_flight -= 1
         self.results.append(result)
+        told = []
         for sequence_id, token, end in zip(
             result.sequence_ids.tolist(), result.token_ids.tolist(), result.ends.tolist(), strict=True
         ):
@@ -139,7 +140,11 @@ class CoreDriver:
             answer.tokens.append(token)
             answer.times_s.append(result.done_s)
             answer.ended = bool(end)
+            if end:
+                told.append(self._names[sequence_id])
         self.take(ReplicaResult(REPLICA, result))
+        if told:
+            self.take(RequestsDone(request_ids=tuple(told), attempts=("",) * len(told)))
         return result
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:

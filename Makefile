@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit clean
+.PHONY: help serve test lint format types unit chaos clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,9 @@ unit: $(VENV)/.installed-test ## run the tests (ARGS="tests/bus -k lease" choose
 format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 12 minutes
+	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

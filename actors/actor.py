@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +30,8 @@ METRICS_INTERVAL_S = 1.0
 METRICS_TTL_S = 15.0
 RETRY_S = 0.5
 """Pause before the bus is asked again when it was not there."""
+STANDBY_LOOK_S = 0.2
+"""How often a standby looks whether the lease is free."""
 STOP_AFTER_FAILURE_S = 5.0
 """How long :meth:`Actor.stop` may take once the actor has failed: what it waits for may never come."""
 
@@ -56,6 +60,9 @@ class Actor(ABC):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
+        self._renewed = asyncio.Event()
+        self._renewed_s = math.inf
+        """When the last renewal of the lease was begun: it holds from then on for its time."""
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -91,6 +98,17 @@ class Actor(ABC):
             self.log.info("draining")
             self.draining.set()
             self.set_state("draining")
+
+    async def confirm_lease(self) -> None:
+        """Wait until the lease is held for certain.
+
+        A process that was frozen for longer than its lease may have been given up meanwhile. Where late writes could do
+        harm, ask this between a read, or a wait, and what follows from it. (If it has been given up, it ends here.)
+        """
+        while time.monotonic() - self._renewed_s > self.settings.lease_ttl_s:
+            self._renewed.clear()
+            self._beat_now.set()
+            await self._renewed.wait()
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run ``coro`` beside the loop. Its end is nothing special; an exception in it ends the actor with it."""
@@ -203,7 +221,8 @@ class Actor(ABC):
         """Wait for the lease; False if told to drain meanwhile."""
         told = False
         while not self.draining.is_set():
-            pause_s = self.settings.lease_ttl_s / 3
+            pause_s = min(STANDBY_LOOK_S, self.settings.lease_ttl_s / 3)
+            self._renewed_s = time.monotonic()
             try:
                 self.epoch = await self.bus.acquire_lease(
                     self.kind, self.lease_name(), self.lease_info(), ttl_s=self.settings.lease_ttl_s
@@ -230,6 +249,7 @@ class Actor(ABC):
         while True:
             await _wait(self._beat_now, min(RETRY_S, ttl_s / 3) if away else ttl_s / 3)
             self._beat_now.clear()
+            began_s = time.monotonic()
             try:
                 await self.bus.renew_lease(self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s)
             except BusUnavailable as error:
@@ -240,6 +260,8 @@ class Actor(ABC):
                 if away:
                     self.log.info("bus is back: the lease is renewed")
                 away = False
+                self._renewed_s = began_s
+                self._renewed.set()
 
     async def _publish_metrics(self) -> None:
         while True:

@@ -16,7 +16,7 @@ LINE_LIMIT = 2**20
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_S = 60.0
-"""A process that ran this long is not in a crash loop."""
+"""A process that ran this long is not in a crash loop; deaths further apart than that make none either."""
 CRASH_LOOP = 5
 
 
@@ -40,7 +40,7 @@ def die_with_parent() -> Callable[[], None]:
 
 
 class Restarts:
-    """When to start a process again: after 1, 2, 4 ... 30 s; at once a first time again once it ran steadily."""
+    """When to start a process again: at once if it had been ready or ran steadily, else after 1, 2, 4 ... 30 s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -51,12 +51,13 @@ class Restarts:
     def started(self) -> None:
         self._started_s = self._clock()
 
-    def died(self) -> float:
+    def died(self, *, was_ready: bool = False) -> float:
         """Record a death; returns the pause before the next start, in seconds."""
         now = self._clock()
-        if now - self._started_s >= STEADY_S:
+        if was_ready or now - self._started_s >= STEADY_S:
             self._pause_s = FIRST_PAUSE_S
             self._deaths_s.clear()
+            return 0.0
         self._deaths_s.append(now)
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s

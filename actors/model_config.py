@@ -19,6 +19,8 @@ from actors.settings import Settings
 
 LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 ARCHITECTURES = (LLAMA, MISTRAL, QWEN2, QWEN3)
+ORACLE = "OracleForCausalLM"
+"""A model for tests (:mod:`actors.executor.models.oracle`)."""
 ROPE_TYPES = ("default", "linear", "llama3")
 DTYPES = ("float32", "bfloat16", "float16")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -225,7 +227,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     """The first architecture, if it is one of ours and nothing else in the file changes what it computes."""
     names = raw.get("architectures") or [None]
     name = names[0] if isinstance(names, list) else names
-    if name not in ARCHITECTURES:
+    if name not in (*ARCHITECTURES, ORACLE):
         said = f"architecture {name!r}" if name else "config.json names no architecture, which"
         raise ModelError(f"{said} is not supported (supported: {', '.join(ARCHITECTURES)})")
     if raw.get("auto_map"):

@@ -143,7 +143,7 @@ def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
     counts = (
         (settings.ingresses, "ingress"),
         (settings.tokenizers, "tokenizer"),
-        (1, "scheduler"),
+        (settings.schedulers, "scheduler"),
         (settings.executors, "executor"),
         (settings.detokenizers, "detokenizer"),
     )

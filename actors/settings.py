@@ -156,6 +156,9 @@ class Settings:
     )
     executors: int = setting(1, help="executors to start, one per GPU", group=PROCESSES, low=1, high=1024)
     tokenizers: int = setting(1, help="tokenizers to start", group=PROCESSES, low=1, high=1024)
+    schedulers: int = setting(
+        1, help="schedulers to start: one leads, others stand by", group=PROCESSES, low=1, high=16
+    )
     detokenizers: int = setting(1, help="detokenizers to start", group=PROCESSES, low=1, high=1024)
     ingresses: int = setting(
         1,

@@ -69,7 +69,7 @@ def plan_children(
     counts = {
         "ingress": settings.ingresses,
         "tokenizer": settings.tokenizers,
-        "scheduler": 1,
+        "scheduler": settings.schedulers,
         "executor": settings.executors,
         "detokenizer": settings.detokenizers,
     }
@@ -154,10 +154,9 @@ class Supervisor:
             code = await child.run_once()
             if self._stopping.is_set():
                 return
-            pause_s = child.restarts.died()
+            pause_s = child.restarts.died(was_ready=await self._release_lease(child))
             self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
             self._give_up_if_hopeless(child, code)
-            await self._release_lease(child)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
@@ -170,7 +169,7 @@ class Supervisor:
         while True:
             restarts.started()
             code = await self._redis.wait()
-            pause_s = restarts.died()
+            pause_s = restarts.died(was_ready=True)  # or start() would have failed
             self._log.warning("redis-server ended", code=code, restart_in_s=pause_s)
             await asyncio.sleep(pause_s)
             try:
@@ -189,14 +188,18 @@ class Supervisor:
             EXIT_UNUSABLE if code == EXIT_UNUSABLE else EXIT_FAILED,
         )
 
-    async def _release_lease(self, child: Child) -> None:
-        """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry."""
+    async def _release_lease(self, child: Child) -> bool:
+        """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry. Returns
+        whether it had said that it was ready."""
+        was_ready = False
         if self._bus is None:
-            return
+            return was_ready
         with contextlib.suppress(BusError):
             for lease in await self._bus.leases(child.kind):
                 if lease.info.get("actor") == child.name:
+                    was_ready = lease.info.get("state") == "ready"
                     await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
+        return was_ready
 
     # -- readiness ----------------------------------------------------------------------------------------------------
 

@@ -213,5 +213,10 @@ class Bus(ABC):
         """Give a lease up; nothing happens if it is no longer ours."""
 
     @abstractmethod
+    async def revoke_lease(self, kind: str, name: str) -> bool:
+        """Nobody holds this lease: see to it that nobody who held it before can take it back (:meth:`renew_lease`
+        raises Fenced). False, and nothing happens, if somebody does hold it."""
+
+    @abstractmethod
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         """Live leases (of one kind), ordered by kind and name."""

@@ -305,6 +305,15 @@ class MemoryBus(Bus):
         if lease is not None and lease.epoch == epoch:
             del self.server.leases[key]
 
+    async def revoke_lease(self, kind: str, name: str) -> bool:
+        self._check()
+        key = self.names.lease(kind, name)
+        if self.server.live_lease(key) is not None:
+            return False
+        self.server.epoch += 1
+        self.server.granted[key] = self.server.epoch
+        return True
+
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         self._check()
         prefix = self.names.key("lease") + ":"

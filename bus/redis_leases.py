@@ -77,6 +77,21 @@ class RedisLeases:
                 if await self._exec([("DEL", key), ("SREM", self._names.leases, key)]):
                     return
 
+    async def revoke(self, kind: str, name: str) -> bool:
+        """See :meth:`bus.contract.Bus.revoke_lease`."""
+        key, granted = self._keys(kind, name)
+        async with self._lock:
+            for _ in range(_TRIES):
+                (held,) = await self._watch(key)
+                if held is not None:
+                    await self._link.call(("UNWATCH",))
+                    return False
+                (reply,) = await self._link.call(("INCR", self._names.epochs))
+                epoch = int(checked(reply, "lease epoch"))
+                if await self._exec([("SET", granted, str(epoch), "PX", _GRANT_MS), ("SREM", self._names.leases, key)]):
+                    return True
+        return False
+
     async def live(self, kind: str | None) -> list[LeaseInfo]:
         """See :meth:`bus.contract.Bus.leases`."""
         (reply,) = await self._link.call(("SMEMBERS", self._names.leases))

@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+
+def address_of(ingress: str, epoch: int) -> str:
+    """Where replies to one life of an ingress go: its next life knows nothing of the requests of this one."""
+    return f"{ingress}@{epoch}"
+
+
+def is_address(text: str) -> bool:
+    """Whether replies there are for an actor that holds a lease (not for a test or a measurement)."""
+    return "@" in text
+
+
 TOKENIZER_GROUP = "tokenizers"
 SCHEDULER_GROUP = "schedulers"
 

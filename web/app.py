@@ -13,6 +13,7 @@ from actors.cli import version
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError, BusUnavailable
 from bus.outbox import Outbox
+from bus.streams import address_of
 from web import listener
 from web.admission import Admission
 from web.auth import KeyRing
@@ -109,14 +110,15 @@ class IngressActor(Actor):
     def _make_context(self, model: ServedModel, outbox: Outbox) -> Context:
         membership = Membership(self.bus, fresh_s=self.settings.lease_ttl_s)
         metrics = IngressMetrics(self.metrics, model.max_model_len)
-        inbox = Inbox(self.bus, self.names, self.name, outbox, metrics, self.log)
+        address = address_of(self.name, self.epoch)
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
 
         return Context(
             settings=self.settings,
-            name=self.name,
+            address=address,
             version=version(),
             model=model,
             inbox=inbox,

@@ -33,6 +33,8 @@ class Choice:
     tokens: list[Token] = field(default_factory=list)
     """What has come and was not taken yet, for calls that report tokens."""
     cumulative_logprob: float = 0.0
+    end_seen: bool = False
+    """Whether the client, which has come back for the rest, has the end of this choice."""
 
     def take_tokens(self) -> list[Token]:
         """The tokens since the last call, once."""
@@ -107,10 +109,10 @@ class Call:
         self._changed: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def skip(self, seen: Sequence[tuple[int, int]]) -> None:
-        """The client has so many (tokens, characters) of each choice already."""
-        for choice, (num_tokens, num_chars) in zip(self.choices, seen, strict=True):
-            choice.num_tokens, choice.num_chars = num_tokens, num_chars
+    def skip(self, seen: Sequence[tuple[int, int, bool]]) -> None:
+        """The client has so many (tokens, characters) of each choice already, and perhaps its end."""
+        for choice, (num_tokens, num_chars, ended) in zip(self.choices, seen, strict=True):
+            choice.num_tokens, choice.num_chars, choice.end_seen = num_tokens, num_chars, ended
 
     @property
     def resumable(self) -> bool:

@@ -24,10 +24,10 @@ from web.sse import Streams
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """The parts of one ingress. ``draining()`` is true once it takes nothing new."""
+    """The parts of one ingress. Replies come to ``address``. ``draining()`` is true once it takes nothing new."""
 
     settings: Settings
-    name: str
+    address: str
     version: str
     model: ServedModel
     inbox: Inbox

@@ -46,14 +46,14 @@ class Inbox:
         self,
         bus: Bus,
         names: Names,
-        ingress: str,
+        address: str,
         outbox: Outbox,
         metrics: IngressMetrics,
         log: Log,
     ) -> None:
         self._bus = bus
         self._names = names
-        self._stream = names.replies(ingress)
+        self._stream = names.replies(address)
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
@@ -124,8 +124,7 @@ class Inbox:
     # -- replies ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read the mailbox for ever. What is in it at the start belongs to a dead namesake and is deleted."""
-        await self._forget()
+        """Read the mailbox for ever."""
         while True:
             try:
                 entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
@@ -133,14 +132,6 @@ class Inbox:
                 await self._trim()
             except BusUnavailable as error:
                 self._log.warning("bus unavailable: replies wait", error=str(error))
-                await asyncio.sleep(RETRY_S)
-
-    async def _forget(self) -> None:
-        while True:
-            try:
-                await self._bus.delete(self._stream)
-                return
-            except BusUnavailable:
                 await asyncio.sleep(RETRY_S)
 
     async def forget(self) -> None:

@@ -17,19 +17,19 @@ from web.calls import Choice
 from web.errors import ApiError
 
 MAX_KEY_CHARS = 255
-_SEEN = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}(,[0-9]{1,9}\.[0-9]{1,9})*")
+_SEEN = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}\.?(,[0-9]{1,9}\.[0-9]{1,9}\.?)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """``request_id``: the public id without its prefix. ``attempt``: unique. ``seen``: (tokens, characters) that the
-    client has of each choice; None: it begins."""
+    """``request_id``: the public id without its prefix. ``attempt``: unique. ``seen``: tokens and characters that the
+    client has of each choice, and whether it has its end; None: it begins."""
 
     request_id: str
     attempt: str
-    seen: tuple[tuple[int, int], ...] | None
+    seen: tuple[tuple[int, int, bool], ...] | None
 
-    def seen_of(self, num_choices: int) -> Sequence[tuple[int, int]] | None:
+    def seen_of(self, num_choices: int) -> Sequence[tuple[int, int, bool]] | None:
         """What the client has of its ``num_choices`` choices.
 
         Raises:
@@ -58,17 +58,19 @@ def read_resumption(headers: Mapping[str, str]) -> Resumption | None:
     return Resumption(digest, uuid.uuid4().hex, None if last is None else _read_seen(last))
 
 
-def _read_seen(last: str) -> tuple[tuple[int, int], ...]:
+def _read_seen(last: str) -> tuple[tuple[int, int, bool], ...]:
     if not _SEEN.fullmatch(last):
         raise _bad_header("Last-Event-ID", "it is not the id of an event of this server")
-    pairs = (pair.split(".") for pair in last.split(","))
-    return tuple((int(tokens), int(chars)) for tokens, chars in pairs)
+    choices = (choice.split(".") for choice in last.split(","))
+    return tuple((int(tokens), int(chars), bool(ended)) for tokens, chars, *ended in choices)
 
 
 def event_id(choices: Sequence[Choice]) -> bytes:
-    """The id of an event after which the client has everything that has been taken from ``choices``."""
-    seen = ((choice.num_tokens, choice.num_chars) for choice in choices)
-    return ",".join(f"{tokens}.{chars}" for tokens, chars in seen).encode()
+    """The id of an event after which the client has everything that has been taken from ``choices``: tokens and
+    characters of each, and a dot if it has ended."""
+    ended = (choice.end_seen or choice.finish_reason is not None for choice in choices)
+    seen = zip(choices, ended, strict=True)
+    return ",".join(f"{choice.num_tokens}.{choice.num_chars}{'.' * over}" for choice, over in seen).encode()
 
 
 def with_id(events: bytes, choices: Sequence[Choice]) -> bytes:

@@ -93,6 +93,7 @@ class DetokenizerActor(Actor):
                 await asyncio.sleep(RETRY_S)
                 continue
             away = False
+            await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
             await self._handle(entries)
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()

@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, pro
 
 def fill_with_noise(model: LlamaModel, seed: int) -> None:
     """Normal random weights, made on the model's own device; norms are ones and biases zeros."""
+    import_module("torch._prims.rng_prims")  # generators need it, and what imports the engine has left it out
     generator = torch.Generator(device=model.parameters.device).manual_seed(seed)
     for tensor, mean, std in model.parameters.tensors:
         if std:

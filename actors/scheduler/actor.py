@@ -68,6 +68,8 @@ LOOK_S = 0.25
 EAGER_LOOK_S = 0.05
 """While there is no executor."""
 HOUSEKEEPING_S = 1.0
+SENT_LATE_S = 30.0
+"""How long something may still be sent to an ingress that is gone."""
 MAX_UNSENT = 4096
 """Nothing is planned while more messages than this wait for the bus."""
 SHOWN_IDS = 8
@@ -91,8 +93,6 @@ class SchedulerActor(Actor):
         """The work entries of all requests that are not over."""
         self._left = Ledger()
         self._recovered: dict[str, dict[int, SequenceOutput]] = {}
-        self._readmitted = False
-        """Whether all requests that another scheduler had taken in are here."""
         self._journal_end = START
         self._led: set[str] = set()
         self._summed_up: dict[str, EntryId] = {}
@@ -104,6 +104,9 @@ class SchedulerActor(Actor):
         self._preempted: Counter[str] = Counter()
         self._away: set[str] = set()
         self._believe_absence_s = 0.0
+        self._looked_s = time.monotonic()
+        self._gone: dict[str, float] = {}
+        """Addresses of dead ingresses, and until when (monotonic) something may still be sent there."""
         self._spans = spans_of(settings, name)
 
     def lease_name(self) -> str:
@@ -141,6 +144,7 @@ class SchedulerActor(Actor):
             await self._retrying("groups", partial(self.bus.create_group, stream, SCHEDULER_GROUP))
         self.spawn(self._outbox.run(), "outbox")
         await self._take_over()
+        await self._retrying("work left behind", self._claim_work)
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
@@ -171,6 +175,20 @@ class SchedulerActor(Actor):
             seconds = round(time.monotonic() - began_s, 3)
             self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
 
+    async def _claim_work(self) -> None:
+        """What another scheduler has left, or has been handed since: one that was frozen may read once more before it
+        learns that it has been replaced."""
+        for stream in (self.names.tokenized, self.names.control):
+            consumers = await self.bus.consumers(stream, SCHEDULER_GROUP)
+            for other in consumers.keys() - {self._consumer}:
+                for entry in await self.bus.claim(stream, SCHEDULER_GROUP, self._consumer, other):
+                    self._put(entry)
+
+    @property
+    def _consumer(self) -> str:
+        """Under which name it reads work: no two schedulers have the same one."""
+        return f"{self.name}@{self.epoch}"
+
     def _lead(self, stream: str) -> None:
         """Tell a detokenizer that nothing of an earlier scheduler is valid any more, before it hears anything else."""
         if stream not in self._led:
@@ -182,6 +200,7 @@ class SchedulerActor(Actor):
         while not (self.draining.is_set() and self.core.is_idle and not self._inbox):
             await self._news.wait()
             self._news.clear()
+            await self.confirm_lease()
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
             taken_s = time.time()
@@ -218,12 +237,12 @@ class SchedulerActor(Actor):
 
     async def _read_work(self) -> None:
         """New requests, aborts and stops; while draining only the latter two."""
+        await self.confirm_lease()
         streams = [self.names.control] if self.draining.is_set() else [self.names.tokenized, self.names.control]
-        entries = await self.bus.read_group(SCHEDULER_GROUP, LEASE, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS)
-        for entry in entries:
+        for entry in await self.bus.read_group(
+            SCHEDULER_GROUP, self._consumer, streams, count=READ_COUNT, block_ms=WORK_BLOCK_MS
+        ):
             self._put(entry)
-        if not self._readmitted and not any(entry.deliveries > 1 for entry in entries):
-            self._readmitted = True
 
     async def _read_results(self) -> None:
         """Results of all replicas. A replica that has joined is told to the core when its results are being read."""
@@ -265,6 +284,7 @@ class SchedulerActor(Actor):
             self._settled(entry)
         else:
             self._entries[message.request_id] = entry
+            self._membership.expect((message.ingress,))
             if entry.deliveries > 1:
                 self._readmit(message)
             else:
@@ -286,7 +306,8 @@ class SchedulerActor(Actor):
         if entry.id.epoch < member.epoch:
             return  # of an executor that was replaced long ago
         if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
-            self._take_event(ReplicaLost(name, message.reason if isinstance(message, ReplicaFenced) else "replaced"))
+            reason = message.reason if isinstance(message, ReplicaFenced) else "replaced"
+            self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
             return
         try:
             self.core.take(ReplicaResult(name, message))
@@ -379,6 +400,7 @@ class SchedulerActor(Actor):
         await self._to_ack.wait()
         batch = list(self._acks)
         await self._outbox.stored(batch[-1][0])
+        await self.confirm_lease()
         await self.bus.ack(SCHEDULER_GROUP, [entry for _, entry in batch])
         for _ in batch:
             self._acks.popleft()
@@ -387,17 +409,26 @@ class SchedulerActor(Actor):
 
     # -- beside the loop ----------------------------------------------------------------------------------------------
     async def _look(self) -> None:
-        """Who is there? After an outage of the bus, actors get the time of a lease to show that they live."""
+        """Who is there? After an outage of the bus, or of this process, actors get the time of a lease to show that
+        they live."""
         leases = await self.bus.leases()
         now_s = time.monotonic()
-        if self._away:
+        if self._away or now_s - self._looked_s > LOOK_S + self.settings.lease_ttl_s / 3:
             self._believe_absence_s = now_s + self.settings.lease_ttl_s
-        self._membership.look(leases, believe_absence=now_s >= self._believe_absence_s)
+        self._looked_s = now_s
+        revoked = set()
+        if now_s >= self._believe_absence_s:
+            for kind, name in self._membership.absent(leases):
+                if await self.bus.revoke_lease(kind, name):
+                    revoked.add((kind, name))
+        self._membership.look(leases, revoked)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
 
     async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:
         """Metrics, log lines that would be too many, and trimming."""
         await asyncio.sleep(pause_s)
+        await self.confirm_lease()
+        await self._claim_work()
         self._meters.update(self.core)
         if self._preempted:
             times, self._preempted = self._preempted, Counter()
@@ -407,14 +438,21 @@ class SchedulerActor(Actor):
             self._news.set()
         await self._sum_up()
         await self._trimmer.trim(self.core, self._membership, self._summed_up)
+        await self._forget_ingresses()
+
+    async def _forget_ingresses(self) -> None:
+        """Delete the mailboxes of dead ingresses, several times: who has not heard of the death still sends there."""
         gone = self._membership.gone_ingresses
+        now_s = time.monotonic()
         while gone:
-            await self.bus.delete(self.names.replies(gone[-1]))
-            gone.pop()
+            self._gone[gone.pop()] = now_s + SENT_LATE_S
+        if self._gone:
+            await self.bus.delete(*map(self.names.replies, self._gone))
+            self._gone = {address: until_s for address, until_s in self._gone.items() if now_s < until_s}
 
     async def _sum_up(self) -> None:
         """Write a checkpoint if there are results that no checkpoint covers, and drop what it makes superfluous."""
-        if not self._readmitted or self._inbox:
+        if self._inbox:
             return
         self._recovered.clear()
         self._left = Ledger()

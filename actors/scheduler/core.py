@@ -171,6 +171,9 @@ class Core:
                     self._fleet.touch(self.replicas[message.replica])
             case ReplicaLost():
                 self._lose(message.replica, message.reason)
+                for request in self._all_requests():
+                    if request.detokenizer in message.deaf:
+                        self._announce_anew(request)
             case IngressLost():
                 for request in self._all_requests():
                     if request.ingress == message.ingress and not request.away:

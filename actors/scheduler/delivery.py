@@ -20,6 +20,9 @@ from actors.scheduler.events import Output, RequestOver, ToDetokenizer, ToIngres
 from actors.scheduler.sequence import Request, Sequence, State
 from bus.messages import RequestFailed, RequestMoved, TokenizedRequest
 
+SILENT_S = 30.0
+"""How long a request that has been told to the end is kept, at least, for an ingress that says nothing about it."""
+
 
 class Delivery:
     """The detokenizers, the requests that have ended but are not delivered yet, and those whose client is away.
@@ -66,6 +69,8 @@ class Delivery:
             for sequence in request.sequences:
                 if sequence.state is State.ENDED:
                     self.start(sequence)
+            if request.id in self.finished and not request.away:
+                self._deadlines[request.id] = None  # only now can its client get it
 
     def silence(self, request: Request, *, again: bool) -> None:
         """Nobody is to work on the request's text any more; ``again``: until it is announced once more."""
@@ -134,8 +139,11 @@ class Delivery:
             return []
         for request_id, deadline_s in self._deadlines.items():
             if deadline_s is None:
-                self._deadlines[request_id] = now_s + self._keep_s
+                present = request_id in self.finished and not self.finished[request_id].away
+                self._deadlines[request_id] = now_s + (max(self._keep_s, SILENT_S) if present else self._keep_s)
+        undelivered = {each.id for each in self._unannounced.values() if not each.away}
         due = [each for each, deadline_s in self._deadlines.items() if deadline_s is not None and deadline_s <= now_s]
+        due = [request_id for request_id in due if request_id not in undelivered]
         for request_id in due:
             del self._deadlines[request_id]
         return due

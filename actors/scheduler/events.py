@@ -58,10 +58,12 @@ class ReplicaSuspended:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """All results this replica will ever give have been handed in: take its sequences back."""
+    """All results this replica will ever give have been handed in: take its sequences back. ``deaf`` are the
+    detokenizers that may never have found it: its life was short."""
 
     replica: str
     reason: str = ""
+    deaf: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ on); and once the results have been read up to the fence, it is lost: its sequen
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from actors.scheduler.events import (
@@ -21,6 +21,7 @@ from actors.scheduler.events import (
     ReplicaSuspended,
 )
 from bus.contract import EntryId, LeaseInfo
+from bus.streams import address_of, is_address
 
 DEFAULT_BUDGET_TOKENS = 2048
 
@@ -50,36 +51,51 @@ class Membership:
         """Executors that are not taken (again), by the epoch of their lease."""
         self.positions: dict[str, dict[str, EntryId]] = {}
         self.gone_ingresses: list[str] = []
+        """Addresses of ingresses, to be forgotten with what is still sent there."""
         self._emit = emit
         self._fence = fence
         self._detokenizers: dict[str, int] = {}
         self._taking: tuple[str, ...] = ()
-        self._ingresses: dict[str, int] = {}
+        self._ingresses: set[str] = set()
 
-    def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str]) -> None:
-        """Actors that were there before the first look, so that their absence is noticed."""
-        self._ingresses.update(dict.fromkeys(ingresses, 0))
-        self._detokenizers.update(dict.fromkeys(detokenizers, 0))
+    def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str] = ()) -> None:
+        """Actors that were there without having been seen here, so that their absence is noticed. Ingresses by
+        address."""
+        self._ingresses.update(filter(is_address, ingresses))
+        for name in detokenizers:
+            self._detokenizers.setdefault(name, 0)
 
     @property
     def ingresses(self) -> Iterable[str]:
-        """Those that were there at the last look."""
-        return self._ingresses.keys()
+        """Addresses of those that were there at the last look."""
+        return self._ingresses
 
     @property
     def live_detokenizers(self) -> Iterable[str]:
         return self._detokenizers.keys()
 
-    def look(self, leases: Iterable[LeaseInfo], *, believe_absence: bool) -> None:
-        """Take in all live leases. With ``believe_absence`` False (the bus was away, so leases may have expired though
-        their actors live) nobody is given up for a missing lease."""
+    def deaf_to(self, replica: str) -> tuple[str, ...]:
+        """Detokenizers that have not said yet that they read this replica's results."""
+        return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
+
+    def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
+        """(kind, name) of all who were there and have no lease among these. They may only be frozen: nobody is given up
+        before its lease is revoked, so that it cannot take it back unaware."""
+        known = [("executor", name) for name, member in self.members.items() if not member.fenced]
+        known += [("detokenizer", name) for name in self._detokenizers]
+        known += [("ingress", address.rpartition("@")[0]) for address in self._ingresses]
+        live = {(lease.kind, lease.name) for lease in leases}
+        return [who for who in dict.fromkeys(known) if who not in live]
+
+    def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
+        """Take in all live leases, and that those of ``revoked`` (kind, name) will not come back."""
         by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
         for lease in leases:
             if lease.kind in by_kind:
                 by_kind[lease.kind][lease.name] = lease
-        self._look_at_executors(by_kind["executor"], believe_absence)
-        self._look_at_detokenizers(by_kind["detokenizer"], believe_absence)
-        self._look_at_ingresses(by_kind["ingress"], believe_absence)
+        self._look_at_executors(by_kind["executor"], revoked)
+        self._look_at_detokenizers(by_kind["detokenizer"], revoked)
+        self._look_at_ingresses(by_kind["ingress"], revoked)
 
     def distrust(self, replica: str, reason: str) -> None:
         """Shut the executor of a replica out."""
@@ -95,11 +111,11 @@ class Membership:
         """The replica's results have been read to the end. Its name is free for a new executor."""
         self.members.pop(replica, None)
 
-    def _look_at_executors(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
+    def _look_at_executors(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
         for name, member in list(self.members.items()):
             lease = leases.get(name)
             if lease is None:
-                if believe_absence:
+                if ("executor", name) in revoked:
                     self.distrust(name, "its lease has ended")
             elif lease.epoch != member.epoch:
                 self.distrust(name, "a new executor has taken its place")
@@ -130,22 +146,21 @@ class Membership:
             member.suspended = True
             self._emit(ReplicaSuspended(name))
 
-    def _look_at_ingresses(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
-        for name, epoch in list(self._ingresses.items()):
-            now = leases.get(name)
-            if now is None and believe_absence:
-                del self._ingresses[name]
-                self.gone_ingresses.append(name)
-                self._emit(IngressLost(name))
-            elif now is not None and now.epoch != epoch != 0:
-                self._emit(IngressLost(name))  # another process under the same name knows nothing of these requests
-        self._ingresses.update({name: lease.epoch for name, lease in leases.items()})
+    def _look_at_ingresses(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
+        live = {address_of(name, lease.epoch) for name, lease in leases.items()}
+        for address in sorted(self._ingresses - live):
+            name = address.rpartition("@")[0]
+            if name in leases or ("ingress", name) in revoked:
+                self._ingresses.discard(address)
+                self.gone_ingresses.append(address)
+                self._emit(IngressLost(address))
+        self._ingresses |= live
 
-    def _look_at_detokenizers(self, leases: dict[str, LeaseInfo], believe_absence: bool) -> None:
+    def _look_at_detokenizers(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
         taking = tuple(sorted(name for name, lease in leases.items() if lease.info.get("state") == "ready"))
         for name, epoch in list(self._detokenizers.items()):
             now = leases.get(name)
-            if now.epoch != epoch != 0 if now is not None else believe_absence:
+            if now.epoch != epoch != 0 if now is not None else ("detokenizer", name) in revoked:
                 del self._detokenizers[name]
                 self.positions.pop(name, None)
                 self._emit(DetokenizerLost(name))

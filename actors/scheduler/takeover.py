@@ -93,6 +93,7 @@ class Takeover:
             if state.closed or not state.executor_epoch:
                 self._close(replica)
             elif not state.marked or ready.get(replica) != state.executor_epoch:
+                await self._bus.revoke_lease("executor", replica)  # should it only be frozen
                 fence = ReplicaFenced(replica=replica, reason="its executor was lost with the scheduler")
                 self._outbox.append_at(self._names.results(replica), EntryId(state.executor_epoch, FENCE_INDEX), fence)
                 await self._outbox.stored(self._outbox.queued)

@@ -292,3 +292,44 @@ async def test_cancelled_run_cleans_up() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert (actor.steps, bus.released) == (["start", "serve", "stop"], [7])
+
+
+class Sleeper(Waiter):
+    """Acts on what it read before it was frozen, but asks for its lease first."""
+
+    async def serve(self) -> None:
+        self._renewed_s = -1000.0  # as if it had been frozen since
+        self.serving.set()
+        await self.confirm_lease()
+        self.steps.append("act")
+        await self.draining.wait()
+
+
+@pytest.mark.parametrize("unavailable", [False, True])
+async def test_whoever_slept_asks_for_its_lease_first(unavailable: bool) -> None:
+    """Nothing is done before the lease is renewed, however long the bus is away."""
+    bus = LeaseBus()
+    actor = Sleeper(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    bus.unavailable = unavailable
+    for _ in range(3 * unavailable):
+        await until_beat(bus)
+        assert "act" not in actor.steps
+    bus.unavailable = False
+    while "act" not in actor.steps:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    actor.request_drain()
+    await running
+
+
+async def test_whoever_was_given_up_while_it_slept_ends() -> None:
+    """It does nothing more."""
+    bus = LeaseBus()
+    actor = Sleeper(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    bus.fenced = True
+    with pytest.raises(Fenced):
+        await running
+    assert "act" not in actor.steps

@@ -229,7 +229,7 @@ async def test_long_lines_and_the_tail() -> None:
 
 
 def test_pauses_between_restarts() -> None:
-    """1, 2, 4 ... 30 s; a process that ran a minute starts over with 1 s."""
+    """1, 2, 4 ... 30 s; none, and the count from the beginning, for a process that was ready or ran a minute."""
     now = [0.0]
     restarts = Restarts(lambda: now[0])
     pauses = []
@@ -240,8 +240,11 @@ def test_pauses_between_restarts() -> None:
     assert restarts.looping
     restarts.started()
     now[0] = 60.0
-    assert restarts.died() == 1
+    assert restarts.died() == 0
     assert not restarts.looping
+    restarts.started()
+    pauses = [restarts.died(was_ready=was_ready) for was_ready in (False, False, True, False)]
+    assert pauses == [1, 2, 0, 1]
 
 
 def test_plan_gives_each_executor_a_gpu() -> None:

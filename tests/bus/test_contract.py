@@ -385,6 +385,21 @@ async def test_renewing_anothers_lease_is_fenced(bus: Bus) -> None:
         await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
 
 
+async def test_a_revoked_lease_cannot_be_taken_back(bus: Bus) -> None:
+    """Who slept through the end of its lease and was given up learns it; a lease that is held cannot be revoked."""
+    epoch = await bus.acquire_lease("executor", "e0", {}, ttl_s=1000)
+    assert not await bus.revoke_lease("executor", "e0")
+    await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+    await bus.release_lease("executor", "e0", epoch)
+    await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+    await bus.release_lease("executor", "e0", epoch)
+    assert await bus.revoke_lease("executor", "e0")
+    with pytest.raises(Fenced):
+        await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+    assert await bus.leases() == []
+    assert await bus.acquire_lease("executor", "e0", {}, ttl_s=1000) > epoch
+
+
 async def test_leases_are_listed_by_kind_and_name(bus: Bus) -> None:
     """All live leases, or those of one kind, in order."""
     for kind, name in (("tokenizer", "t1"), ("executor", "e2"), ("executor", "e1"), ("exec", "z")):

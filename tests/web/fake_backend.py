@@ -264,6 +264,11 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.actor.port}"
 
+    @property
+    def address(self) -> str:
+        """Where it gets its replies."""
+        return self.actor.context.address
+
     async def refresh(self) -> None:
         """Make the ingress see the leases as they are now."""
         await self.actor.context.membership.refresh()

@@ -58,7 +58,7 @@ async def test_leaving_during_a_stream(serve):
         client.post(prompt=["a", "b"], stream=True)
         first, second = await served.backend.requested(2)
         deltas = [Delta(first.request_id, "x", 1, finish_reason="stop"), Delta(second.request_id, "y", 1)]
-        await served.backend.send("ingress-0", batch(deltas))
+        await served.backend.send(served.address, batch(deltas))
         await client.reader.readuntil(b'"y"')
 
     assert await served.backend.aborted() == [second.request_id]
@@ -82,12 +82,12 @@ async def test_replies_after_leaving_are_ignored(serve, http):
         client.post(prompt="a", stream=True)
         (request,) = await served.backend.requested()
     await served.backend.aborted()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "late", 1, finish_reason="stop")]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "late", 1, finish_reason="stop")]))
     served.backend.answers = True
 
     async with http.post(served.url + "/v1/completions", json={"prompt": "b"}) as response:
         assert response.status == 200
-    replies = served.backend.names.replies("ingress-0")
+    replies = served.backend.names.replies(served.address)
     await until_empty(served.backend.bus, replies)
 
 
@@ -102,7 +102,7 @@ async def test_a_stuck_client_harms_only_itself(serve, http):
         client.post(prompt="a", stream=True, max_tokens=500)
         (request,) = await served.backend.requested()
         for count in range(1, 9):
-            await served.backend.send("ingress-0", batch([Delta(request.request_id, big, count)]))
+            await served.backend.send(served.address, batch([Delta(request.request_id, big, count)]))
         (opened,) = context.inbox.open_requests()
         await until(lambda: opened.choices[0].num_tokens == 8)
         assert len(opened.call._changed) <= 1

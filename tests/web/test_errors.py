@@ -106,7 +106,7 @@ async def test_failure_before_the_first_token(serve, http, stream, status, kind)
     (request,) = await served.backend.requested()
     failure = RequestFailed(request_id=request.request_id, status=status, error_type=kind, message="no", param="prompt")
 
-    await served.backend.send("ingress-0", failure)
+    await served.backend.send(served.address, failure)
     got, answer, headers = await asking
 
     assert got == (500 if status == 200 else status)
@@ -121,11 +121,11 @@ async def test_failure_in_a_stream(serve, http):
     served = await serve(answers=False)
     asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True}))
     (request,) = await served.backend.requested()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1)]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1)]))
     async with await asking as response:
         failed = request.request_id
         failure = RequestFailed(request_id=failed, status=500, error_type="InternalServerError", message="no")
-        await served.backend.send("ingress-0", failure)
+        await served.backend.send(served.address, failure)
         events = (await response.text()).split("\n\n")
 
     error = {"message": "no", "type": "InternalServerError", "param": None, "code": None}
@@ -140,7 +140,7 @@ async def test_a_choice_that_ends_badly(serve, http, reason, status):
     asking = asyncio.create_task(post(http, served, json={"prompt": "x", "n": 2}))
     (request,) = await served.backend.requested()
 
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "", 1, finish_reason=reason)]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "", 1, finish_reason=reason)]))
 
     got, answer, _ = await asking
     assert got == status
@@ -155,7 +155,7 @@ async def test_one_of_many_prompts_fails(serve, http):
     requests = await served.backend.requested(3)
     failure = RequestFailed(request_id=requests[1].request_id, status=400, error_type="BadRequestError", message="no")
 
-    await served.backend.send("ingress-0", failure)
+    await served.backend.send(served.address, failure)
 
     assert (await asking)[0] == 400
     assert await served.backend.aborted(2) == [requests[0].request_id, requests[2].request_id]
@@ -179,7 +179,9 @@ async def test_overload(serve, http):
     status, answer, headers = await post(http, served, json={"prompt": "c"})
 
     assert (status, shape(answer)["type"], headers["Retry-After"]) == (429, "RateLimitError", "1")
-    await served.backend.send("ingress-0", batch(Delta(r.request_id, "x", 1, finish_reason="stop") for r in requests))
+    await served.backend.send(
+        served.address, batch(Delta(r.request_id, "x", 1, finish_reason="stop") for r in requests)
+    )
     assert (await asking)[0] == 200
 
 

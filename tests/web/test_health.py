@@ -109,7 +109,7 @@ async def test_drain(serve, http):
     served = await serve(answers=False, drain_timeout_s=30)
     asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True}))
     (request,) = await served.backend.requested()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1)]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1)]))
     async with await asking as response:
         served.actor.request_drain()
 
@@ -119,7 +119,7 @@ async def test_drain(serve, http):
             assert refused.status == 503
         assert not served.running.done()
 
-        await served.backend.send("ingress-0", batch([Delta(request.request_id, "b", 2, finish_reason="stop")]))
+        await served.backend.send(served.address, batch([Delta(request.request_id, "b", 2, finish_reason="stop")]))
         assert (await response.text()).endswith("data: [DONE]\n\n")
     await served.running
     assert served.backend.aborts == []
@@ -130,7 +130,7 @@ async def test_drain_times_out(serve, http):
     served = await serve(answers=False, drain_timeout_s=0.05)
     streaming = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True}))
     (request,) = await served.backend.requested()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1)]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1)]))
     async with await streaming as response:
         waiting = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "y"}))
         await served.backend.requested(2)

@@ -165,7 +165,7 @@ async def test_an_end_before_the_prompt_is_an_error(serve, http):
     served = await serve(answers=False)
     call = asyncio.create_task(http.post(f"{served.url}/v1/completions", json={"prompt": "a", "echo": True}))
     (request,) = await served.backend.requested()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
 
     async with await call as response:
         assert response.status == 500

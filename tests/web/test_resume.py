@@ -47,8 +47,21 @@ async def test_a_stream_goes_on_behind_the_last_event(serve, http):
     replay = Delta(again.request_id, "one two", 3, text_offset=0, finish_reason="stop")
     await served.backend.send(again.ingress, batch([replay]))
     async with await asking as response:
-        assert await events(response) == ("wo", "3.7", True)
+        assert await events(response) == ("wo", "3.7.", True)
     await until(lambda: served.backend.done == [first.request_id])
+
+
+async def test_an_end_is_told_once(serve, http):
+    """A client that lost the connection between the end of a choice and that of the stream gets only the latter."""
+    served = await serve(answers=False)
+    headers = {**KEY, "Last-Event-ID": "3.7.,2.1"}
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={**BODY, "n": 2}, headers=headers))
+    (sent,) = await served.backend.requested()
+    one = Delta(sent.request_id, "one two", 3, text_offset=0, finish_reason="stop")
+    two = Delta(sent.request_id, "xyz", 3, choice_index=1, text_offset=0, finish_reason="stop")
+    await served.backend.send(sent.ingress, batch([one, two]))
+    async with await asking as response:
+        assert await events(response) == ("yz", "3.7.,3.3.", True)
 
 
 async def test_a_whole_answer_can_be_asked_for_again(serve, http):

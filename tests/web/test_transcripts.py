@@ -22,7 +22,7 @@ async def ask(http, served: Served, path: str, deltas: list[list[Delta]], **body
     request = (await served.backend.requested())[0]
     for rows in deltas:
         named = [Delta(**{**vars(row), "request_id": request.request_id}) for row in rows]
-        await served.backend.send("ingress-0", batch(named))
+        await served.backend.send(served.address, batch(named))
         if body.get("stream"):
             await until(lambda rows=named: written(served, rows))
     return (*await asking, request)

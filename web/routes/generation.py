@@ -118,12 +118,13 @@ async def answer(
         public_id = f"{endpoint.id_prefix}-{resumption.request_id}"
         ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
     arrived_s = time.time()
-    messages = asked.messages_for_bus(ids, context.name, arrived_s)
+    messages = asked.messages_for_bus(ids, context.address, arrived_s)
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
-    call, delivered = context.inbox.submit(messages, streaming=asked.stream), False
+    call = context.inbox.submit(messages, streaming=asked.stream)
+    delivered = False
     deadline = None
     if asked.timeout_s is not None:
         deadline = asyncio.get_running_loop().call_later(asked.timeout_s, expire, context.inbox, call, asked.timeout_s)
@@ -138,7 +139,7 @@ async def answer(
         else:
             await call.finished()
             response = await send(request, json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model)))
-        delivered = True
+        delivered = call.done
         return response
     finally:
         if deadline is not None:
@@ -180,7 +181,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
     chunks.resume(call.choices)
     try:
         while changed := await call.changes():
-            data = chunks.of(changed)
+            data = chunks.of([choice for choice in changed if not choice.end_seen])
             if call.resumable:
                 data = with_id(data, call.choices)
             if call.done:

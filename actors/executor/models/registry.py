@@ -13,6 +13,7 @@ from actors.executor.layers.cpu_attention import CpuPass, Scratch
 from actors.executor.layers.parameters import Parameters
 from actors.executor.models.llama import LlamaModel
 from actors.executor.models.mistral import MistralModel
+from actors.executor.models.oracle import OracleModel
 from actors.executor.models.qwen2 import Qwen2Model
 from actors.executor.models.qwen3 import Qwen3Model
 from actors.executor.ops import Ops
@@ -24,6 +25,7 @@ MODELS: dict[str, type[LlamaModel]] = {
     model_config.MISTRAL: MistralModel,
     model_config.QWEN2: Qwen2Model,
     model_config.QWEN3: Qwen3Model,
+    model_config.ORACLE: OracleModel,
 }
 
 
@@ -43,7 +45,8 @@ def build_model(
         ModelError: the architecture has no class here.
     """
     if config.architecture not in MODELS:
-        raise ModelError(f"architecture {config.architecture!r} is not supported (supported: {', '.join(MODELS)})")
+        supported = ", ".join(model_config.ARCHITECTURES)
+        raise ModelError(f"architecture {config.architecture!r} is not supported (supported: {supported})")
     num_positions = max_model_len or model_config.max_positions(config)
     shape = AttentionShape(
         config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),

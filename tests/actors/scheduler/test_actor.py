@@ -27,7 +27,7 @@ from bus.messages import (
     StepPlan,
     StepResult,
 )
-from bus.streams import Names
+from bus.streams import Names, address_of
 
 NAMES = Names("pagebus")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -272,17 +272,40 @@ async def test_requests_of_a_gone_ingress_are_given_up() -> None:
     """Nobody comes back for them in time: its reply stream is deleted, the detokenizer is told to drop the sequence."""
     async with Deployment(resume_timeout_s=0.0).running() as deployment:
         epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
-        await deployment.send(request("refused", PROMPT, block_size=16, max_tokens=1, n=99))
+        address = address_of("web", epoch)
+        refused = request("refused", PROMPT, block_size=16, max_tokens=1, n=99)
+        await deployment.send(dataclasses.replace(refused, ingress=address))
         await deployment.add_executor()
         deployment.pause_after = 6
-        await deployment.send(ask("a", max_tokens=900))
+        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address))
         await until(lambda: len(deployment.tokens()) > 3)
         await deployment.bus.release_lease("ingress", "web", epoch)
         await until(lambda: not deployment.scheduler.core.requests)
-        await until_trimmed(deployment, NAMES.replies("web"))
+        await until_trimmed(deployment, NAMES.replies(address))
         await until(lambda: len(deployment.server.streams[NAMES.sequences("text")].fields) == 3)
         entries = await deployment.bus.read({NAMES.sequences("text"): START})
         assert [type(entry.message) for entry in entries] == [SchedulerLeads, SequenceStarted, SequenceEnded]
+
+
+async def test_a_request_of_an_ingress_that_nobody_saw_is_given_up() -> None:
+    """It arrives after its ingress has died: the first look finds out."""
+    async with Deployment(resume_timeout_s=0.0).running() as deployment:
+        await deployment.add_executor()
+        deployment.pause_after = 6
+        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", 1)))
+        await until(lambda: not deployment.scheduler.core.requests)
+
+
+async def test_a_frozen_executor_cannot_come_back() -> None:
+    """Once it is given up for its silence, renewing its lease fails, though nobody took its place."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
+        await deployment.stop_executor("gpu-0")
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        await until(lambda: "gpu-0" not in deployment.scheduler.core.replicas)
+        with pytest.raises(Fenced):
+            await deployment.bus.renew_lease("executor", "gpu-0", deployment.epochs["gpu-0"], {}, ttl_s=TTL_S)
 
 
 async def test_an_abort_overtakes_over_the_bus() -> None:

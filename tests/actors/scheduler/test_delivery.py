@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from fake_executor import FakeExecutor
 from world import World, request
 
 from actors.scheduler.core import Core
@@ -16,6 +17,7 @@ from actors.scheduler.events import (
     IngressLost,
     Input,
     Output,
+    ReplicaLost,
     ReplicaResult,
     ToDetokenizer,
     ToJournal,
@@ -81,6 +83,40 @@ def test_a_finished_answer_is_told_again_until_it_is_delivered() -> None:
     assert all(each.output_end for each in told)
     assert len(world.plans) == steps
     world.send(RequestsDone(request_ids=("a",), attempts=("",)))
+    world.check_end()
+
+
+def test_an_answer_waits_for_a_detokenizer_as_long_as_it_takes() -> None:
+    """While nobody can tell it to its client, who is there, a finished request is not given up."""
+    world = World(resume_timeout_s=0.0)
+    world.join()
+    done, world._done = world._done, lambda name: []  # type: ignore[method-assign]
+    world.send(request("a", prompt(4), max_tokens=5))
+    world.run()
+    world.send(DetokenizerLost("text"), DetokenizersLive(()))
+    world._done = done  # type: ignore[method-assign]
+    for _ in range(3):
+        world.now_s += 1000.0
+        world.send()
+    world.send(DetokenizersLive(("text",)))
+    world.run()
+    world.check_end()
+
+
+def test_a_replica_that_no_detokenizer_has_found() -> None:
+    """It dies before anybody but the scheduler has read its results: what ran and what ended there is told anew."""
+    world = World()
+    world.join()
+    listen, world._listen = world._listen, lambda result: []  # type: ignore[method-assign]
+    world.send(request("a", prompt(4), max_tokens=30), request("b", prompt(4), max_tokens=3))
+    for _ in range(6):
+        world.step()
+    world._listen = listen  # type: ignore[method-assign]
+    assert list(world.core.delivery.finished) == ["b"]
+    del world.executors["gpu-0"]
+    world.send(ReplicaLost("gpu-0", "killed", deaf=("text",)))
+    world.join(FakeExecutor(name="gpu-1"))
+    world.run()
     world.check_end()
 
 

@@ -283,7 +283,7 @@ def test_a_host_tier_that_grows_is_used() -> None:
 
     for num_host_blocks in (3, 5, 5, 8, 8, 0):
         lease = LeaseInfo(kind="executor", name="gpu-0", epoch=1, info=info | {"num_host_blocks": num_host_blocks})
-        membership.look([lease], believe_absence=True)
+        membership.look([lease])
         if num_host_blocks == 5 and membership.joining:
             joined = membership.joining.popleft()  # the core hears of it
 

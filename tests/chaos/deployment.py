@@ -1,0 +1,222 @@
+"""A whole ``pagebus serve`` over a Redis of its own, and hands that kill, freeze and restart parts of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import redis
+
+from bus.private_redis import find_redis_server
+from tests.oracle import make_oracle
+
+ROOT = Path(__file__).parents[2]
+START_S = 120.0
+KINDS = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
+QUIET_S = 45.0
+"""Longer than requests are kept for clients that do not come back."""
+LASTING = re.compile(r"pb:\{pagebus\}:(lease|granted|state):|pb:\{pagebus\}:(leases|epochs)$")
+"""Keys of a deployment at rest besides its (empty) streams."""
+
+
+class Deployment:
+    """Processes, not tasks: it lives longer than the event loop of one test."""
+
+    def __init__(self, folder: Path, *arguments: str, step_ms: int = 15) -> None:
+        self.folder = folder
+        self.model = make_oracle(folder / "model", step_ms=step_ms)
+        self._redis_folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
+        self.socket = self._redis_folder / "redis.sock"
+        self.redis_process: subprocess.Popen[bytes] | None = None
+        self.start_redis()
+        self.redis = redis.Redis(unix_socket_path=str(self.socket))
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with (folder / "stderr").open("wb") as stderr, (folder / "stdout").open("wb") as stdout:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "actors.cli", "serve", str(self.model), "--load-format", "dummy"),
+                    *("--bus", f"unix://{self.socket}", "--port", str(port), "--served-model-name", "oracle"),
+                    *("--device", "cpu", "--threads", "1", "--max-num-seqs", "128", "--cpu-kv-cache-gib", "0.002"),
+                    *("--swap-space", "0.002", "--resume-timeout-s", "8", *arguments),
+                ],
+                cwd=ROOT,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        self.until_healthy()
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+    def actors(self) -> dict[str, psutil.Process]:
+        """The actor processes by name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if name := re.search(r"--actor-name=(\S+)", " ".join(child.cmdline())):
+                    found[name[1]] = child
+        return found
+
+    def of_kind(self, kind: str) -> list[psutil.Process]:
+        return [child for name, child in sorted(self.actors().items()) if name.startswith(f"{kind}-")]
+
+    def send(self, number: signal.Signals, *kinds: str) -> float:
+        """Send a signal to all actors of these kinds; returns when."""
+        for kind in kinds:
+            for child in self.of_kind(kind):
+                with contextlib.suppress(psutil.Error):
+                    child.send_signal(number)
+        return time.monotonic()
+
+    def kill(self, *kinds: str) -> float:
+        return self.send(signal.SIGKILL, *kinds)
+
+    def kill_one(self, kind: str) -> float:
+        """The one of two that works: of schedulers the one that leads."""
+        processes = self.of_kind(kind)
+        if kind == "scheduler":
+            lease = json.loads(self.redis.get("pb:{pagebus}:lease:scheduler:leader"))
+            processes = [process for process in processes if process.pid == lease["info"]["pid"]]
+        processes[0].kill()
+        return time.monotonic()
+
+    # -- Redis --------------------------------------------------------------------------------------------------------
+    def start_redis(self) -> None:
+        program = find_redis_server()
+        assert program is not None, "these tests need a redis-server"
+        self.socket.unlink(missing_ok=True)
+        self.redis_process = subprocess.Popen(
+            [
+                *(program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._redis_folder)),
+                *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline_s = time.monotonic() + START_S
+        while not self._redis_answers():
+            assert time.monotonic() < deadline_s, "redis-server does not start"
+            time.sleep(0.02)
+
+    def _redis_answers(self) -> bool:
+        try:
+            return bool(redis.Redis(unix_socket_path=str(self.socket)).ping())
+        except redis.RedisError:
+            return False
+
+    def kill_redis(self) -> None:
+        assert self.redis_process is not None
+        self.redis_process.kill()
+        self.redis_process.wait()
+
+    # -- states -------------------------------------------------------------------------------------------------------
+    def until_healthy(self) -> None:
+        """Wait until it would answer."""
+        deadline_s = time.monotonic() + START_S
+        while not self._healthy():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline_s, self.log()
+            time.sleep(0.05)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
+
+    def log(self) -> str:
+        return (self.folder / "stderr").read_text()[-6000:]
+
+    def last_start_s(self, kind: str) -> float:
+        """From the last death of this kind's process to its successor's being ready: mostly imports and loading."""
+        ended = ready = 0.0
+        for line in (self.folder / "stderr").read_text().splitlines():
+            told = json.loads(line) if line.startswith("{") else {}
+            at_s = datetime.fromisoformat(told["timestamp"]).timestamp() if "timestamp" in told else 0.0
+            if told.get("event") == "process ended" and told["process"].startswith(kind):
+                ended = at_s
+            if told.get("event") == "ready" and told["actor"].startswith(kind):
+                ready = at_s
+        return ready - ended
+
+    def leftovers(self) -> list[str]:
+        """What a deployment at rest must not have: entries in streams, other keys, blocks in use, processes."""
+        found = []
+        for raw in sorted(self.redis.keys("*")):
+            key = raw.decode()
+            if LASTING.match(key):
+                continue
+            if self.redis.type(raw) != b"stream":
+                found.append(f"key {key}")
+            elif length := self.redis.xlen(raw):
+                found.append(f"{length} entries in {key}")
+            else:
+                groups = self.redis.xinfo_groups(raw)
+                found += [f"{group['pending']} pending in {key}" for group in groups if group["pending"]]
+        return found + self._held()
+
+    def _held(self) -> list[str]:
+        gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return [line for line in lines if line.startswith(gauges) and float(line.rsplit(" ", 1)[1])]
+
+    async def until_at_rest(self) -> list[str]:
+        """Wait for the rest that follows the last request; what is left over then."""
+        deadline_s = time.monotonic() + QUIET_S
+        while True:
+            await asyncio.to_thread(self.until_healthy)
+            left = await asyncio.to_thread(self.leftovers)
+            if not left or time.monotonic() > deadline_s:
+                return left
+            await asyncio.sleep(0.5)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def stop(self) -> int:
+        """As SIGTERM does; returns the exit code. Nothing may be left."""
+        children = self.actors()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        alive = [name for name, child in children.items() if child.is_running()]
+        assert not alive, f"left over: {alive}"
+        return code
+
+    def destroy(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.redis_process is not None and self.redis_process.poll() is None:
+            self.kill_redis()
+        self.redis.close()
+        shutil.rmtree(self._redis_folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def deployed(folder: Path, *arguments: str, step_ms: int = 15) -> Iterator[Deployment]:
+    """A deployment that ends with the block."""
+    deployment = Deployment(folder, *arguments, step_ms=step_ms)
+    try:
+        yield deployment
+    finally:
+        deployment.destroy()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

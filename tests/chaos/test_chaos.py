@@ -1,0 +1,227 @@
+"""Actors and Redis die, freeze and come back under 64 concurrent requests, and no client can tell.
+
+By default a short version runs; ``make chaos`` runs all of it (``PAGEBUS_TEST_CHAOS=full``) and shows what it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import statistics
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.deployment import KINDS, Deployment, deployed
+from tests.chaos.load import Load, make_jobs, silences
+
+FULL = os.environ.get("PAGEBUS_TEST_CHAOS") == "full"
+CLIENTS = 64
+BEHIND_INGRESS = tuple(kind for kind in KINDS if kind != "ingress")
+LEASE_S = 5.0
+FROZEN_S = 10.0
+"""Twice the time of a lease."""
+
+full = pytest.mark.skipif(not FULL, reason="part of `make chaos` only")
+pytestmark = pytest.mark.timeout(400)
+
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Tell:
+    """Prints what was measured, under the test's name."""
+
+    def say(**figures: object) -> None:
+        with capsys.disabled():
+            print(f"\n{request.node.name}:", ", ".join(f"{name} {value}" for name, value in figures.items()))
+
+    return say if FULL else lambda **figures: None
+
+
+def loaded(folder: Path, *arguments: str) -> Iterator[tuple[Deployment, Load]]:
+    """A deployment and its clients; it must end well."""
+    with deployed(folder, *arguments) as deployment:
+        load = Load(deployment.url, make_jobs(CLIENTS, seed=1, most_tokens=96))
+        yield deployment, load
+        assert deployment.stop() == 0, deployment.log()
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """One actor of each kind."""
+    yield from loaded(tmp_path_factory.mktemp("single"))
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """Two of each kind."""
+    kinds = ("executors", "schedulers", "tokenizers", "detokenizers", "ingresses")
+    yield from loaded(tmp_path_factory.mktemp("double"), *(f"--{kind}=2" for kind in kinds))
+
+
+@contextlib.asynccontextmanager
+async def busy(
+    deployment: Deployment, load: Load, *, keyed: float = 0.5, patience_s: float = 60.0
+) -> AsyncIterator[None]:
+    """Clients ask before, during and after what happens inside; all get their answers, and nothing is left."""
+    if not load.expected:
+        await load.learn()
+    over = asyncio.Event()
+    clients = asyncio.create_task(load.run(over, keyed=keyed, patience_s=patience_s))
+    try:
+        await asyncio.sleep(3)
+        yield
+        await asyncio.to_thread(deployment.until_healthy)
+        await asyncio.sleep(4)
+    finally:
+        over.set()
+        await clients
+    assert load.problems == []
+    assert load.answers
+    assert await deployment.until_at_rest() == []
+
+
+def measured(load: Load, fault_s: float) -> dict[str, Any]:
+    """How long streams were silent after the fault."""
+    found = silences(load.streams, fault_s)
+    return {
+        "answers": load.answers,
+        "reconnects": load.reconnects,
+        "streams under way": len(found),
+        "median silence": f"{statistics.median(found):.2f} s" if found else "-",
+        "longest": f"{found[-1]:.2f} s" if found else "-",
+    }
+
+
+# -- the short version -------------------------------------------------------------------------------------------------
+async def test_each_actor_is_killed_in_turn(single: tuple[Deployment, Load]) -> None:
+    """SIGKILL for every kind but the ingress, while clients without a key are there."""
+    deployment, load = single
+    async with busy(deployment, load):
+        for kind in BEHIND_INGRESS:
+            deployment.kill(kind)
+            await asyncio.sleep(3)
+
+
+async def test_all_are_killed_at_once(single: tuple[Deployment, Load]) -> None:
+    """SIGKILL for all five actors and Redis: clients with a key get the rest of their answers."""
+    deployment, load = single
+    async with busy(deployment, load, keyed=1):
+        deployment.kill(*KINDS)
+        deployment.kill_redis()
+        await asyncio.to_thread(deployment.start_redis)
+
+
+# -- the whole of it ---------------------------------------------------------------------------------------------------
+@full
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_only_one_is_killed(single: tuple[Deployment, Load], kind: str, tell: Tell) -> None:
+    """It is started again, and what it had under way goes on."""
+    deployment, load = single
+    async with busy(deployment, load, keyed=1 if kind == "ingress" else 0.5):
+        fault_s = deployment.kill(kind)
+    tell(**measured(load, fault_s), start=f"{deployment.last_start_s(kind):.2f} s")
+
+
+@full
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_of_two_is_killed(double: tuple[Deployment, Load], kind: str, tell: Tell) -> None:
+    """The other one takes over."""
+    deployment, load = double
+    async with busy(deployment, load, keyed=1 if kind == "ingress" else 0.5):
+        fault_s = deployment.kill_one(kind)
+    tell(**measured(load, fault_s))
+
+
+@full
+@pytest.mark.parametrize("kinds", [("scheduler", "executor"), ("scheduler", "detokenizer"), BEHIND_INGRESS])
+async def test_several_are_killed_at_once(single: tuple[Deployment, Load], kinds: tuple[str, ...], tell: Tell) -> None:
+    """Those who would help each other recover die together."""
+    deployment, load = single
+    async with busy(deployment, load):
+        fault_s = deployment.kill(*kinds)
+    tell(kinds="+".join(kinds), **measured(load, fault_s))
+
+
+@full
+@pytest.mark.parametrize("clients", ["with a key", "some without"])
+async def test_random_actors_are_killed(single: tuple[Deployment, Load], clients: str, tell: Tell) -> None:
+    """One every 2 s for 60 s; on a slow machine nobody may get an answer before that is over."""
+    deployment, load = single
+    rng = random.Random(5)
+    keyed = clients == "with a key"
+    async with busy(deployment, load, keyed=1 if keyed else 0.5, patience_s=150):
+        for _ in range(30):
+            deployment.kill(rng.choice(KINDS if keyed else BEHIND_INGRESS))
+            await asyncio.sleep(2)
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", ["one", "two"])
+async def test_a_frozen_actor_comes_back(kind: str, number: str, request: pytest.FixtureRequest, tell: Tell) -> None:
+    """SIGSTOP for twice the time of a lease, then SIGCONT: whether somebody took over or not, it does no harm."""
+    deployment, load = request.getfixturevalue("single" if number == "one" else "double")
+    async with busy(deployment, load, keyed=1 if kind == "ingress" else 0.5):
+        process = deployment.of_kind(kind)[0]
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(FROZEN_S)
+        process.send_signal(signal.SIGCONT)
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+# -- Redis -------------------------------------------------------------------------------------------------------------
+@full
+async def test_redis_is_killed(single: tuple[Deployment, Load], tell: Tell) -> None:
+    """Three times, with its append-only file."""
+    deployment, load = single
+    async with busy(deployment, load):
+        for _ in range(3):
+            deployment.kill_redis()
+            await asyncio.to_thread(deployment.start_redis)
+            await asyncio.sleep(3)
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+async def test_redis_is_away_for_longer_than_a_lease(single: tuple[Deployment, Load], tell: Tell) -> None:
+    """All leases expire; nobody is given up for it."""
+    deployment, load = single
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    async with busy(deployment, load):
+        deployment.kill_redis()
+        await asyncio.sleep(LEASE_S + 2)
+        await asyncio.to_thread(deployment.start_redis)
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+@pytest.mark.parametrize("pause_s", [3.0, 5.0, 8.0])
+async def test_redis_pauses(single: tuple[Deployment, Load], pause_s: float, tell: Tell) -> None:
+    """CLIENT PAUSE for less than, about and more than the time after which commands count as lost."""
+    deployment, load = single
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    async with busy(deployment, load):
+        deployment.redis.execute_command("CLIENT", "PAUSE", int(pause_s * 1000))
+        await asyncio.sleep(pause_s)
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+async def test_connections_to_redis_are_cut(single: tuple[Deployment, Load], tell: Tell) -> None:
+    """All of them, twenty times in ten seconds."""
+    deployment, load = single
+    async with busy(deployment, load):
+        for _ in range(20):
+            deployment.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await asyncio.sleep(0.5)
+    tell(answers=load.answers, reconnects=load.reconnects)

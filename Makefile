@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Where pip finds torch if not where it finds everything else: PyTorch's index of CPU wheels saves 2 GB without a GPU.
 TORCH_INDEX ?=
 ARGS ?=
+# Two processes of tests at a time: most tests leave a core idle, and some wait for servers.
+WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format types unit chaos clean
@@ -30,7 +32,7 @@ types: $(VENV)/.installed-test ## check types
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test ## run the tests (ARGS="tests/bus -k lease" chooses)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -31,8 +31,10 @@ class OracleModel(LlamaModel):
         """input_ids [T] and positions [T] -> [T, 2]."""
         time.sleep(0.001 * self.config.num_layers)
         keys = torch.stack((input_ids + 1, positions), dim=1).to(kv_cache.dtype).unsqueeze(1)
-        key_cache, value_cache = kv_cache[:, 0, 0], kv_cache[:, 0, 1]
-        self._begin(batch).store(keys, keys, key_cache, value_cache)
+        key_cache = kv_cache[:, 0, 0]
+        kept = batch.slot_mapping >= 0
+        slots, block_size = batch.slot_mapping[kept], key_cache.shape[1]
+        key_cache[slots // block_size, slots % block_size] = keys[kept]
         num_tokens = torch.diff(batch.query_start)
         rows = torch.repeat_interleave(torch.arange(len(batch.slots)), num_tokens)
         hashes = prefix_hashes(key_cache, batch)[rows, positions.long()]

@@ -107,7 +107,8 @@ class Pacer:
 
     def _fill(self, time_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
         law = self.law
-        most = min(budget, max(LEAST_CHUNK_TOKENS, int(self.tried * GROWTH)))
+        grown = int(self.tried * GROWTH) // CHUNK_UNIT_TOKENS * CHUNK_UNIT_TOKENS
+        most = min(budget, max(LEAST_CHUNK_TOKENS, grown))
         least = min(budget, LEAST_CHUNK_TOKENS)
         spare_s = time_s / (1 + DEVIATIONS * law.deviation) - law.predict_s(
             Work(decodes.decodes, decodes.decode_context, prefill=1)

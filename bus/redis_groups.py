@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from math import inf
+from time import monotonic
 
 from bus.contract import BusUnavailable, Entry, EntryId
 from bus.redis_link import Command, RedisLink, Reply
@@ -19,20 +21,23 @@ from bus.redis_replies import (
 )
 
 _PAGE = 256
+LOOK_AGAIN_S = 5.0
+"""How often a consumer looks for entries that it was given and never got."""
 
 
 class RedisGroups:
     """The consumer-group half of the bus.
 
-    ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` names the (stream, group,
-    consumer) whose left-over entries have all been handed out. A failed read takes its streams out again, because what
-    it was given, if anything, is in the pending list now; what is held is not handed out twice.
+    ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` says when all left-over ones
+    of a (stream, group, consumer) had been handed out. A failed read takes its streams out again, because what it was
+    given, if anything, is in the pending list now; what is held is not handed out twice. After a while it is looked
+    again in any case: a server may serve a read whose connection we have given up after we looked.
     """
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._held: dict[tuple[str, str], set[EntryId]] = {}
-        self._recovered: set[tuple[str, str, str]] = set()
+        self._recovered: dict[tuple[str, str, str], float] = {}
         self._reading: dict[tuple[str, str, tuple[str, ...]], asyncio.Future[list[Reply]]] = {}
 
     async def create(self, streams: Iterable[str], group: str) -> None:
@@ -63,7 +68,8 @@ class RedisGroups:
             (reply,) = await asyncio.shield(under_way)
         except BusUnavailable:
             self._reading.pop(key, None)
-            self._recovered.difference_update((stream, group, consumer) for stream in streams)
+            for stream in streams:
+                self._recovered.pop((stream, group, consumer), None)
             raise
         self._reading.pop(key, None)
         if is_no_group(reply):
@@ -78,10 +84,11 @@ class RedisGroups:
         return entries
 
     async def _recover(self, group: str, consumer: str, streams: Iterable[str], count: int) -> list[Entry]:
-        """What the consumer left pending before this object was made, at most ``count`` per stream; then always []."""
+        """What is pending for the consumer and not held, at most ``count`` per stream."""
         entries: list[Entry] = []
+        since_s = monotonic() - LOOK_AGAIN_S
         for stream in streams:
-            if (stream, group, consumer) not in self._recovered:
+            if self._recovered.get((stream, group, consumer), -inf) < since_s:
                 entries += await self._recover_stream(group, consumer, stream, count)
         return entries
 
@@ -105,7 +112,7 @@ class RedisGroups:
                 # Claiming one's own entries returns them, counts the delivery, and forgets those that were deleted.
                 batch, left = left[: count - len(entries)], left[count - len(entries) :]
                 entries += await self._claim_rows(stream, group, consumer, batch)
-        self._recovered.add((stream, group, consumer))
+        self._recovered[stream, group, consumer] = monotonic()
         return entries
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:

@@ -226,7 +226,10 @@ class Core:
 
     def readmit(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput]) -> None:
         """A request that a scheduler before this one has accepted, with what is known of its choices."""
-        self._accept(message, outputs, check_load=False)
+        if (message.request_id, message.attempt) in self._recent:
+            self._out.append(RequestOver(message.request_id))
+        else:
+            self._accept(message, outputs, check_load=False)
 
     def _accept(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], *, check_load: bool) -> None:
         request = make_request(message, self.config.eos_token_ids, self._order_policy)

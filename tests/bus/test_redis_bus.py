@@ -339,3 +339,19 @@ async def test_old_servers_are_refused(redis_url: str) -> None:
     bus._check_server("redis_version:8.6.3\r\nmaxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n")
     bus._check_server("")
     await bus.close()
+
+
+async def test_what_a_lost_connection_was_given_is_found(
+    server_bus: RedisBus, raw: RedisLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may hand entries to a read of ours that we have given up, after we looked for such entries."""
+    stream = server_bus.names.tokenized
+    await server_bus.create_group(stream, "g")
+    assert await server_bus.read_group("g", "c", [stream], block_ms=0) == []
+    await server_bus.publish([(stream, abort(1)), (stream, abort(2))])
+    await raw.call(("XREADGROUP", "GROUP", "g", "c", "COUNT", 1, "STREAMS", stream, ">"))
+    (second,) = await server_bus.read_group("g", "c", [stream], block_ms=0)
+    assert second.message == abort(2)
+    monkeypatch.setattr("bus.redis_groups.LOOK_AGAIN_S", 0.0)
+    (first,) = await server_bus.read_group("g", "c", [stream], block_ms=0)
+    assert (first.message, first.deliveries) == (abort(1), 2)

@@ -203,7 +203,7 @@ def test_the_first_chunks_grow_from_small() -> None:
     rows = [Prefill(0, 5000)]
     assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [LEAST_CHUNK_TOKENS]
     measure(pacer, 1, 100, 0.001)
-    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [150]
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [144]
 
 
 def test_a_chunk_that_was_too_long_makes_the_next_ones_shorter() -> None:
@@ -214,7 +214,7 @@ def test_a_chunk_that_was_too_long_makes_the_next_ones_shorter() -> None:
     assert pacer.tried == 1000
     measure(pacer, 1, 1500, 3 * ITL_S)
     assert pacer.tried == pytest.approx(500)
-    assert pacer.share(0.0, Work(decodes=1), [Prefill(0, 5000)], 4096) == [736]  # 750, in units of 16
+    assert pacer.share(0.0, Work(decodes=1), [Prefill(0, 5000)], 4096) == [736]
 
 
 def test_steps_without_decodes_try_nothing() -> None:

@@ -190,21 +190,24 @@ class Core:
             self._abort(request_id)
         self.delivery.announce_ended()
         self._promote(now_s)
-        self._admit()
-        while due := self._fleet.take_due():
-            for replica in due:
-                self._plan(replica, now_s)
+        progress = True
+        while (
+            progress
+        ):  # an admission that comes to no plan (it is preempted at once) is not tried again before news come
             self._admit()
+            progress = False
+            for replica in self._fleet.take_due():
+                progress |= self._plan(replica, now_s)
         out, self._out = self._out, []
         return out
 
-    def _plan(self, replica: Replica, now_s: float) -> None:
-        """The next step of a replica, if it has something to do."""
+    def _plan(self, replica: Replica, now_s: float) -> bool:
+        """The next step of a replica; False if it has nothing to do."""
         planned = replica.plan(now_s)
         if replica.preempted:
             self._requeue(replica)
         if planned is None:
-            return
+            return False
         self._fleet.touch(replica)
         plan, entering = planned
         if entering:
@@ -212,6 +215,7 @@ class Core:
         for sequence in entering:
             self.delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
+        return True
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def _take_request(self, message: TokenizedRequest) -> None:

@@ -236,7 +236,8 @@ class Supervisor:
             children = [child for child in self.children if child.kind in wave]
             for child in children:
                 if child.pid is not None:
-                    os.kill(child.pid, signal.SIGTERM)
+                    with contextlib.suppress(ProcessLookupError):  # it has just died, and nobody has told us yet
+                        os.kill(child.pid, signal.SIGTERM)
             keepers = [self._keepers[child.name] for child in children]
             limit_s = max(deadline_s - clock(), LAST_WAVE_S)
             _, late = await asyncio.wait(keepers, timeout=limit_s) if keepers else ((), ())

@@ -122,7 +122,7 @@ async def test_tokens_under_way(serve, http):
     assert (status, answer["error"]["code"], headers["Retry-After"]) == (429, "too_many_requests", "1")
     assert (await post(http, served, {"prompt": [1] * 10, "max_tokens": 50}))[0] == 400
 
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
     assert (await asking)[0] == 200
     assert served.actor.context.admission.total.tokens == 0
 
@@ -141,7 +141,7 @@ async def test_a_full_server_reads_no_bodies(serve, http):
     async with http.post(served.url + "/v1/completions", data=chunks()) as response:
         assert response.status == 429
         body_wanted.set()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
     assert (await asking)[0] == 200
 
 
@@ -176,7 +176,7 @@ async def test_deadline_in_a_stream(serve, http):
     body = {"prompt": "x", "stream": True, "timeout": 86400}
     asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=body))
     (request,) = await served.backend.requested()
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1)]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1)]))
     async with await asking as response:
         inbox = served.actor.context.inbox
         expire(inbox, inbox.open_requests()[0].call, 86400)

@@ -54,7 +54,7 @@ async def test_busy_is_not_dead(serve, http):
     assert (await get(http, served, "/health"))[0] == 200
     assert (await get(http, served, "/readyz"))[0] == 200
 
-    await served.backend.send("ingress-0", batch([Delta(request.request_id, "a", 1, finish_reason="stop")]))
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1, finish_reason="stop")]))
     async with await asking as response:
         assert response.status == 200
 

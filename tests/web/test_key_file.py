@@ -117,7 +117,7 @@ async def test_limit_of_a_key(serve, http, path):
 
     requests = await served.backend.requested(2)
     ends = (Delta(request.request_id, "x", 1, finish_reason="stop") for request in requests)
-    await served.backend.send("ingress-0", batch(ends))
+    await served.backend.send(served.address, batch(ends))
     assert await asyncio.gather(first, second) == [200, 200]
 
 

@@ -58,7 +58,11 @@ class Deployment:
                 stdout=stdout,
                 stderr=stderr,
             )
-        self.until_healthy()
+        try:
+            self.until_healthy()
+        except BaseException:
+            self.destroy()
+            raise
 
     # -- processes ----------------------------------------------------------------------------------------------------
     def actors(self) -> dict[str, psutil.Process]:

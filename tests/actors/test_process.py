@@ -166,10 +166,9 @@ def test_garbage_is_collected_as_usual_once_an_actor_is_ready(monkeypatch: pytes
     """Seldom until then; and what was made until then is never looked at again."""
     frozen: list[tuple[int, int, int]] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.get_threshold()))
-    usual = gc.get_threshold()
     gc.set_threshold(START_THRESHOLD)
     try:
         keep_what_is_there()
-        assert (frozen[0][0], gc.get_threshold()) == (START_THRESHOLD, usual)
+        assert (frozen[0][0], gc.get_threshold()) == (START_THRESHOLD, USUAL_THRESHOLDS)
     finally:
-        gc.set_threshold(*usual)
+        gc.set_threshold(*USUAL_THRESHOLDS)

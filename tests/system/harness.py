@@ -229,7 +229,7 @@ class System:
             if run.done():
                 run.result()
         ready = [lease for lease in await self.bus.leases() if lease.info.get("state") == "ready"]
-        return len(ready) == 3 + self.num_executors
+        return len(ready) == 3 + self.num_executors and len(self.scheduler.core.replicas) == self.num_executors
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:

@@ -394,7 +394,7 @@ def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
 
 
 def test_decodes_take_the_next_larger_graph_while_theirs_is_missing() -> None:
-    """Steps with prompts do not: theirs is captured when it is needed."""
+    """Steps with prompts do not: they do without, until theirs has been missed often enough to be captured."""
     buckets = Buckets(256, 512, 64)
     graphs = Graphs(buckets)
     decodes, mixed = rows_of(*[1] * 70, num_decodes=70), rows_of(1, 100, num_decodes=1)
@@ -406,6 +406,7 @@ def test_decodes_take_the_next_larger_graph_while_theirs_is_missing() -> None:
     assert chosen() == Bucket(72, 72)
     assert chosen(Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
     assert chosen(Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
+    assert [graphs.bucket(mixed) for _ in range(Graphs.patience)] == [None] * Graphs.patience
     assert graphs.bucket(mixed) == Bucket(16, 128, 34)
     assert graphs.bucket(rows_of(600)) is None
 

@@ -16,6 +16,7 @@ from actors.process import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
     START_THRESHOLD,
+    USUAL_THRESHOLDS,
     choose_gpu,
     default_name,
     exit_code,

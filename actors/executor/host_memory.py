@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 CHUNK_BYTES = 64 << 20
+MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Not reserved: what is not used yet must not keep the process from forking."""
 """What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody for long."""
 SHARE_OF_AVAILABLE = 0.5
 GIB = 1 << 30
@@ -49,7 +51,7 @@ class HostMemory:
         page = mmap.PAGESIZE
         self._stride = -(-self._per_chunk * block_bytes // page) * page
         self._num_chunks = -(-num_blocks // self._per_chunk)
-        self._map = mmap.mmap(-1, max(page, self._num_chunks * self._stride), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = mmap.mmap(-1, max(page, self._num_chunks * self._stride), MAP_FLAGS)
         if device.type == "cuda" and hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)

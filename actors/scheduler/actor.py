@@ -169,8 +169,7 @@ class SchedulerActor(Actor):
         self._membership.expect(self._left.ingresses, self._left.detokenizers)
         for detokenizer in self._left.detokenizers:
             self._told[self.names.sequences(detokenizer)] = EntryId(self.epoch - 1, FENCE_INDEX)
-        for lease in await self.bus.leases("detokenizer"):
-            self._lead(self.names.sequences(lease.name))
+        await self._retrying("detokenizers", self._lead_all)
         if self._recovered:
             seconds = round(time.monotonic() - began_s, 3)
             self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
@@ -188,6 +187,11 @@ class SchedulerActor(Actor):
     def _consumer(self) -> str:
         """Under which name it reads work: no two schedulers have the same one."""
         return f"{self.name}@{self.epoch}"
+
+    async def _lead_all(self) -> None:
+        """Detokenizers that are there hear of the new scheduler also if there is nothing else to tell them."""
+        for lease in await self.bus.leases("detokenizer"):
+            self._lead(self.names.sequences(lease.name))
 
     def _lead(self, stream: str) -> None:
         """Tell a detokenizer that nothing of an earlier scheduler is valid any more, before it hears anything else."""

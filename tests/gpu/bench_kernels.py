@@ -9,7 +9,6 @@ from __future__ import annotations
 # ruff: noqa: B023 - every closure is timed before its loop goes on
 import argparse
 import itertools
-import statistics
 from collections.abc import Callable, Iterable
 
 import torch
@@ -24,6 +23,7 @@ from kernels.batch_inputs import prepare_inputs, store_sampled
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import sample
+from kernels.tune_linear import graph_microseconds
 
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 32, 8, 128, 16, 32
 CUDA = torch.device("cuda")
@@ -31,26 +31,6 @@ CUDA = torch.device("cuda")
 
 def ints(values: Iterable[int]) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.int32, device=CUDA)
-
-
-def microseconds(calls: list[Callable[[], object]], replays: int = 7) -> float:
-    """Median time of one call, all of them captured in one graph."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(times)
 
 
 class Cache:
@@ -82,7 +62,7 @@ def decode_time(cache: Cache, lens: list[int], config: DecodeConfig, *, invarian
         k, v = cache.layer(layer)
         return lambda: decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config)
 
-    return microseconds([call(layer) for layer in range(LAYERS)], replays=5)
+    return graph_microseconds([call(layer) for layer in range(LAYERS)], replays=5)
 
 
 def library_time(lens: list[int]) -> float:
@@ -93,7 +73,7 @@ def library_time(lens: list[int]) -> float:
     mask = (torch.arange(longest, device=CUDA) < ints(lens).unsqueeze(1))[:, None, None]
     mask = None if min(lens) == longest else mask
     call = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # noqa: E731
-    return microseconds([call] * 3, replays=3)
+    return graph_microseconds([call] * 3, replays=3)
 
 
 def decode_lines(cache: Cache, sweep: bool) -> None:
@@ -136,7 +116,7 @@ def library_prefill_lines(cache: Cache) -> None:
         rows = [LongRow(0, 0, queries, context)]
         k, v = cache.layer(1)
         call = lambda: long_prefill(q, k, v, out, slots, table, HEAD_DIM**-0.5, rows)  # noqa: E731
-        time = microseconds([call], replays=3)
+        time = graph_microseconds([call], replays=3)
         print(f"{f'1 x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}")
 
 
@@ -170,7 +150,7 @@ def prefill_lines(cache: Cache, sweep: bool) -> None:
                         q, k, v, out, slots, starts, lens, table, 0, queries, context, HEAD_DIM**-0.5, 0, config
                     )
                 )
-            time = microseconds(calls, replays=3)
+            time = graph_microseconds(calls, replays=3)
             print(f"{f'{rows} x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}  {config}")
 
 
@@ -191,7 +171,7 @@ def sampling_lines() -> None:
             slots, limits = ints(range(rows)), (zeros + top_k, ones * top_p, no_min_p)
             call = lambda: sample(values, slots, ones, *limits, seeds, zeros,  # noqa: E731
                                   any_random=flags[0], any_truncation=flags[1])  # fmt: skip
-            print(f"{f'{rows} x {vocab}, {name}':46} {microseconds([call] * 3):9.1f}")
+            print(f"{f'{rows} x {vocab}, {name}':46} {graph_microseconds([call] * 3):9.1f}")
 
 
 def small_lines() -> None:
@@ -219,7 +199,7 @@ def small_lines() -> None:
                 lambda: rotary_kv_write(fused, positions, table, cache[:, 0, 0], cache[:, 0, 1], mapping),
             ),
         ):
-            print(f"{f'{name}, {tokens} tokens':46} {microseconds([call] * 20):9.2f}")
+            print(f"{f'{name}, {tokens} tokens':46} {graph_microseconds([call] * 20):9.2f}")
     rows = 256
     slots, starts, query_start = ints(range(rows)), ints([500] * rows), ints(range(rows + 1))
     tokens, tables = torch.zeros(rows, 1024, dtype=torch.int32, device=CUDA), ints(range(rows * 64)).view(rows, 64)
@@ -227,9 +207,9 @@ def small_lines() -> None:
     mapping = torch.empty(rows, dtype=torch.int64, device=CUDA)
     call = lambda: prepare_inputs(tokens, tables, slots, starts, query_start, 16, input_ids=outputs[0],  # noqa: E731
                                   positions=outputs[1], slot_mapping=mapping, context_lens=outputs[2])  # fmt: skip
-    print(f"{'prepare_inputs, 256 rows':46} {microseconds([call] * 20):9.2f}")
+    print(f"{'prepare_inputs, 256 rows':46} {graph_microseconds([call] * 20):9.2f}")
     call = lambda: store_sampled(tokens, slots, starts, outputs[0])  # noqa: E731
-    print(f"{'store_sampled, 256 rows':46} {microseconds([call] * 20):9.2f}")
+    print(f"{'store_sampled, 256 rows':46} {graph_microseconds([call] * 20):9.2f}")
 
 
 def main() -> None:

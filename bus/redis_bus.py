@@ -129,9 +129,19 @@ class RedisBus(Bus):
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
         commands: list[Command] = [_xadd(stream, "*", encode(message)) for stream, message in items]
-        if commands:
-            for reply, command in zip(await self._writer.call(*commands), commands, strict=True):
-                checked(reply, f"publish to {command[1]!s}")
+        for reply, command in zip(await self._all_or_none(commands, "publish"), commands, strict=True):
+            checked(reply, f"publish to {command[1]!s}")
+
+    async def _all_or_none(self, commands: Sequence[Command], what: str) -> list[Reply]:
+        """The replies to writes of which the server takes all or none. Were only the first one refused (for want of
+        memory, say), its repeat would come after the others: out of order in a mailbox, and in a log stream taken for
+        one that had been written."""
+        if len(commands) < 2:
+            return await self._writer.call(*commands) if commands else []
+        *queued, results = await self._writer.call(("MULTI",), *commands, ("EXEC",))
+        for reply in queued:
+            checked(reply, what)
+        return list(checked(results, what))
 
     async def create_group(self, stream: str, group: str) -> None:
         await self._groups.create([stream], group)
@@ -169,7 +179,7 @@ class RedisBus(Bus):
             return
         commands = [_xadd(entry.stream, str(entry.id), encode(entry.message)) for entry in entries]
         refused: list[LogEntry] = []
-        for reply, entry in zip(await self._writer.call(*commands), entries, strict=True):
+        for reply, entry in zip(await self._all_or_none(commands, "append"), entries, strict=True):
             if is_refused_id(reply):
                 refused.append(entry)
             else:

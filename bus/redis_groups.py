@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from time import monotonic
 
@@ -25,19 +26,27 @@ LOOK_AGAIN_S = 5.0
 """How often a consumer looks for entries that it was given and never got."""
 
 
+_Reader = tuple[str, str, str]
+"""(stream, group, consumer)."""
+
+
 class RedisGroups:
     """The consumer-group half of the bus.
 
     ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` says when all left-over ones
-    of a (stream, group, consumer) had been handed out. A failed read takes its streams out again, because what it was
-    given, if anything, is in the pending list now; what is held is not handed out twice. After a while it is looked
-    again in any case: a server may serve a read whose connection we have given up after we looked.
+    of a reader had been handed out. A failed read takes its streams out again, because what it was given, if anything,
+    is in the pending list now; what is held is not handed out twice. After a while it is looked again in any case: a
+    server may serve a read whose connection we have given up after we looked. ``_left_over`` is what an earlier life of
+    a reader was given, and how often that makes with this one: what a lost connection took along has been given to
+    nobody, and does not count.
     """
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._held: dict[tuple[str, str], set[EntryId]] = {}
-        self._recovered: dict[tuple[str, str, str], float] = {}
+        self._recovered: dict[_Reader, float] = {}
+        self._left_over: dict[_Reader, dict[bytes, int]] = {}
+        self._looked_once: set[_Reader] = set()
         self._reading: dict[tuple[str, str, tuple[str, ...]], asyncio.Future[list[Reply]]] = {}
 
     async def create(self, streams: Iterable[str], group: str) -> None:
@@ -52,9 +61,10 @@ class RedisGroups:
     ) -> list[Entry]:
         """One round: pending entries while there are any, else new ones; [] when ``block_ms`` (0: none) pass."""
         key = (group, consumer, streams)
-        try:
+        with self._handing_out(streams, group, consumer) as entries:
             if (under_way := self._reading.get(key)) is None:
-                if entries := await self._recover(group, consumer, streams, count):
+                await self._recover(group, consumer, streams, count, entries)
+                if entries:
                     return entries
                 block: Command = ("BLOCK", block_ms) if block_ms > 0 else ()
                 command = ("XREADGROUP", "GROUP", group, consumer, "COUNT", count, *block, "STREAMS", *streams)
@@ -64,13 +74,12 @@ class RedisGroups:
                 await asyncio.wait((under_way,), timeout=block_ms / 1000)
                 if not under_way.done():
                     return []
-            # A cancelled caller leaves the read in place: the next call gets its entries, so none is stranded.
-            (reply,) = await asyncio.shield(under_way)
-        except BusUnavailable:
-            self._reading.pop(key, None)
-            for stream in streams:
-                self._recovered.pop((stream, group, consumer), None)
-            raise
+            try:
+                # A cancelled caller leaves the read in place: the next call gets its entries, so none is stranded.
+                (reply,) = await asyncio.shield(under_way)
+            except BusUnavailable:
+                self._reading.pop(key, None)
+                raise
         self._reading.pop(key, None)
         if is_no_group(reply):
             await self.create(streams, group)
@@ -78,23 +87,37 @@ class RedisGroups:
         parts = stream_parts(checked(reply, f"read of group {group}"))
         return self._hold(group, [to_entry(name, raw, flat) for name, items in parts for raw, flat in items if flat])
 
+    @contextmanager
+    def _handing_out(self, streams: Iterable[str], group: str, consumer: str) -> Iterator[list[Entry]]:
+        """Entries collected inside are held at once, so that nobody else finds them. If it fails half-way nobody has
+        been given them: they are let go, and the next read has to look for them."""
+        entries: list[Entry] = []
+        try:
+            yield entries
+        except BaseException:
+            for entry in entries:
+                self._held[entry.stream, group].discard(entry.id)
+            for stream in streams:
+                self._recovered.pop((stream, group, consumer), None)
+            raise
+
     def _hold(self, group: str, entries: list[Entry]) -> list[Entry]:
         for entry in entries:
             self._held.setdefault((entry.stream, group), set()).add(entry.id)
         return entries
 
-    async def _recover(self, group: str, consumer: str, streams: Iterable[str], count: int) -> list[Entry]:
-        """What is pending for the consumer and not held, at most ``count`` per stream."""
-        entries: list[Entry] = []
+    async def _recover(
+        self, group: str, consumer: str, streams: Iterable[str], count: int, entries: list[Entry]
+    ) -> None:
+        """Add to ``entries`` what is pending for the consumer and not held, at most ``count`` per stream."""
         since_s = monotonic() - LOOK_AGAIN_S
         for stream in streams:
             if self._recovered.get((stream, group, consumer), -inf) < since_s:
-                entries += await self._recover_stream(group, consumer, stream, count)
-        return entries
+                await self._recover_stream(group, consumer, stream, count, entries)
 
-    async def _recover_stream(self, group: str, consumer: str, stream: str, count: int) -> list[Entry]:
-        entries: list[Entry] = []
-        start = "-"
+    async def _recover_stream(self, group: str, consumer: str, stream: str, count: int, entries: list[Entry]) -> None:
+        reader = (stream, group, consumer)
+        room, start = count, "-"
         while True:
             (reply,) = await self._link.call(("XPENDING", stream, group, start, "+", _PAGE, consumer))
             if is_no_group(reply):
@@ -105,15 +128,19 @@ class RedisGroups:
                 break
             start = f"({rows[-1][0].decode()}"
             held = self._held.get((stream, group), set())
-            left = [row for row in rows if EntryId.parse(row[0]) not in held]
-            while left:
-                if len(entries) == count:
-                    return entries
-                # Claiming one's own entries returns them, counts the delivery, and forgets those that were deleted.
-                batch, left = left[: count - len(entries)], left[count - len(entries) :]
-                entries += await self._claim_rows(stream, group, consumer, batch)
-        self._recovered[stream, group, consumer] = monotonic()
-        return entries
+            left = {row[0]: int(row[3]) for row in rows if EntryId.parse(row[0]) not in held}
+            known = self._left_over.setdefault(reader, {})
+            if reader not in self._looked_once:
+                known.update({raw: times + 1 for raw, times in left.items() if raw not in known})
+            deliveries = [(raw, known.get(raw, times)) for raw, times in left.items()]
+            while deliveries and room:
+                # Claiming one's own entries returns them, and forgets those that were deleted.
+                batch, deliveries = dict(deliveries[:room]), deliveries[room:]
+                room -= await self._claim_rows(stream, group, consumer, batch, entries)
+            if not room:
+                return
+        self._looked_once.add(reader)
+        self._recovered[reader] = monotonic()
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
         """Ack and delete, in one transaction."""
@@ -132,34 +159,47 @@ class RedisGroups:
 
     async def claim(self, stream: str, group: str, consumer: str, dead: str) -> list[Entry]:
         """Take over by consumer name: idle times follow the server's wall clock and prove nothing."""
-        entries: list[Entry] = []
-        while True:
-            (pending,) = await self._link.call(("XPENDING", stream, group, "-", "+", _PAGE, dead))
-            if is_no_group(pending):
-                return entries
-            rows = checked(pending, f"claim from {dead}")
-            if not rows:
-                break
-            entries += await self._claim_rows(stream, group, consumer, rows)
-        # Should the dead one wake up and read just now, deleting it would strand what it was given: take that as well.
-        replies = await self._link.call(
-            ("MULTI",),
-            ("XPENDING", stream, group, "-", "+", _PAGE, dead),
-            ("XGROUP", "DELCONSUMER", stream, group, dead),
-            ("EXEC",),
-        )
-        results = exec_results(replies, f"claim from {dead}")
-        if results and results[0]:
-            entries += await self._claim_rows(stream, group, consumer, results[0])
-        return self._hold(group, entries)
+        with self._handing_out([stream], group, consumer) as entries:
+            while True:
+                (pending,) = await self._link.call(("XPENDING", stream, group, "-", "+", _PAGE, dead))
+                if is_no_group(pending):
+                    return entries
+                rows = checked(pending, f"claim from {dead}")
+                if not rows:
+                    break
+                await self._claim_rows(stream, group, consumer, _delivered_again(rows), entries)
+            # Should the dead one wake up and read just now, deleting it would strand what it was given: take that too.
+            replies = await self._link.call(
+                ("MULTI",),
+                ("XPENDING", stream, group, "-", "+", _PAGE, dead),
+                ("XGROUP", "DELCONSUMER", stream, group, dead),
+                ("EXEC",),
+            )
+            results = exec_results(replies, f"claim from {dead}")
+            if results and results[0]:
+                await self._claim_rows(stream, group, consumer, _delivered_again(results[0]), entries)
+        return entries
 
-    async def _claim_rows(self, stream: str, group: str, consumer: str, rows: Sequence[Reply]) -> list[Entry]:
-        counts = {row[0]: int(row[3]) for row in rows}
-        command: Command = ("XCLAIM", stream, group, consumer, 0, *counts, "FORCE")
-        (reply,) = await self._link.call(command)
-        items = checked(reply, f"claim for {consumer}")
-        entries = [to_entry(stream, item[0], item[1], counts[item[0]] + 1) for item in items if item and item[1]]
-        return self._hold(group, entries)
+    async def _claim_rows(
+        self, stream: str, group: str, consumer: str, deliveries: Mapping[bytes, int], entries: list[Entry]
+    ) -> int:
+        """Make pending entries ours, each with so many deliveries, and add them to ``entries``; returns how many."""
+        by_count: dict[int, list[bytes]] = {}
+        for raw, times in deliveries.items():
+            by_count.setdefault(times, []).append(raw)
+        commands: list[Command] = [
+            ("XCLAIM", stream, group, consumer, 0, *ids, "RETRYCOUNT", times, "FORCE")
+            for times, ids in by_count.items()
+        ]
+        items = [
+            item
+            for reply in (await self._link.call(*commands) if commands else ())
+            for item in checked(reply, f"claim for {consumer}")
+            if item and item[1]
+        ]
+        claimed = [to_entry(stream, raw, flat, deliveries[raw]) for raw, flat in items]
+        entries += self._hold(group, sorted(claimed, key=lambda entry: entry.id))
+        return len(claimed)
 
     async def consumers(self, stream: str, group: str) -> dict[str, int]:
         """Pending counts by consumer; {} if there is no such group."""
@@ -168,3 +208,8 @@ class RedisGroups:
             return {}
         rows = map(pairs, checked(reply, f"consumers of {group}"))
         return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
+
+
+def _delivered_again(rows: Sequence[Reply]) -> dict[bytes, int]:
+    """Rows of XPENDING: how often each entry has been delivered once it is handed out now."""
+    return {row[0]: int(row[3]) + 1 for row in rows}

@@ -8,6 +8,7 @@ under way is unknown, and callers hear :class:`BusUnavailable`. The next call op
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -118,8 +119,9 @@ class RedisLink:
             try:
                 await self._exchange(self._under_way)
             except Exception as error:
-                await self._drop()
                 self._fail(self._under_way, self._explain(error))
+                with contextlib.suppress(Exception):  # whatever it says about the end of a connection that has failed
+                    await self._drop()
             self._under_way = []
 
     async def _exchange(self, calls: list[_Call]) -> None:

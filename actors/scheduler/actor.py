@@ -464,7 +464,7 @@ class SchedulerActor(Actor):
         if positions == self._summed_up and not (forgettable and self._journal_end > START):
             return
         if forgettable:
-            superfluous, self._journal_end = self._journal_end, START
+            superfluous = self._journal_end
         else:
             epochs = {name: member.epoch for name, member in self._membership.members.items()}
             told = self._membership.ingresses, self._membership.live_detokenizers
@@ -473,6 +473,8 @@ class SchedulerActor(Actor):
             superfluous = EntryId(self._journal_end.epoch, self._journal_end.index - 1)
         await self._outbox.stored(self._outbox.queued)
         await self.bus.trim(self.names.journal, superfluous)
+        if superfluous == self._journal_end:
+            self._journal_end = START
         self._summed_up = positions
 
     async def _for_ever(self, task: str, once: Callable[[], Awaitable[Any]]) -> None:

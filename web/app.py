@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from functools import cache
 
+import orjson
 from aiohttp import web
 
 from actors.actor import Actor
@@ -29,10 +32,11 @@ from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
 from web.model import ServedModel, load_served_model
-from web.routes import generation, models, service
+from web.openapi import describe
+from web.routes import docs, generation, models, service
 from web.sse import Streams
 
-ROUTES = (*service.ROUTES, *models.ROUTES, *generation.ROUTES)
+ROUTES = (*service.ROUTES, *docs.ROUTES, *models.ROUTES, *generation.ROUTES)
 SHUTDOWN_S = 3.0
 """How long handlers get to tell their clients that the server stops."""
 TICK_S = 0.5
@@ -42,6 +46,8 @@ def make_application(context: Context) -> web.Application:
     """The aiohttp application over a context."""
     app = web.Application(middlewares=[boundary], client_max_size=context.bodies.max_bytes)
     app[CONTEXT] = context
+    description: Callable[[], bytes] = cache(lambda: orjson.dumps(describe(ROUTES, context.model, context.version)))
+    app[docs.DESCRIPTION] = description
     app.on_response_prepare.append(mark_response)
     for route in ROUTES:
         if route.method == "GET":

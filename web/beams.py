@@ -82,7 +82,7 @@ def check_width(sampling: SamplingParams, model: ServedModel) -> None:
 
 
 def _read_early_stopping(fields: Fields) -> bool | Literal["never"]:
-    value = fields.take("early_stopping")
+    value = fields.take("early_stopping", {"enum": [True, False, "never"]})
     if value is None:
         return False
     if value == "never":

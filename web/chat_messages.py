@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from web.errors import ApiError, bad_field, not_supported
-from web.fields import Fields, type_name
+from web.fields import Fields, Schema, type_name
 from web.limits import (
     MAX_BODY_BYTES,
     MAX_CONTENT_PARTS,
@@ -28,6 +28,23 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "reasoning_content": ("",),
 }
 """Fields of OpenAI's messages that mean nothing yet. Clients send an answer back as they got it: with nulls."""
+_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", None]}, "text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+CONTENT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _PART]}, "minItems": 1,
+         "maxItems": MAX_CONTENT_PARTS},
+    ]
+}  # fmt: skip
+_TEMPLATE_KWARGS: Schema = {
+    "maxProperties": MAX_TEMPLATE_KWARGS,
+    "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_]{0,63}$"},
+}
 RESERVED_KWARGS = frozenset(
     {"messages", "conversation", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt",
      "continue_final_message", "return_dict", "return_tensors", "bos_token", "eos_token"}
@@ -37,7 +54,7 @@ RESERVED_KWARGS = frozenset(
 
 def read_messages(fields: Fields) -> tuple[dict[str, str], ...]:
     """Take ``messages``: at least one, each with a role and text."""
-    given = fields.array("messages", max_items=MAX_MESSAGES)
+    given = fields.array("messages", max_items=MAX_MESSAGES, min_items=1)
     if not given:
         problem = "is required" if given is None else "must not be empty"
         raise bad_field("messages", problem)
@@ -48,7 +65,7 @@ def _read_message(message: object, path: str) -> dict[str, str]:
     if type(message) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(message)}", code="invalid_type")
     fields = Fields(message, path)
-    role = fields.string("role", None)
+    role = fields.string("role", None, choices=ROLES)
     if role is None:
         raise bad_field(f"{path}.role", "is required")
     if role in UNSUPPORTED_ROLES:
@@ -56,7 +73,7 @@ def _read_message(message: object, path: str) -> dict[str, str]:
     if role not in ROLES:
         raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}, got {role[:40]!r}")
     name = fields.string("name", None)
-    content = _read_content(fields.take("content"), f"{path}.content")
+    content = _read_content(fields.take("content", CONTENT), f"{path}.content")
     fields.finish(UNSUPPORTED)
     return {"role": role, "content": content} | ({} if name is None else {"name": name})
 
@@ -80,7 +97,7 @@ def _read_part(part: object, path: str) -> str:
     if type(part) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(part)}", code="invalid_type")
     fields = Fields(part, path)
-    kind = fields.string("type", "text")
+    kind = fields.string("type", "text", choices=("text",))
     if kind != "text":
         problem = f"{kind[:40]!r} is not supported yet; only text is"
         raise bad_field(f"{path}.type", problem, code="unsupported_parameter")
@@ -93,7 +110,7 @@ def _read_part(part: object, path: str) -> str:
 
 def read_template_kwargs(fields: Fields) -> dict[str, object]:
     """Take ``chat_template_kwargs``: a few plain values for the model's template (``enable_thinking`` and the like)."""
-    given = fields.object("chat_template_kwargs") or {}
+    given = fields.object("chat_template_kwargs", _TEMPLATE_KWARGS) or {}
     if len(given) > MAX_TEMPLATE_KWARGS:
         raise bad_field("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_KWARGS} entries, got {len(given)}")
     for key in given:

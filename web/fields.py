@@ -1,17 +1,27 @@
 """Reading a JSON object with exact types: a bool is no integer, a float is no integer, null is "not given".
 
-A :class:`Fields` is emptied as it is read, so that what is left at the end is what nobody asked for.
+A :class:`Fields` is emptied as it is read, so that what is left at the end is what nobody asked for. A
+:data:`LISTENER` is told, as JSON Schema, what is asked for: like that the code that validates also writes
+``/openapi.json`` (:mod:`web.body_schema`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from web.errors import bad_field, not_supported, unknown_field
 from web.limits import MAX_NAME_CHARS
 
 D = TypeVar("D")
+Schema = Mapping[str, Any]
+"""JSON Schema of a value, as far as it says anything: ``{}`` is any value."""
+Listener = Callable[[str, Schema], None]
+"""Is told the path of a field and what is read there."""
+LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
+"""Nobody, while requests are served."""
+ANY: Schema = {}
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
               dict: "an object", type(None): "null"}  # fmt: skip
@@ -28,12 +38,15 @@ class Fields:
     def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
         self._data = dict(data)
         self._path = path
+        self._listener = LISTENER.get()
 
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def take(self, name: str) -> Any:
-        """The value as it is, None if it was not given."""
+    def take(self, name: str, schema: Schema = ANY) -> Any:
+        """The value as it is, None if it was not given. ``schema`` is what the caller will hold it to."""
+        if self._listener:
+            self._listener(self.path(name), schema)
         return self._data.pop(name, None)
 
     def peek(self, name: str) -> Any:
@@ -41,7 +54,7 @@ class Fields:
         return self._data.get(name)
 
     def _typed(self, name: str, default: D, expected: type | tuple[type, ...], what: str) -> Any:
-        value = self.take(name)
+        value = self._data.pop(name, None)
         if value is None:
             return default
         allowed = expected if isinstance(expected, tuple) else (expected,)
@@ -50,24 +63,46 @@ class Fields:
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
+        if self._listener:
+            self._listener(self.path(name), {"type": "boolean", "default": default})
         return bool(self._typed(name, default, bool, "a boolean"))
 
     def integer(self, name: str, default: D, low: int, high: int) -> int | D:
         """``low`` and ``high`` are inclusive."""
+        if self._listener:
+            schema = {"type": "integer", "minimum": low, "maximum": high, "default": default}
+            self._listener(self.path(name), schema)
         value = self._typed(name, default, int, "an integer")
         if type(value) is int and not low <= value <= high:
             raise bad_field(self.path(name), f"must be {bounds(low, high)}, got {shown(value)}")
         return value  # type: ignore[no-any-return]
 
-    def number(self, name: str, default: float, low: float, high: float, *, above_low: bool = False) -> float:
+    def number(self, name: str, default: D, low: float, high: float, *, above_low: bool = False) -> float | D:
         """``low`` and ``high`` are inclusive, ``low`` only unless ``above_low``."""
+        if self._listener:
+            least = "exclusiveMinimum" if above_low else "minimum"
+            self._listener(self.path(name), {"type": "number", least: low, "maximum": high, "default": default})
         value = self._typed(name, default, (int, float), "a number")
+        if value is None:
+            return default
         if not (low < value <= high if above_low else low <= value <= high):
             limit = f"more than {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
             raise bad_field(self.path(name), f"must be {limit}, got {shown(value)}")
         return float(value)
 
-    def string(self, name: str, default: D, *, max_chars: int = MAX_NAME_CHARS, empty: bool = True) -> str | D:
+    def string(
+        self,
+        name: str,
+        default: D,
+        *,
+        max_chars: int = MAX_NAME_CHARS,
+        empty: bool = True,
+        choices: Sequence[str] | None = None,
+    ) -> str | D:
+        """``choices`` are those that the caller will take; it says itself what is wrong with others."""
+        if self._listener:
+            schema: Schema = {"type": "string", "minLength": 0 if empty else 1, "maxLength": max_chars}
+            self._listener(self.path(name), {"enum": list(choices)} if choices else {**schema, "default": default})
         value = self._typed(name, default, str, "a string")
         if isinstance(value, str):
             if not empty and not value:
@@ -76,13 +111,20 @@ class Fields:
                 raise bad_field(self.path(name), f"must have at most {max_chars} characters, got {len(value)}")
         return value  # type: ignore[no-any-return]
 
-    def array(self, name: str, *, max_items: int) -> list[Any] | None:
+    def array(self, name: str, *, max_items: int, min_items: int = 0, items: Schema = ANY) -> list[Any] | None:
+        """``min_items`` and ``items`` are what the caller will hold it to."""
+        if self._listener:
+            schema = {"type": "array", "minItems": min_items, "maxItems": max_items, "items": items}
+            self._listener(self.path(name), schema)
         value = self._typed(name, None, list, "an array")
         if value is not None and len(value) > max_items:
             raise bad_field(self.path(name), f"must have at most {max_items} items, got {len(value)}")
         return value  # type: ignore[no-any-return]
 
-    def object(self, name: str) -> dict[str, Any] | None:
+    def object(self, name: str, schema: Schema = ANY) -> dict[str, Any] | None:
+        """``schema`` is what the caller will hold its entries to."""
+        if self._listener:
+            self._listener(self.path(name), {"type": "object", **schema})
         value: dict[str, Any] | None = self._typed(name, None, dict, "an object")
         return value
 
@@ -90,6 +132,12 @@ class Fields:
         self, unsupported: Mapping[str, tuple[Any, ...]], harmless: Mapping[str, Callable[[Any], bool]] | None = None
     ) -> None:
         """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
+        if self._listener:
+            self._listener(self._path, {"type": "object", "additionalProperties": False})
+            for name, neutral in unsupported.items():
+                self._listener(self.path(name), {"enum": list(neutral)})
+            for name in harmless or ():
+                self._listener(self.path(name), ANY)
         for name, value in self._data.items():
             if harmless is not None and name in harmless:
                 if value is not None and not harmless[name](value):

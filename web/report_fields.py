@@ -56,7 +56,7 @@ def _read(
     fields: Fields, sampling: SamplingParams, logprobs: int | None, *, stream: bool, echo: bool
 ) -> tuple[SamplingParams, Report]:
     prompt_logprobs = _read_count(fields, "prompt_logprobs")
-    if fields.take("logprob_token_ids") not in (None, []):
+    if fields.take("logprob_token_ids", {"enum": [[]]}) not in (None, []):
         problem = "is not available: logprobs tells each token's own log probability and the most likely tokens'"
         raise bad_field("logprob_token_ids", problem, code="unsupported_parameter")
     if prompt_logprobs is not None and stream:

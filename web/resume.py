@@ -15,8 +15,16 @@ from dataclasses import dataclass
 
 from web.calls import Choice
 from web.errors import ApiError
+from web.fields import Schema
 
 MAX_KEY_CHARS = 255
+RESUMPTION_HEADERS: dict[str, Schema] = {
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARS},
+    "Last-Event-ID": {
+        "type": "string",
+        "description": "The id of the last event that came: the stream goes on after it.",
+    },
+}
 _SEEN = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}\.?(,[0-9]{1,9}\.[0-9]{1,9}\.?)*")
 
 

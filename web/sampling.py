@@ -6,7 +6,7 @@ from typing import Any
 
 from bus.messages import SamplingParams
 from web.errors import bad_field
-from web.fields import Fields, shown, type_name
+from web.fields import Fields, Schema, shown, type_name
 from web.limits import (
     INT32_MAX,
     INT64_MAX,
@@ -27,6 +27,14 @@ from web.model import ServedModel
 LOWEST_TEMPERATURE = 0.01
 """Temperatures between 0 and this one are lifted to it, as in vLLM: below it logits overflow."""
 MAX_BIAS = 100.0
+_STOP_STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
+STOP: Schema = {"anyOf": [_STOP_STRING, {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS}]}
+_BAD_WORD: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_BYTES}
+_LOGIT_BIAS: Schema = {
+    "maxProperties": MAX_LOGIT_BIAS,
+    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+    "additionalProperties": {"type": "number"},
+}
 
 
 def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None) -> SamplingParams:
@@ -75,6 +83,11 @@ def read_max_tokens(
     return value
 
 
+def token_id(vocab_size: int | None) -> Schema:
+    """What :func:`check_token_ids` asks of each."""
+    return {"type": "integer", "minimum": 0, "maximum": INT32_MAX if vocab_size is None else vocab_size - 1}
+
+
 def check_token_ids(ids: list[Any], name: str, vocab_size: int | None) -> None:
     """Integers inside the vocabulary (inside int32 where its size is not known)."""
     if ids and set(map(type, ids)) != {int}:
@@ -97,7 +110,7 @@ def _read_seed(fields: Fields) -> int | None:
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.take("stop")
+    value = fields.take("stop", STOP)
     if value is None:
         return ()
     stops = [value] if isinstance(value, str) else value
@@ -117,13 +130,13 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_stop_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, ...]:
-    ids = fields.array("stop_token_ids", max_items=MAX_STOP_TOKEN_IDS) or []
+    ids = fields.array("stop_token_ids", max_items=MAX_STOP_TOKEN_IDS, items=token_id(vocab_size)) or []
     check_token_ids(ids, "stop_token_ids", vocab_size)
     return tuple(ids)
 
 
 def _read_bad_words(fields: Fields) -> tuple[str, ...]:
-    words = fields.array("bad_words", max_items=MAX_BAD_WORDS) or []
+    words = fields.array("bad_words", max_items=MAX_BAD_WORDS, items=_BAD_WORD) or []
     for index, word in enumerate(words):
         name = f"bad_words[{index}]"
         if not isinstance(word, str):
@@ -136,7 +149,7 @@ def _read_bad_words(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_allowed_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, ...]:
-    ids = fields.array("allowed_token_ids", max_items=MAX_ALLOWED_TOKEN_IDS)
+    ids = fields.array("allowed_token_ids", max_items=MAX_ALLOWED_TOKEN_IDS, min_items=1, items=token_id(vocab_size))
     if ids is None:
         return ()
     if not ids:
@@ -146,7 +159,7 @@ def _read_allowed_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int
 
 
 def _read_logit_bias(fields: Fields, vocab_size: int | None) -> dict[int, float]:
-    given = fields.object("logit_bias") or {}
+    given = fields.object("logit_bias", _LOGIT_BIAS) or {}
     if len(given) > MAX_LOGIT_BIAS:
         raise bad_field("logit_bias", f"must have at most {MAX_LOGIT_BIAS} entries, got {len(given)}")
     biases: dict[int, float] = {}

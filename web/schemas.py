@@ -16,12 +16,12 @@ from bus.messages import GenerateRequest, Int32Array, SamplingParams
 from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
-from web.fields import Fields, type_name
+from web.fields import Fields, Schema, type_name
 from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S
 from web.model import ServedModel
 from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
-from web.sampling import check_token_ids, read_max_tokens, read_sampling
+from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -239,7 +239,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
 
 
 def _read_model(fields: Fields, model: ServedModel) -> str:
-    name = fields.string("model", None, max_chars=INT32_MAX)
+    name = fields.string("model", None, max_chars=INT32_MAX, choices=model.names)
     if name is None:
         return model.name
     if name not in model.names:
@@ -255,9 +255,7 @@ def _read_priority(fields: Fields, model: ServedModel) -> int:
 
 
 def _read_timeout(fields: Fields) -> float | None:
-    if fields.peek("timeout") is None:
-        return fields.take("timeout")  # type: ignore[no-any-return]
-    return fields.number("timeout", 0.0, 0, MAX_TIMEOUT_S, above_low=True)
+    return fields.number("timeout", None, 0, MAX_TIMEOUT_S, above_low=True)
 
 
 def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
@@ -284,9 +282,15 @@ def _read_truncation(fields: Fields, model: ServedModel) -> int | None:
     return value
 
 
+def _prompt_schema(vocab_size: int | None) -> Schema:
+    text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
+    many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))
+    return {"anyOf": [text, ids, *many]}
+
+
 def _read_prompts(fields: Fields, vocab_size: int | None) -> tuple[Prompt, ...]:
     """A string, strings, token ids, or lists of token ids."""
-    value = fields.take("prompt")
+    value = fields.take("prompt", _prompt_schema(vocab_size))
     if value is None:
         raise bad_field("prompt", "is required")
     if isinstance(value, str):

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from web.body_schema import Parser
+from web.fields import Schema
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+JSON, EVENTS = "application/json", "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What ``/openapi.json`` says of a route besides its path and the first line of its handler's docstring."""
+
+    tag: str = "Service"
+    parse: Parser | None = None
+    """What reads the body, if there is one; its schema is made by running it over ``examples``."""
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Valid bodies by name, which between them use every object that a body can hold."""
+    body: Schema | None = None
+    """The schema of a body that is no JSON, with ``body_type``."""
+    body_type: str = JSON
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    headers: Mapping[str, Schema] = field(default_factory=dict)
+    """Parameters that may be given."""
+    answer: Schema = field(default_factory=dict)
+    """The schema of a 200."""
+    answer_types: tuple[str, ...] = (JSON,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +44,7 @@ class Route:
     path: str
     name: str
     handler: Handler
+    about: About = About()
 
 
 def json_response(data: Any, status: int = 200) -> web.Response:

@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
+from web.answer_schemas import CHAT as CHAT_ANSWER
+from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
@@ -25,8 +27,8 @@ from web.reported import (
     completion_choice,
     shown_choices,
 )
-from web.resume import Resumption, read_resumption, with_id
-from web.routes import Route, json_response
+from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
+from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import Asked, parse_chat, parse_completion, parse_json
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
 
@@ -202,14 +204,53 @@ COMPLETION, CHAT = Completion(), Chat()
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one prompt or several.
+
+    With `stream`, as server-sent events that end with `data: [DONE]`.
+    """
     return await generate(request, COMPLETION)
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a chat.
+
+    With `stream`, as server-sent events that end with `data: [DONE]`.
+    """
     return await generate(request, CHAT)
 
 
+_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_ABOUT = About(tag="Generation", headers=RESUMPTION_HEADERS, answer_types=(JSON, EVENTS))
 ROUTES = (
-    Route("POST", "/v1/completions", "completions", completions),
-    Route("POST", "/v1/chat/completions", "chat_completions", chat_completions),
+    Route(
+        "POST",
+        "/v1/completions",
+        "completions",
+        completions,
+        replace(
+            _ABOUT,
+            parse=parse_completion,
+            examples={
+                "whole": {"prompt": "Once upon a time", "max_tokens": 32},
+                "stream": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, **_STREAM},
+                "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
+            },
+            answer=COMPLETION_ANSWER,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        "chat_completions",
+        chat_completions,
+        replace(
+            _ABOUT,
+            parse=parse_chat,
+            examples={
+                "whole": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
+                "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
+            },
+            answer=CHAT_ANSWER,
+        ),
+    ),
 )

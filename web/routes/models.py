@@ -6,10 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
+from web.answer_schemas import MODEL, MODELS
 from web.context import CONTEXT
 from web.errors import model_not_found
 from web.model import ServedModel
-from web.routes import Route, json_response
+from web.routes import About, Route, json_response
 
 
 def card(model: ServedModel, name: str) -> dict[str, Any]:
@@ -26,12 +27,13 @@ def card(model: ServedModel, name: str) -> dict[str, Any]:
 
 
 async def list_models(request: web.Request) -> web.Response:
+    """The names of the model that is served."""
     model = request.app[CONTEXT].model
     return json_response({"object": "list", "data": [card(model, name) for name in model.names]})
 
 
 async def show_model(request: web.Request) -> web.Response:
-    """Names may hold slashes, as hub ids do."""
+    """One name of the model. Names may hold slashes, as hub ids do."""
     model, name = request.app[CONTEXT].model, request.match_info["id"]
     if name not in model.names:
         raise model_not_found(name)
@@ -39,6 +41,6 @@ async def show_model(request: web.Request) -> web.Response:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", "models", list_models),
-    Route("GET", "/v1/models/{id:.+}", "model", show_model),
+    Route("GET", "/v1/models", "models", list_models, About(tag="Models", answer=MODELS)),
+    Route("GET", "/v1/models/{id:.+}", "model", show_model, About(tag="Models", answer=MODEL)),
 )

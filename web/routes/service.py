@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
+from web.answer_schemas import OBJECT, STATUS, TEXT, record
 from web.context import CONTEXT
 from web.metrics import CONTENT_TYPE
-from web.routes import Route, json_response
+from web.routes import About, Route, json_response
 
 
 async def health(request: web.Request) -> web.Response:
@@ -41,6 +42,7 @@ async def livez(request: web.Request) -> web.Response:
 
 
 async def show_version(request: web.Request) -> web.Response:
+    """The version of Pagebus."""
     return json_response({"version": request.app[CONTEXT].version})
 
 
@@ -54,17 +56,18 @@ async def root(request: web.Request) -> web.Response:
     """What this is and where to look."""
     context = request.app[CONTEXT]
     links = {"models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions",
-             "health": "/health", "metrics": "/metrics"}  # fmt: skip
+             "health": "/health", "metrics": "/metrics", "docs": "/docs"}  # fmt: skip
     return json_response({"name": "pagebus", "version": context.version, "model": context.model.name, "links": links})
 
 
+_STATUS = About(answer=STATUS)
 ROUTES = (
-    Route("GET", "/", "root", root),
-    Route("GET", "/health", "health", health),
-    Route("GET", "/readyz", "readyz", readyz),
-    Route("GET", "/livez", "livez", livez),
-    Route("GET", "/ping", "ping", livez),
-    Route("POST", "/ping", "ping", livez),
-    Route("GET", "/version", "version", show_version),
-    Route("GET", "/metrics", "metrics", metrics),
+    Route("GET", "/", "root", root, About(answer=record(name=TEXT, version=TEXT, model=TEXT, links=OBJECT))),
+    Route("GET", "/health", "health", health, _STATUS),
+    Route("GET", "/readyz", "readyz", readyz, _STATUS),
+    Route("GET", "/livez", "livez", livez, _STATUS),
+    Route("GET", "/ping", "ping", livez, _STATUS),
+    Route("POST", "/ping", "ping", livez, _STATUS),
+    Route("GET", "/version", "version", show_version, About(answer=record(version=TEXT))),
+    Route("GET", "/metrics", "metrics", metrics, About(answer_types=("text/plain",))),
 )

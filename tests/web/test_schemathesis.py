@@ -1,0 +1,96 @@
+"""What schemathesis makes of our own description: bodies that fit it and bodies that do not, to every operation.
+
+``PAGEBUS_TEST_FUZZ=20000`` sends about so many requests in all instead of a few hundred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import schemathesis
+from fake_backend import MODEL, SENTENCE, Served, start_served, until
+from hypothesis import HealthCheck, Phase
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from web.app import ROUTES
+from web.openapi import describe
+
+COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "300"))
+SCHEMA = schemathesis.openapi.from_dict(describe(ROUTES, MODEL, "test"))
+OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
+WITH_BODY = [operation for operation in OPERATIONS if operation.body]
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+SHARE_WITH_BODY = 0.9
+POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+RUNS = [(operation, POSITIVE) for operation in OPERATIONS] + [(operation, NEGATIVE) for operation in WITH_BODY]
+
+
+def num_examples(operation: schemathesis.APIOperation) -> int:
+    """Most of them where there is something to vary."""
+    if operation.body:
+        return int(COUNT * SHARE_WITH_BODY / len(WITH_BODY) / 2)
+    return max(1, int(COUNT * (1 - SHARE_WITH_BODY) / (len(OPERATIONS) - len(WITH_BODY)) / 2))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """An ingress in a thread of its own."""
+    loop, server = asyncio.new_event_loop(), MemoryServer()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    started = run(start_served(lambda: MemoryBus(server)))
+    yield started
+    admission = started.actor.context.admission
+    run(until(lambda: (admission.total.requests, admission.total.tokens) == (0, 0)))
+    assert started.actor.context.inbox.num_open == 0
+    run(started.stop())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize(("operation", "mode"), RUNS, ids=[f"{mode.value} {run.label}" for run, mode in RUNS])
+@pytest.mark.timeout(60 + COUNT)
+def test_operation(served, operation, mode):
+    """Answers are as described, and none is a 5xx; what does not fit the description is refused."""
+    checks = [*CHECKS, negative_data_rejection] if mode == NEGATIVE else CHECKS
+
+    @hypothesis.settings(
+        max_examples=num_examples(operation),
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+        deadline=None,
+        database=None,
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def call(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=served.url, checks=checks, timeout=30)
+
+    call()
+
+
+def test_right_answers_afterwards(served):
+    """Whatever came before, a request is answered as ever (the fixture looks whether anything is left over)."""
+    case = SCHEMA["/v1/completions"]["POST"].Case(body={"prompt": "x"}, media_type="application/json")
+
+    answer = case.call(base_url=served.url).json()
+
+    assert answer["choices"][0]["text"] == "".join(SENTENCE)

@@ -24,6 +24,7 @@ from bus.contract import Bus, BusError
 
 CLASSES = {
     "ingress": ("web.app", "IngressActor"),
+    "jobs": ("web.jobs.actor", "JobsActor"),
     "tokenizer": ("actors.tokenizer.actor", "TokenizerActor"),
     "scheduler": ("actors.scheduler.actor", "SchedulerActor"),
     "executor": ("actors.executor.actor", "ExecutorActor"),

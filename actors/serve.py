@@ -140,14 +140,8 @@ def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
     device = settings.device
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    counts = (
-        (settings.ingresses, "ingress"),
-        (settings.tokenizers, "tokenizer"),
-        (settings.schedulers, "scheduler"),
-        (settings.executors, "executor"),
-        (settings.detokenizers, "detokenizer"),
-    )
-    actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for count, kind in counts)
+    counts = settings.counts.items()
+    actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts if count)
     lines = [
         f"Pagebus {version()}",
         f"  model    {settings.model or 'the shipped one'}",

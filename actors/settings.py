@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
-KINDS = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
+KINDS = ("ingress", "jobs", "tokenizer", "scheduler", "executor", "detokenizer")
 """The kinds of actor."""
 BUS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "memory")
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -167,6 +167,9 @@ class Settings:
         low=1,
         high=1024,
     )
+    job_actors: int = setting(
+        1, help="actors to start that take queued jobs; 0: jobs wait", group=PROCESSES, low=0, high=1024
+    )
     device: str = setting("auto", help="where the model is computed", group=ENGINE, choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto",
@@ -295,6 +298,13 @@ class Settings:
         low=1,
         high=2**40,
     )
+    max_num_jobs: int | None = setting(
+        None,
+        help="queued jobs that one jobs actor has under way (default: twice what all executors have sequences for)",
+        group=SERVICE,
+        low=1,
+        high=2**20,
+    )
     max_beam_width: int = setting(
         16,
         help="most beams of one beam search, each of which takes a place in the batch",
@@ -354,6 +364,18 @@ class Settings:
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
             object.__setattr__(self, "enable_prefix_caching", False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many actors of each kind are wanted."""
+        return {
+            "ingress": self.ingresses,
+            "jobs": self.job_actors,
+            "tokenizer": self.tokenizers,
+            "scheduler": self.schedulers,
+            "executor": self.executors,
+            "detokenizer": self.detokenizers,
+        }
 
     def to_args(self) -> list[str]:
         """Command line that gives these settings again, without secrets: only what differs from the defaults."""

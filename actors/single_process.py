@@ -25,13 +25,7 @@ from bus.streams import Names
 
 def make_actors(settings: Settings, server: MemoryServer) -> list[Actor]:
     """All actors of ``settings``, each with a connection of its own."""
-    counts = {
-        "ingress": settings.ingresses,
-        "tokenizer": settings.tokenizers,
-        "scheduler": 1,
-        "executor": settings.executors,
-        "detokenizer": settings.detokenizers,
-    }
+    counts = settings.counts | {"scheduler": 1}
     names = [(kind, f"{kind}-{i}") for kind in KINDS for i in range(counts[kind])]
     own = settings.replace(bus="memory://")
     return [

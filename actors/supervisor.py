@@ -1,8 +1,8 @@
 """All actors of one machine as processes: started, watched, restarted, drained.
 
 Children run in sessions of their own, so that Ctrl-C reaches only the supervisor, which then drains them in order:
-first the ingress (no new requests; running ones are finished), then all others, last the private Redis. A child dies
-with the supervisor even if that is killed (:func:`actors.child.die_with_parent`).
+first the ingress (no new requests; running ones are finished) and who takes jobs, then all others, last the private
+Redis. A child dies with the supervisor even if that is killed (:func:`actors.child.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bus.private_redis import PrivateRedis
 POLL_S = 0.05
 PACKAGES = Path(__file__).resolve().parents[1]
 """The folder that holds our packages."""
-WAVES = (("ingress",), ("tokenizer", "scheduler", "executor", "detokenizer"))
+WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "executor", "detokenizer"))
 """Order of the drain."""
 LAST_WAVE_S = 5.0
 """What the second wave gets at least, even if the first took all of the drain timeout."""
@@ -66,15 +66,8 @@ def plan_children(
     if cuda and gpus and settings.executors > len(gpus):
         raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // settings.executors)
-    counts = {
-        "ingress": settings.ingresses,
-        "tokenizer": settings.tokenizers,
-        "scheduler": settings.schedulers,
-        "executor": settings.executors,
-        "detokenizer": settings.detokenizers,
-    }
     plans = []
-    for kind, count in counts.items():
+    for kind, count in settings.counts.items():
         for i in range(count):
             name = f"{kind}-{unique}{i}"
             own = settings.replace(bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None)

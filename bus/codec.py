@@ -7,6 +7,9 @@ missing ones take their defaults, so two versions can read each other.
 What comes from the bus is untrusted: every value is checked against the type hints of :mod:`bus.messages`, and anything
 that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable with the
 frame: arrays are read-only views of its bytes.
+
+Messages that other programs write or read (``PLAIN_MESSAGES``) have no header: their fields, all of them text, are the
+fields of the entry, and the first one tells which message it is.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 import orjson
 
 from bus.contract import CodecError
-from bus.messages import Int32Array, JsonValue, Message
+from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message
 
 VERSION = 1
 HEADER = b"h"
@@ -250,7 +253,8 @@ def _layout_of(cls: type) -> _Layout:
     return layout
 
 
-_BY_NAME: dict[str, _Layout] = {cls.__name__: _layout_of(cls) for cls in get_args(Message)}
+_BY_NAME: dict[str, _Layout] = {cls.__name__: _layout_of(cls) for cls in get_args(Message) if cls not in PLAIN_MESSAGES}
+_PLAIN: dict[bytes, type] = {fields(cls)[0].name.encode(): cls for cls in PLAIN_MESSAGES}
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -262,6 +266,8 @@ def encode(message: Message) -> Frame:
             not a one-dimensional int32 array.
     """
     cls = type(message)
+    if cls in PLAIN_MESSAGES:
+        return _encode_plain(message)
     layout = _layouts.get(cls)
     if layout is None or cls.__name__ not in _BY_NAME:
         raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages.py")
@@ -288,6 +294,8 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
     Raises:
         CodecError: not a frame of ours, of an unknown version or type, or with a field of a wrong type (named).
     """
+    if HEADER not in frame and (cls := next((_PLAIN[key] for key in _PLAIN if key in frame), None)) is not None:
+        return _decode_plain(cls, frame)
     header, layout = _open_header(frame)
     name = ""
     try:
@@ -302,6 +310,25 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
         path = mismatch.path or name
         raise CodecError(f"{layout.cls.__name__}.{path:.200}: {mismatch}") from None
     return cast(Message, layout.cls(**values))
+
+
+def _encode_plain(message: Message) -> Frame:
+    try:
+        texts = {item.name.encode(): getattr(message, item.name).encode() for item in fields(message)}
+    except UnicodeEncodeError as error:
+        raise CodecError(f"{type(message).__name__} cannot be encoded: {error}") from error
+    return {name: text for place, (name, text) in enumerate(texts.items()) if text or place == 0}
+
+
+def _decode_plain(cls: type, frame: Mapping[bytes, bytes]) -> Message:
+    values = {}
+    for item in fields(cls):
+        try:
+            if (raw := frame.get(item.name.encode())) is not None:
+                values[item.name] = raw.decode()
+        except UnicodeDecodeError:
+            raise CodecError(f"{cls.__name__}.{item.name}: expected UTF-8 text") from None
+    return cast(Message, cls(**values))
 
 
 def _open_header(frame: Mapping[bytes, bytes]) -> tuple[dict[str, Any], _Layout]:

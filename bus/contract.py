@@ -36,6 +36,8 @@ class EntryId:
         return cls(int(epoch), int(index or 0))
 
 
+Counts = Mapping[str, Mapping[str, int]]
+"""What to add to counters: key -> counter -> how much."""
 START = EntryId(0, 0)
 FENCE_INDEX = 2**62
 """Index of a fence entry: beyond everything a writer of that epoch could write, so its late writes are refused."""
@@ -131,8 +133,9 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
-        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent."""
+    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
+        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent but for ``counts``,
+        which are added up in the same transaction."""
 
     @abstractmethod
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
@@ -184,6 +187,14 @@ class Bus(ABC):
     @abstractmethod
     async def get_state(self, *names: str) -> list[Mapping[str, JsonValue] | None]:
         """The objects under these names, None where there is none, in one round trip."""
+
+    @abstractmethod
+    async def count(self, counts: Counts, *, ttl_s: int) -> None:
+        """Add to counters, which are kept for ``ttl_s`` seconds from then on. A repeat adds again."""
+
+    @abstractmethod
+    async def counters(self, *keys: str) -> list[dict[str, int]]:
+        """The counters under these keys by name; empty where there are none."""
 
     @abstractmethod
     async def delete_state(self, *names: str) -> None:

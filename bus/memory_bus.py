@@ -7,6 +7,7 @@ happens on one event loop. A thread that has something to publish hands it to th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
@@ -15,6 +16,7 @@ from bus.contract import (
     Bus,
     BusUnavailable,
     CodecError,
+    Counts,
     Entry,
     EntryId,
     Fenced,
@@ -133,8 +135,9 @@ class MemoryBus(Bus):
             held.add(position)
         return [to_entry(name, position, stream.fields[position]) for position in positions]
 
-    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
         self._check()
+        self._add(counts or {})
         for entry in entries:
             position = (entry.id.epoch, entry.id.index)
             self._held.get((entry.stream, group), set()).discard(position)
@@ -268,6 +271,18 @@ class MemoryBus(Bus):
         self._check()
         found = [self.server.live_state(self.names.state(name)) for name in names]
         return [None if raw is None else decode_state(raw) for raw in found]
+
+    async def count(self, counts: Counts, *, ttl_s: int) -> None:
+        self._check()
+        self._add(counts)
+
+    def _add(self, counts: Counts) -> None:
+        for key, added in counts.items():
+            self.server.counters.setdefault(key, Counter()).update(added)
+
+    async def counters(self, *keys: str) -> list[dict[str, int]]:
+        self._check()
+        return [dict(self.server.counters.get(key, {})) for key in keys]
 
     async def delete_state(self, *names: str) -> None:
         self._check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -98,6 +99,7 @@ class MemoryServer:
         self.leases: dict[str, MemoryLease] = {}
         self.granted: dict[str, int] = {}
         self.states: dict[str, tuple[bytes, float | None]] = {}
+        self.counters: dict[str, Counter[str]] = {}
         self.epoch = 0
         self._published = 0
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}

@@ -21,6 +21,8 @@ ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, sched
 RequestFailed
 SequencesNamed,             journal                scheduler -> its successor
 RequestMoved, Checkpoint
+Job                         {name}:jobs (work)     anybody -> any jobs actor
+JobResult                   {name}:results         jobs actor -> whoever sent the job
 ==========================  =====================  ==========================================
 """
 
@@ -449,6 +451,35 @@ class Checkpoint:
     top_bits: Int32Array = field(default_factory=_no_ints)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Queued work, as any Redis client adds it: the fields of the entry are these, as plain text.
+
+    ``request`` is one line of OpenAI's batch format. ``reply_to``: the stream for the result, "" for the usual one.
+    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none.
+    """
+
+    request: str
+    reply_to: str = ""
+    priority: str = ""
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """What became of a job, as plain text: ``result`` is one line of OpenAI's batch output format. ``job`` is the id
+    of the job's entry."""
+
+    result: str
+    custom_id: str = ""
+    batch: str = ""
+    job: str = ""
+
+
+PLAIN_MESSAGES = (Job, JobResult)
+"""Messages that other programs write or read: their fields lie in the entry as they are, without a header."""
+
+
 Message = (
     GenerateRequest
     | TokenizedRequest
@@ -467,4 +498,6 @@ Message = (
     | SequencesNamed
     | RequestMoved
     | Checkpoint
+    | Job
+    | JobResult
 )

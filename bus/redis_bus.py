@@ -15,10 +15,10 @@ from time import perf_counter
 
 from bus.backoff import Backoff
 from bus.codec import encode
-from bus.contract import Bus, BusError, BusUnavailable, Entry, EntryId, Fenced, LeaseInfo, LogEntry
+from bus.contract import Bus, BusError, BusUnavailable, Counts, Entry, EntryId, Fenced, LeaseInfo, LogEntry
 from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
-from bus.redis_groups import RedisGroups
+from bus.redis_groups import RedisGroups, count_commands
 from bus.redis_leases import RedisLeases, RedisState
 from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply
 from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
@@ -162,8 +162,8 @@ class RedisBus(Bus):
                     return entries
         return []
 
-    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
-        await self._groups.ack(group, entries)
+    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
+        await self._groups.ack(group, entries, counts)
 
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
         if consumer == dead_consumer:
@@ -256,6 +256,16 @@ class RedisBus(Bus):
     async def get_state(self, *names: str) -> list[Mapping[str, JsonValue] | None]:
         return await self._state.get(names)
 
+    async def count(self, counts: Counts, *, ttl_s: int) -> None:
+        expiries: list[Command] = [("EXPIRE", key, ttl_s) for key in counts]
+        for reply in await self._writer.call(*count_commands(counts), *expiries):
+            checked(reply, "count")
+
+    async def counters(self, *keys: str) -> list[dict[str, int]]:
+        replies = await self._writer.call(*(("HGETALL", key) for key in keys)) if keys else []
+        found = [pairs(checked(reply, f"counters {key}")) for reply, key in zip(replies, keys, strict=True)]
+        return [{name.decode(): int(value) for name, value in each.items() if _is_count(value)} for each in found]
+
     async def delete_state(self, *names: str) -> None:
         await self._state.delete(names)
 
@@ -286,6 +296,10 @@ def _block_parts(block_ms: int) -> list[int]:
     """A wait as BLOCK times of at most MAX_BLOCK_MS; [0] means: do not wait."""
     whole, rest = divmod(max(0, block_ms), MAX_BLOCK_MS)
     return [MAX_BLOCK_MS] * whole + ([rest] if rest or not whole else [])
+
+
+def _is_count(value: bytes) -> bool:
+    return value.removeprefix(b"-").isdigit()
 
 
 def _last_id(reply: Reply, stream: str) -> EntryId:

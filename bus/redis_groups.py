@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from math import inf
 from time import monotonic
 
-from bus.contract import BusUnavailable, Entry, EntryId
+from bus.contract import BusUnavailable, Counts, Entry, EntryId
 from bus.redis_link import Command, RedisLink, Reply
 from bus.redis_replies import (
     checked,
@@ -28,6 +28,11 @@ LOOK_AGAIN_S = 5.0
 
 _Reader = tuple[str, str, str]
 """(stream, group, consumer)."""
+
+
+def count_commands(counts: Counts) -> list[Command]:
+    """What adds to counters."""
+    return [("HINCRBY", key, name, by) for key, added in counts.items() for name, by in added.items()]
 
 
 class RedisGroups:
@@ -142,8 +147,8 @@ class RedisGroups:
         self._looked_once.add(reader)
         self._recovered[reader] = monotonic()
 
-    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
-        """Ack and delete, in one transaction."""
+    async def ack(self, group: str, entries: Iterable[Entry], counts: Counts | None = None) -> None:
+        """Ack, delete and count, in one transaction."""
         by_stream: dict[str, list[Entry]] = {}
         for entry in entries:
             by_stream.setdefault(entry.stream, []).append(entry)
@@ -153,6 +158,7 @@ class RedisGroups:
         for stream, acked in by_stream.items():
             ids = [str(entry.id) for entry in acked]
             commands += [("XACK", stream, group, *ids), ("XDEL", stream, *ids)]
+        commands += count_commands(counts or {})
         exec_results(await self._link.call(*commands, ("EXEC",)), f"ack in group {group}")
         for stream, acked in by_stream.items():
             self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)

@@ -1,7 +1,7 @@
 """All names on the bus: streams, groups, keys. Nothing else in Pagebus spells a name.
 
 Every key carries the deployment's hash tag, ``pb:{name}:...``, so that Redis Cluster keeps a deployment in one slot and
-multi-key commands work.
+multi-key commands work. Those that other programs use begin with the tag alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def is_address(text: str) -> bool:
 
 TOKENIZER_GROUP = "tokenizers"
 SCHEDULER_GROUP = "schedulers"
+JOBS_GROUP = "jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,21 @@ class Names:
 
     def dead_letters(self, stage: str) -> str:
         return self.key("dead", stage)
+
+    # Jobs: keys that other programs use, so they carry nothing but the hash tag.
+    @property
+    def jobs(self) -> str:
+        """Work stream of queued jobs, written by anybody."""
+        return f"{{{self.deployment}}}:jobs"
+
+    @property
+    def job_results(self) -> str:
+        """Where results go that were not wanted elsewhere; their reader trims it."""
+        return f"{{{self.deployment}}}:results"
+
+    def batch(self, name: str) -> str:
+        """Counters of the jobs that share the batch ``name``."""
+        return f"{{{self.deployment}}}:batch:{name}"
 
     # State.
     def lease(self, kind: str, actor: str) -> str:

@@ -46,7 +46,7 @@ def test_healthcheck_exists(name: str) -> None:
 
 
 def test_every_kind_has_a_service() -> None:
-    """Redis and the five actors; the sixth is the executor for machines without a GPU, on request only."""
+    """Redis and the six actors; one more is the executor for machines without a GPU, on request only."""
     assert set(SERVICES) == {"redis", *KINDS, "executor-cpu"}
     assert SERVICES["executor-cpu"]["profiles"] == ["cpu"]
 

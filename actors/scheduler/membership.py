@@ -24,6 +24,8 @@ from bus.contract import EntryId, LeaseInfo
 from bus.streams import address_of, is_address
 
 DEFAULT_BUDGET_TOKENS = 2048
+CLIENTS = ("ingress", "jobs")
+"""Kinds of actor that requests come from and replies go to. What is said of ingresses here, holds for both."""
 
 
 @dataclass(slots=True)
@@ -83,16 +85,19 @@ class Membership:
         before its lease is revoked, so that it cannot take it back unaware."""
         known = [("executor", name) for name, member in self.members.items() if not member.fenced]
         known += [("detokenizer", name) for name in self._detokenizers]
-        known += [("ingress", address.rpartition("@")[0]) for address in self._ingresses]
         live = {(lease.kind, lease.name) for lease in leases}
+        names = [address.rpartition("@")[0] for address in self._ingresses]
+        gone = [name for name in names if not any((kind, name) in live for kind in CLIENTS)]
+        known += [(kind, name) for name in gone for kind in CLIENTS]
         return [who for who in dict.fromkeys(known) if who not in live]
 
     def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
         """Take in all live leases, and that those of ``revoked`` (kind, name) will not come back."""
         by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
         for lease in leases:
-            if lease.kind in by_kind:
-                by_kind[lease.kind][lease.name] = lease
+            kind = "ingress" if lease.kind in CLIENTS else lease.kind
+            if kind in by_kind:
+                by_kind[kind][lease.name] = lease
         self._look_at_executors(by_kind["executor"], revoked)
         self._look_at_detokenizers(by_kind["detokenizer"], revoked)
         self._look_at_ingresses(by_kind["ingress"], revoked)
@@ -150,7 +155,7 @@ class Membership:
         live = {address_of(name, lease.epoch) for name, lease in leases.items()}
         for address in sorted(self._ingresses - live):
             name = address.rpartition("@")[0]
-            if name in leases or ("ingress", name) in revoked:
+            if name in leases or all((kind, name) in revoked for kind in CLIENTS):
                 self._ingresses.discard(address)
                 self.gone_ingresses.append(address)
                 self._emit(IngressLost(address))

@@ -38,7 +38,7 @@ def test_banner_names_everything() -> None:
         "  model    m",
         "  device   cuda",
         "  bus      redis://h:1/0",
-        "  actors   ingress, tokenizer, scheduler, 2 x executor, detokenizer",
+        "  actors   ingress, jobs, tokenizer, scheduler, 2 x executor, detokenizer",
     ]
 
 

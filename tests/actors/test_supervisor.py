@@ -254,6 +254,7 @@ def test_plan_gives_each_executor_a_gpu() -> None:
     gpus = {plan.name: plan.environ.get("CUDA_VISIBLE_DEVICES") for plan in plans}
     assert gpus == {
         "ingress-0": None,
+        "jobs-0": None,
         "tokenizer-0": None,
         "scheduler-0": None,
         "executor-0": "4",

@@ -104,7 +104,7 @@ def test_start(tmp_path: Path) -> None:
     results = run(tmp_path / "r.json", "start", "--repeats", "1", *CPU)
     (point,) = results["points"]
     kinds = {name.partition(":")[0] for name in point["figures"] if name.endswith("from process to ready")}
-    assert kinds == {"ingress", "tokenizer", "scheduler", "executor", "detokenizer"}
+    assert kinds == {"ingress", "jobs", "tokenizer", "scheduler", "executor", "detokenizer"}
     assert point["figures"]["seconds"]["median"] >= max(ended for _, ended in point["runs"][0].values())
 
 

@@ -1,0 +1,210 @@
+"""The jobs actor: takes jobs off their stream, a window of them at a time, and writes what became of them.
+
+An entry stays pending until its result is stored. Requests of jobs are named after their entries, so a job that is
+taken up again, by the next life of this actor or by another one, joins its request where that is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from actors.actor import Actor, describe
+from actors.settings import Settings
+from bus.contract import Bus, BusError, BusUnavailable, Entry
+from bus.messages import Job, JobResult
+from bus.outbox import Outbox
+from bus.streams import JOBS_GROUP, address_of
+from web.inbox import Inbox
+from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from web.jobs.metrics import JobMetrics
+from web.jobs.settling import Outcome, Settling
+from web.jobs.window import Window
+from web.jobs.worker import Worker
+from web.model import ServedModel, load_served_model
+
+READ_BLOCK_MS = 250
+RETRY_S = 0.2
+LOOK_S = 1.0
+"""How often it is looked who has cancelled, and how much waits."""
+MAX_DELIVERIES = 20
+"""A job that has been taken up so often without an end is given up: perhaps it is what ends its actors."""
+LEAST_WINDOW = 16
+BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+MAX_KEY_CHARS = 512
+
+
+class JobsActor(Actor):
+    """See the module's text. ``model`` as in :class:`web.app.IngressActor`."""
+
+    kind = "jobs"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str, *, model: ServedModel | None = None) -> None:
+        super().__init__(settings, bus, name)
+        self._model = model
+        self.window = Window(settings.max_num_jobs or LEAST_WINDOW)
+        self._settling = Settling(bus, self.names, self.log)
+        self._running: dict[asyncio.Task[Any], str] = {}
+        """The name of its batch, by task."""
+        self._next_look_s = 0.0
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        model = self._model or await load_served_model(self.settings, int(time.time()))
+        address = address_of(self.name, self.epoch)
+        self._job_metrics = JobMetrics(self.metrics, model.max_model_len)
+        self._outbox = Outbox(self.bus, self.epoch)
+        self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log)
+        self.worker = Worker(model, self._inbox, address)
+        await self.bus.create_group(self.names.jobs, JOBS_GROUP)
+        for coro, name in ((self._outbox.run(), "outbox"), (self._inbox.run(), "inbox"), (self._settle(), "settle"),
+                           (self._look(), "look")):  # fmt: skip
+            self.spawn(coro, name)
+
+    async def serve(self) -> None:
+        """Take jobs while there is room. A drain waits for none of them: others go on with them."""
+        while not self.draining.is_set():
+            try:
+                await self._take_over()
+                if room := self.window.room():
+                    streams = [self.names.jobs]
+                    await self._begin(await self.bus.read_group(
+                        JOBS_GROUP, self.name, streams, count=room, block_ms=READ_BLOCK_MS
+                    ))  # fmt: skip
+                else:
+                    await self.window.freed(LOOK_S)
+            except BusUnavailable as error:
+                self.log.warning("bus unavailable", error=describe(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def stop(self) -> None:
+        """Leave what runs to whoever takes it up."""
+        if not hasattr(self, "worker"):
+            return
+        self.worker.leaving = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        with contextlib.suppress(BusError, TimeoutError):
+            async with asyncio.timeout(self.settings.lease_ttl_s):
+                await self._outbox.flush()
+        await self._inbox.forget()
+
+    # -- taking jobs --------------------------------------------------------------------------------------------------
+
+    async def _take_over(self) -> None:
+        """Once per lease time: see how much the executors hold, and take up what actors left behind that are gone."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_look_s:
+            return
+        leases = await self.bus.leases()
+        if self.settings.max_num_jobs is None:
+            seqs = [lease.info.get("max_num_seqs") for lease in leases if lease.kind == "executor"]
+            self.window.max_jobs = max(LEAST_WINDOW, 2 * sum(each for each in seqs if isinstance(each, int)))
+        live = {lease.name for lease in leases if lease.kind == self.kind} | {self.name}
+        for dead in (await self.bus.consumers(self.names.jobs, JOBS_GROUP)).keys() - live:
+            if claimed := await self.bus.claim(self.names.jobs, JOBS_GROUP, self.name, dead):
+                self.log.warning("took over jobs of an actor that is gone", actor=dead, count=len(claimed))
+                await self._begin(claimed)
+        self._next_look_s = now_s + self.settings.lease_ttl_s
+
+    async def _begin(self, entries: Sequence[Entry]) -> None:
+        jobs = [entry.message for entry in entries if isinstance(entry.message, Job)]
+        unwanted = await self._cancelled_of({job.batch for job in jobs})
+        for entry in entries:
+            size = sum(map(len, (entry.raw or {}).values()))
+            self.window.enter(size)
+            if not isinstance(entry.message, Job):
+                result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
+                self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
+            elif entry.message.batch in unwanted:
+                self._finish(entry, entry.message, cancelled(str(entry.id), entry.message.request), "cancelled", size)
+            else:
+                task = self.spawn(self._do(entry, entry.message, size), "job")
+                self._running[task] = entry.message.batch
+                task.add_done_callback(self._running.pop)
+
+    async def _do(self, entry: Entry, job: Job, size: int) -> None:
+        """One job, to its outcome."""
+        job_id, counter = str(entry.id), ""
+        try:
+            if problem := problem_of(job, entry.deliveries):
+                result = unanswered(job_id, custom_id_of(job.request), "invalid_job", problem)
+            else:
+                result = await self.worker.run(job_id, job.request, int(job.priority or 0))
+        except asyncio.CancelledError:
+            if self.worker.leaving:
+                raise
+            result, counter = cancelled(job_id, job.request), "cancelled"
+        except Exception as error:
+            self.log.exception("job failed", id=job_id, error=describe(error))
+            problem = "The job failed; the server's log has its id."
+            result = unanswered(job_id, custom_id_of(job.request), "internal_error", problem)
+        self._finish(entry, job, result, counter or ("failed" if result.failed else "completed"), size)
+
+    def _finish(self, entry: Entry, job: Job, result: Result, counter: str, size: int) -> None:
+        batch = job.batch if BATCH_NAME.fullmatch(job.batch) else ""
+        told = JobResult(result=result.text(), custom_id=result.custom_id or "", batch=batch, job=str(entry.id))
+        stream = job.reply_to if 0 < len(job.reply_to) <= MAX_KEY_CHARS else self.names.job_results
+        self._job_metrics.outcome(counter)
+        self._settling.put(Outcome(entry, stream, told, counter, size))
+
+    # -- beside it ----------------------------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        while True:
+            for outcome in await self._settling.settled():
+                self.window.leave(outcome.size)
+
+    async def _look(self) -> None:
+        """See which batches have been cancelled, and what waits."""
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                unwanted = await self._cancelled_of(set(self._running.values()))
+                for task, batch in list(self._running.items()):
+                    if batch in unwanted:
+                        task.cancel()
+                self._job_metrics.queued.set(await self.bus.length(self.names.jobs))
+                self._job_metrics.running.set(self.window.jobs)
+            await asyncio.sleep(LOOK_S)
+
+    async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:
+        """Those of these batches that are not wanted any more."""
+        names = [name for name in batches if BATCH_NAME.fullmatch(name)]
+        while True:
+            try:
+                found = await self.bus.counters(*map(self.names.batch, names))
+                return {name for name, counters in zip(names, found, strict=True) if counters.get("cancel")}
+            except BusUnavailable as error:  # what has been read must be begun: nobody else gets it
+                self.log.warning("bus unavailable", error=describe(error))
+                await asyncio.sleep(RETRY_S)
+            except BusError as error:  # the name of a batch is taken by something that is no hash
+                self.log.error("batches not looked at", error=describe(error))
+                return set()
+
+
+def problem_of(job: Job, deliveries: int) -> str:
+    """What is wrong with the fields beside the request; "" if nothing is."""
+    if deliveries > MAX_DELIVERIES:
+        return f"The job was taken up {deliveries} times without an end, and is given up."
+    if job.batch and not BATCH_NAME.fullmatch(job.batch):
+        return "batch: may hold only letters, digits, '-', '_', '.' and ':', at most 128"
+    if len(job.reply_to) > MAX_KEY_CHARS:
+        return f"reply_to: must have at most {MAX_KEY_CHARS} characters"
+    if job.priority and not re.fullmatch(r"-?[0-9]{1,9}", job.priority):
+        return f"priority: must be an integer from -{10**9 - 1} to {10**9 - 1}"
+    return ""
+
+
+def why_no_job(entry: Entry) -> str:
+    return entry.error if b"request" in (entry.raw or {}) else "it has no field `request`"
+
+
+def reply_to_of(entry: Entry) -> str:
+    """Where the result of an entry goes that is no job."""
+    return (entry.raw or {}).get(b"reply_to", b"").decode(errors="ignore")

@@ -1,0 +1,32 @@
+"""What the jobs actor counts. Jobs have tokens, but no latency that anybody waits for."""
+
+from __future__ import annotations
+
+from actors.metrics import Metrics
+from web.calls import Choice, OpenRequest
+from web.metrics import IngressMetrics
+
+OUTCOMES = ("completed", "failed", "cancelled")
+
+
+class JobMetrics(IngressMetrics):
+    """Like the ingress's, without times: those would hide what interactive clients see."""
+
+    def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
+        super().__init__(metrics, max_model_len)
+        self.queued = metrics.gauge("pagebus:jobs_queued", "Entries of the stream of jobs, those under way included.")
+        self.running = metrics.gauge("pagebus:jobs_running", "Jobs that the jobs actors have under way.")
+        for outcome in OUTCOMES:
+            self.outcome(outcome, 0)
+
+    def outcome(self, outcome: str, count: int = 1) -> None:
+        self._metrics.counter("pagebus:jobs", "Jobs answered, by outcome.", outcome=outcome).inc(count)
+
+    def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
+        if not request.first_token_seen:
+            request.first_token_seen = True
+            self._prompt_tokens.inc(request.num_prompt_tokens)
+        self._generation_tokens.inc(new_tokens)
+
+    def request_finished(self, request: OpenRequest, now_s: float) -> None:
+        self._request_prompt.observe(request.num_prompt_tokens)

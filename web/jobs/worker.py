@@ -1,0 +1,80 @@
+"""One line of work: parsed as HTTP parses it, sent the way of every request, and answered as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from bus.backoff import Backoff
+from web.context import bus_request_ids
+from web.errors import ApiError, bad_field, internal, too_late
+from web.inbox import Inbox
+from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
+from web.model import ServedModel
+from web.routes.generation import CHAT, COMPLETION, Endpoint, tell_report
+from web.schemas import Asked
+
+ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+MAX_TRIES = 6
+"""Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""
+
+
+class Worker:
+    """Computes lines. ``address`` is where their replies come to; it is new in every life of the actor."""
+
+    def __init__(self, model: ServedModel, inbox: Inbox, address: str) -> None:
+        self._model = model
+        self._inbox = inbox
+        self._address = address
+        self.leaving = False
+        """The actor ends: what is cancelled from now on goes on, for its next life or for another actor."""
+
+    async def run(self, job_id: str, text: str | bytes, priority: int = 0) -> Result:
+        """The result of a line, whatever it is. A line with the same ``job_id`` that another actor has begun is joined
+        where it is now: nothing is computed again."""
+        try:
+            line = read_line(text)
+        except LineError as error:
+            return unanswered(job_id, error.custom_id, "invalid_request", str(error))
+        endpoint = ENDPOINTS.get(line.url)
+        if endpoint is None:
+            problem = f"url: must be one of {', '.join(ENDPOINTS)}"
+            return unanswered(job_id, line.custom_id, "invalid_url", problem)
+        request_id = f"{endpoint.id_prefix}-job-{job_id}"
+        try:
+            asked = endpoint.parse(line.body, self._model)
+            if asked.stream:
+                raise bad_field("stream", "a job has no stream; leave it out")
+            asked = replace(asked, priority=priority or asked.priority)
+            async with asyncio.timeout(asked.timeout_s):
+                body = await self._compute(endpoint, asked, request_id)
+        except ApiError as error:
+            return refused(job_id, line.custom_id, request_id, error)
+        except TimeoutError:
+            return refused(job_id, line.custom_id, request_id, too_late(asked.timeout_s or 0))
+        return answered(job_id, line.custom_id, request_id, body)
+
+    async def _compute(self, endpoint: Endpoint, asked: Asked, request_id: str) -> dict[str, object]:
+        """Sent again, as a new attempt, while the system has no room."""
+        backoff = Backoff()
+        for attempt in range(MAX_TRIES):
+            try:
+                return await self._try(endpoint, asked, request_id, f"{self._address}#{attempt}")
+            except ApiError as error:
+                if error.status not in (429, 503) or attempt == MAX_TRIES - 1:
+                    raise
+            await asyncio.sleep(backoff.next_s())
+        raise internal()
+
+    async def _try(self, endpoint: Endpoint, asked: Asked, request_id: str, attempt: str) -> dict[str, object]:
+        arrived_s = time.time()
+        ids = bus_request_ids(request_id, given=False, count=len(asked.prompts))
+        messages = asked.messages_for_bus(ids, self._address, arrived_s)
+        call = self._inbox.submit([replace(each, is_job=True, attempt=attempt) for each in messages], streaming=False)
+        try:
+            tell_report(call, asked)
+            await call.finished()
+            return endpoint.answer(call, request_id, int(arrived_s), asked.model)
+        finally:
+            self._inbox.close(call, delivered=not self.leaving)

@@ -192,6 +192,7 @@ class Recording:
         self._write(
             {"step": result.step, "replica": name}
             | {key: round(value - self._start_s, 6) for key, value in times.items()}
+            | {"busy_s": round(result.busy_s, 6)}
             | work
         )
 
@@ -233,6 +234,7 @@ def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
     return {
         "decodes": plan.num_decodes,
         "decode_context": context if known else None,
+        "prefill_rows": len(plan.slots) - plan.num_decodes,
         "prefill_tokens": tokens,
         "prefill_pairs": pairs,
         "copies": len(plan.copy_sources),

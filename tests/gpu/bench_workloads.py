@@ -42,6 +42,8 @@ from bus.private_redis import PrivateRedis
 from tests.gpu.bench_serve import NAMES, start_server
 
 DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
+SETTLE_S = 4.0
+"""After a start, and after the first steps with prompts: graphs of the steps to come are captured meanwhile."""
 COMPARED = ("output_tokens_per_s", "ttft_p50_s", "ttft_p99_s")
 
 
@@ -131,7 +133,9 @@ async def bench(
         await bus.connect()
         try:
             (executor,) = [lease.name for lease in await bus.leases("executor")]
-            await run_trace(bus, executor, make_workload("single", requests=4), vocab_size, "warm")
+            for warm, requests in (("single", 4), ("chat", 200)):
+                await run_trace(bus, executor, make_workload(warm, requests=requests, seed=1), vocab_size, warm)
+                await asyncio.sleep(SETTLE_S)
             for seed, workload in itertools.product(seeds, workloads):
                 run = f"{workload}-{seed}"
                 recording = await recorder(url, record / f"{name}-{run}.jsonl") if record else None

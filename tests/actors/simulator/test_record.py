@@ -105,8 +105,9 @@ def test_the_step_log_says_what_was_computed() -> None:
     world.join()
     play(world, recording, request("a", [1, 2, 3], max_tokens=3))
     steps = [json.loads(line) for line in out.getvalue().splitlines() if "step" in json.loads(line)]
-    work = [(each["decodes"], each["decode_context"], each["prefill_tokens"], each["prefill_pairs"]) for each in steps]
-    assert work[:3] == [(0, 0, 3, 6.0), (1, 4, 0, 0.0), (1, 5, 0, 0.0)]
+    names = ("decodes", "decode_context", "prefill_rows", "prefill_tokens", "prefill_pairs")
+    work = [tuple(each[name] for name in names) for each in steps]
+    assert work[:3] == [(0, 0, 1, 3, 6.0), (1, 4, 0, 0, 0.0), (1, 5, 0, 0, 0.0)]
     assert recording.num_steps == len(world.plans)
 
 

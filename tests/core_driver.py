@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from actors.block_hash import hash_blocks, hashes_to_array
-from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.config import CoreConfig
+from actors.scheduler.core import Core
 from actors.scheduler.events import (
     DetokenizersLive,
     Input,

@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 from actors.actor import RETRY_S, Actor, describe
 from actors.model_config import ModelConfig, resolve_model
-from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.config import CoreConfig
+from actors.scheduler.core import Core
 from actors.scheduler.events import (
     DetokenizerLost,
     Input,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.scheduler.core import CoreConfig
+from actors.scheduler.config import CoreConfig
 from actors.scheduler.events import ReplicaJoined
 from actors.settings import Settings
 from actors.simulator.clients import Clients, Slo

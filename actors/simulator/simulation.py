@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.config import CoreConfig
+from actors.scheduler.core import Core
 from actors.scheduler.events import (
     DetokenizersLive,
     Input,

@@ -15,7 +15,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 import numpy as np  # noqa: E402
 from world import request  # noqa: E402
 
-from actors.scheduler.core import Core, CoreConfig  # noqa: E402
+from actors.scheduler.config import CoreConfig  # noqa: E402
+from actors.scheduler.core import Core  # noqa: E402
 from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica  # noqa: E402
 from actors.scheduler.placement import choose  # noqa: E402
 from bus.messages import StepPlan, StepResult  # noqa: E402
@@ -157,7 +158,7 @@ def look_up(num_replicas: int, where: str) -> None:
                 (host,) = replica.tier.pool.allocate(1)
                 replica.tier.pool.index.insert(block_hash, host)
                 replica.tier.pool.release((host,))
-    fleet, times = core._fleet, []
+    fleet, times = core.planner.fleet, []
     for _ in range(200):
         for replica in core.replicas.values():
             fleet.outdate(replica)

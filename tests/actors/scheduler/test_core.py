@@ -231,7 +231,7 @@ def test_without_replica_or_detokenizer_requests_wait() -> None:
     world = World()
     world.core.take(DetokenizersLive(()))
     world.send(request("a", prompt(4), max_tokens=2), request("b", prompt(200), max_tokens=2))
-    assert world.core.num_queued_requests == 2
+    assert world.core.planner.num_queued_requests == 2
     executor = world.join()
     assert world.failed["b"].status == 400
     assert not executor.queue

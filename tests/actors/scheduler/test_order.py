@@ -162,7 +162,7 @@ def test_a_promoted_job_is_not_displaced_any_more() -> None:
     world.step()
     world.now_s = JOB_STEPS + 1.0
     world.step()
-    assert not world.core.jobs
+    assert not world.core.planner.jobs
     world.send(ask("chat", at_s=world.now_s, max_tokens=3))
     world.run()
     world.check_end()

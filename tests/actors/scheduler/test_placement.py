@@ -42,7 +42,7 @@ def test_the_choice_is_that_of_asking_all(seed: int) -> None:
         name = f"r{number}"
         world.requests[name] = request(name, prompt, max_tokens=rng.randrange(1, 12), n=rng.choice([1, 1, 2]))
         world.core.take(world.requests[name])
-        fleet = world.core._fleet
+        fleet = world.core.planner.fleet
         fleet.refresh()
         for sequence in world.core.waiting:
             able = fleet.open[sequence.request.level] & fleet.can_hold(sequence)

@@ -123,7 +123,7 @@ def test_steps_that_others_can_fill_do_not_wait_for_a_load() -> None:
         world.step()
     (victim,) = (each for each in replica(world).running.occupied() if each.request.id == "b")
     replica(world).preempt(victim)
-    world.core._requeue(replica(world))
+    world.core.planner.requeue(replica(world))
     while not executor.num_copied[1]:
         world.step()
     loading = next(plan.step for plan in executor.plans if len(plan.swap_in_blocks))
@@ -154,7 +154,7 @@ def test_what_is_left_on_the_device_is_not_loaded() -> None:
         world.step()
     (victim,) = replica(world).running.occupied()
     replica(world).preempt(victim)
-    world.core._requeue(replica(world))
+    world.core.planner.requeue(replica(world))
     world.run()
 
     world.check_end()

@@ -10,7 +10,8 @@ import numpy as np
 from fake_executor import FakeExecutor, expected_beams, expected_tokens
 
 from actors.block_hash import hash_blocks, hashes_to_array
-from actors.scheduler.core import Core, CoreConfig
+from actors.scheduler.config import CoreConfig
+from actors.scheduler.core import Core
 from actors.scheduler.events import (
     DetokenizersLive,
     Input,
@@ -154,7 +155,7 @@ class World:
         match output:
             case ToReplica(replica, plan):
                 for new in plan.new_sequences:
-                    sequence = self.core._sequences[new.sequence_id]
+                    sequence = self.core.lifecycle.sequences[new.sequence_id]
                     unheard = sequence.lanes is None and not sequence.request.away
                     assert new.sequence_id in self.heard or not unheard, "a plan came before its SequenceStarted"
                 self.plans.append((replica, plan))
@@ -246,7 +247,7 @@ class World:
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
             assert self.core.replicas[executor.name].tier.num_held == 0, "host blocks are left"
-        assert not self.core._sequences, "ids are left"
+        assert not self.core.lifecycle.sequences, "ids are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:
         name, sampling = sent.request_id, sent.sampling

@@ -10,7 +10,7 @@ from typing import Any
 from fake_executor import FakeExecutor
 from world import World, fits, request
 
-from actors.scheduler.core import CoreConfig
+from actors.scheduler.config import CoreConfig
 from actors.scheduler.events import Note, ReplicaJoined, ReplicaSuspended, ToDetokenizer, ToIngress
 from actors.simulator.simulation import Observer, Simulation, Timing
 from bus.messages import (
@@ -129,7 +129,7 @@ class Schedule:
         if name in self.simulation.core.replicas:
             fake.last_step = self.simulation.core.replicas[name].step
         else:
-            fake.last_step = self.simulation.core._next_steps.get(name, 1) - 1
+            fake.last_step = self.simulation.core.planner.next_steps.get(name, 1) - 1
         self.simulation.join(at_s, TimedExecutor(fake, self.rng))
 
     def send(self, message: TokenizedRequest | AbortRequest, at_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduler.core import CoreConfig
+from actors.scheduler.config import CoreConfig
 from actors.settings import Settings
 from actors.simulator.clients import Slo
 from actors.simulator.deployment import Deployment, core_config

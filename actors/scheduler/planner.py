@@ -1,0 +1,244 @@
+"""Which sequences run where, and what each replica computes next.
+
+The owners of the state are :class:`Waiting`, and one :class:`Replica` each with its slots, block pool and prefix index.
+Here they are brought together: waiting sequences get slots, replicas with room in their pipelines get plans, preempted
+sequences go back to the queue, replicas come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+
+from actors.scheduler.admission import admit
+from actors.scheduler.config import CoreConfig
+from actors.scheduler.delivery import Delivery
+from actors.scheduler.events import Note, Output, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
+from actors.scheduler.fleet import Fleet
+from actors.scheduler.order import INTERACTIVE, JOB, Jobs
+from actors.scheduler.pacing import Pacer
+from actors.scheduler.replica import Replica
+from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.waiting import Waiting
+from bus.messages import SequencesNamed
+
+
+class Planner:
+    """Plans for all replicas, and announcements (by ``delivery``) of sequences that enter with them, go to ``out``."""
+
+    def __init__(self, config: CoreConfig, delivery: Delivery, out: list[Output]) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.fleet = Fleet()
+        self.waiting = Waiting()
+        self.jobs = Jobs(config.priority_aging_s)
+        self.next_steps: dict[str, int] = {}
+        """The first step of replicas that are not here, where that is not 1."""
+        self.num_queued_requests = 0
+        self._config = config
+        self._delivery = delivery
+        self._out = out
+        self._past_preemptions = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks up, so far."""
+        return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def take_on(self, request: Request) -> None:
+        """A request whose sequences will be waiting."""
+        if request.level == JOB:
+            self.jobs.add(request)
+        self.num_queued_requests += request.queued
+
+    def dismiss(self, request: Request) -> None:
+        """A request has ended."""
+        self.jobs.discard(request)
+        self._has_run(request)
+
+    def _has_run(self, request: Request) -> None:
+        self.num_queued_requests -= request.queued
+        request.queued = False
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The sequence ends, wherever it is: everything that it holds is free."""
+        if sequence.state is State.RUNNING:
+            assert sequence.replica is not None
+            self.fleet.touch(sequence.replica)
+            sequence.replica.remove(sequence)
+        else:
+            if sequence.state is State.LANDING:
+                assert sequence.replica is not None
+                sequence.replica.landing.drop(sequence)
+            self.waiting.remove(sequence)
+        if sequence.swapped is not None:
+            sequence.swapped.replica.tier.forget(sequence)
+        sequence.state = State.ENDED
+
+    def interrupt(self, sequence: Sequence) -> None:
+        """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
+        replica = sequence.replica
+        if sequence.state is State.RUNNING and replica is not None and sequence.lanes is None:
+            replica.preempt(sequence)
+            self.fleet.touch(replica)
+            self.requeue(replica)
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+    def plan(self, now_s: float) -> None:
+        """Give slots to waiting sequences, and plans to every replica whose pipeline has room."""
+        self._promote(now_s)
+        progress = True
+        while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
+            self._admit()
+            progress = False
+            for replica in self.fleet.take_due():
+                progress |= self._plan(replica, now_s)
+
+    def _plan(self, replica: Replica, now_s: float) -> bool:
+        """The next step of a replica; False if it has nothing to do."""
+        planned = replica.plan(now_s)
+        if replica.preempted:
+            self.requeue(replica)
+        if planned is None:
+            return False
+        self.fleet.touch(replica)
+        plan, entering = planned
+        if entering:
+            self._out.append(ToJournal(_named(replica, entering)))
+        for sequence in entering:
+            self._delivery.start(sequence)
+        self._out.append(ToReplica(replica.name, plan))
+        return True
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, and queue the jobs that made room for them."""
+        if not len(self.waiting) or not self._delivery.detokenizers:
+            return
+        for sequence in admit(self.waiting, self.fleet):
+            self.waiting.remove(sequence)
+            self._has_run(sequence.request)
+        for replica in self.fleet.changed():
+            if replica.preempted:
+                self.requeue(replica)
+
+    def _promote(self, now_s: float) -> None:
+        """The oldest job may have become an interactive request."""
+        request = self.jobs.pop_due(now_s)
+        if request is None:
+            return
+        queued = [each for each in request.sequences if each.state in (State.WAITING, State.LANDING)]
+        for sequence in queued:
+            self.waiting.remove(sequence)
+        request.level, request.due_s = INTERACTIVE, now_s
+        for sequence in request.sequences:
+            if sequence.state is State.RUNNING and sequence.replica is not None:
+                for each in (sequence,) if sequence.lanes is None else sequence.lanes.members:
+                    sequence.replica.running.promote(each.slot)
+                self.fleet.touch(sequence.replica)
+        for sequence in queued:
+            self.waiting.add(sequence)
+
+    def requeue(self, replica: Replica) -> None:
+        """Those that had to give way on a replica wait again."""
+        self.fleet.outdate(replica)
+        preempted, replica.preempted = replica.preempted, []
+        for sequence in preempted:
+            self.waiting.add(sequence)
+            who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
+            self._out.append(Note("preempted", who | {"swapped": sequence.swapped is not None}))
+
+    def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
+        """The sequences that ended with this result, each with ``ends``.
+
+        Raises:
+            ProtocolError: a result that cannot be true; nothing has changed.
+        """
+        replica = self.replicas[message.replica]
+        ended = replica.take_result(message.result)
+        self.fleet.touch(replica)
+        return ended
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+    def join(self, joined: ReplicaJoined) -> None:
+        """One more replica, or one anew.
+
+        Raises:
+            ValueError: it cannot be used with these settings; nothing has changed.
+        """
+        if joined.block_size != self._config.block_size:
+            raise ValueError(f"its block size is {joined.block_size}, the deployment's is {self._config.block_size}")
+        if min(joined.num_blocks, joined.max_num_seqs, joined.max_num_batched_tokens, joined.max_model_len) < 1:
+            raise ValueError("its capacities must all be at least 1")
+        self.lose(joined.replica, "joined anew")
+        self.replicas[joined.replica] = Replica(
+            joined,
+            depth=self._config.pipeline_depth,
+            caching=self._config.enable_prefix_caching,
+            first_step=self.next_steps.get(joined.replica, 1),
+            pacer=self._new_pacer(),
+            preemption_mode=self._config.preemption_mode,
+        )
+        self.fleet = Fleet(self.replicas.values())
+        who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
+        self._out.append(Note("replica joined", who))
+
+    def _new_pacer(self) -> Pacer | None:
+        itl_s = self._config.itl_target_s
+        return None if itl_s is None else Pacer(itl_s, self._config.ttft_target_s)
+
+    def suspend(self, name: str) -> None:
+        """A replica gets no more plans."""
+        if name in self.replicas:
+            self.replicas[name].suspend()
+            self.fleet.touch(self.replicas[name])
+
+    def lose(self, name: str, reason: str) -> None:
+        """A replica is gone: what ran there waits."""
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return
+        self.next_steps[name] = replica.step + 1
+        self.fleet = Fleet(self.replicas.values())
+        self._past_preemptions += replica.num_preemptions
+        sequences = replica.give_up()
+        for sequence in sequences:
+            self.waiting.add(sequence)
+        who = {"replica": name, "reason": reason, "requests": [each.request.id for each in sequences]}
+        self._out.append(Note("replica left", who))
+
+    def take_back(self) -> None:
+        """What has a slot but was never announced has nobody to be announced to: it waits."""
+        for replica in self.replicas.values():
+            self.fleet.touch(replica)
+            for sequence in replica.take_back():
+                self.waiting.add(sequence)
+
+    def placed(self) -> Iterator[Sequence]:
+        """All sequences: those that wait, then those that have a slot."""
+        return chain(self.waiting, *(replica.running.occupied() for replica in self.replicas.values()))
+
+    def check_integrity(self) -> None:
+        """All owners of slots and blocks agree with one another.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        self.waiting.check_integrity()
+        self.jobs.check_integrity()
+        for replica in self.replicas.values():
+            replica.check_integrity()
+            assert not replica.preempted, "preempted sequences were not queued"
+        self.fleet.check_integrity()
+
+
+def _named(replica: Replica, entering: Iterable[Sequence]) -> SequencesNamed:
+    sequences = list(entering)
+    return SequencesNamed(
+        replica=replica.name,
+        executor_epoch=replica.epoch,
+        request_ids=tuple(sequence.request.id for sequence in sequences),
+        sequence_ids=np.array([sequence.id for sequence in sequences], np.int32),
+        choice_indexes=np.array([sequence.choice_index for sequence in sequences], np.int32),
+    )

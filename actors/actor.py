@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from actors.logs import get_logger
 from actors.metrics import Metrics
 from actors.settings import Settings
+from actors.usage import Usage
 from bus.contract import Bus, BusError, BusUnavailable, LeaseTaken
 from bus.streams import Names
 
@@ -34,6 +35,16 @@ STANDBY_LOOK_S = 0.2
 """How often a standby looks whether the lease is free."""
 STOP_AFTER_FAILURE_S = 5.0
 """How long :meth:`Actor.stop` may take once the actor has failed: what it waits for may never come."""
+
+
+def orders_state(kind: str, name: str) -> str:
+    """Name under which an operator's order to an actor lies on the bus: ``{"epoch": ..., "order": "drain" | "stop"}``,
+    obeyed by the life of this epoch only, when it renews its lease next."""
+    return f"orders:{kind}:{name}"
+
+
+class Stopped(Exception):
+    """An operator has ended the actor at once."""
 
 
 def metrics_state(kind: str, name: str) -> str:
@@ -262,9 +273,28 @@ class Actor(ABC):
                 away = False
                 self._renewed_s = began_s
                 self._renewed.set()
+                with contextlib.suppress(BusUnavailable):
+                    await self._obey()
+
+    async def _obey(self) -> None:
+        """Do what an operator has ordered since the last renewal of the lease.
+
+        Raises:
+            Stopped: that was to end.
+        """
+        name = orders_state(self.kind, self.name)
+        (order,) = await self.bus.get_state(name)
+        if order is None or order.get("epoch") != self.epoch:
+            return
+        await self.bus.delete_state(name)
+        if order.get("order") == "stop":
+            raise Stopped("an operator has stopped it")
+        self.request_drain()
 
     async def _publish_metrics(self) -> None:
+        usage = Usage(self.metrics, self.name)
         while True:
+            usage.measure()
             with contextlib.suppress(BusUnavailable):
                 await self.bus.put_state(
                     metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S

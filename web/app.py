@@ -32,11 +32,13 @@ from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
 from web.model import ServedModel, load_served_model
+from web.observatory.observatory import Observatory
+from web.observatory.roster import Roster
 from web.openapi import describe
-from web.routes import docs, generation, models, service
+from web.routes import docs, generation, models, observatory, page, service
 from web.sse import Streams
 
-ROUTES = (*service.ROUTES, *docs.ROUTES, *models.ROUTES, *generation.ROUTES)
+ROUTES = (*page.ROUTES, *service.ROUTES, *docs.ROUTES, *models.ROUTES, *generation.ROUTES, *observatory.ROUTES)
 SHUTDOWN_S = 3.0
 """How long handlers get to tell their clients that the server stops."""
 TICK_S = 0.5
@@ -86,7 +88,8 @@ class IngressActor(Actor):
         self.context = self._make_context(model, self._outbox)
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self.context.inbox.run(), "inbox")
-        self.spawn(self._keep_membership(self.context.membership), "membership")
+        self.spawn(self._keep_membership(self.context.membership, self.context.observatory.roster), "membership")
+        self.spawn(self.context.observatory.history.run(), "history")
         self.spawn(self._tick(self.context), "tick")
         await self._listen(self.context)
 
@@ -101,6 +104,7 @@ class IngressActor(Actor):
         """End what still runs with an error, say so on the bus, close."""
         if self.context is not None:
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
+            await self.context.observatory.shut()
         for server in self._listening:
             server.close()
         if self._runner is not None:
@@ -122,6 +126,16 @@ class IngressActor(Actor):
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
 
+        facts = {
+            "version": version(),
+            "model": model.name,
+            "max_model_len": model.max_model_len,
+            "deployment": self.settings.name,
+            "ingress": self.name,
+            "restarts_alone": not (self.settings.bus or "").startswith("memory:"),
+        }
+        own = self.name, self.metrics.snapshot
+        observatory = Observatory(self.bus, self.names, inbox.questions, lambda: membership.leases, own, facts)
         return Context(
             settings=self.settings,
             address=address,
@@ -134,6 +148,7 @@ class IngressActor(Actor):
             keys=KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ()),
             admission=Admission(self.settings.max_num_queued_requests, self.settings.max_num_queued_tokens),
             cors=Cors(self.settings.allowed_origins),
+            observatory=observatory,
             bodies=Bodies(max_body_bytes(model.max_model_len)),
             log=self.log,
             draining=self.draining.is_set,
@@ -156,10 +171,11 @@ class IngressActor(Actor):
             self.port = self.port or sock.getsockname()[1]
         self.log.info("listening", host=self.settings.host, port=self.port)
 
-    async def _keep_membership(self, membership: Membership) -> None:
+    async def _keep_membership(self, membership: Membership, roster: Roster) -> None:
         while True:
             with contextlib.suppress(BusUnavailable):
                 await membership.refresh()
+                roster.take(membership.leases)
             await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:

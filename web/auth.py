@@ -11,7 +11,7 @@ from aiohttp import web
 
 from web.errors import ApiError
 
-OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "metrics", "docs"})
+OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "metrics", "page", "static", "docs"})
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
 
 

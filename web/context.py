@@ -19,6 +19,7 @@ from web.inbox import Inbox
 from web.membership import Membership
 from web.metrics import IngressMetrics
 from web.model import ServedModel
+from web.observatory.observatory import Observatory
 from web.sse import Streams
 
 
@@ -37,6 +38,7 @@ class Context:
     keys: KeyRing
     admission: Admission
     bodies: Bodies
+    observatory: Observatory
     cors: Cors
     log: Log
     draining: Callable[[], bool]

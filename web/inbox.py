@@ -16,18 +16,22 @@ from actors.logs import Log
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
+    BlockState,
+    CancelRequest,
     GenerateRequest,
     Message,
     PromptReply,
     ReplyBatch,
     RequestFailed,
     RequestsDone,
+    SchedulerState,
 )
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, OpenRequest
 from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
+from web.questions import Questions
 from web.report import Token, read_prompt, read_tokens
 
 READ_COUNT = 256
@@ -57,6 +61,7 @@ class Inbox:
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
+        self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
         self._position: EntryId = START
         self._untrimmed = 0
@@ -112,6 +117,10 @@ class Inbox:
         if not self._open:
             self._idle.set()
 
+    def cancel(self, request_id: str) -> None:
+        """Have the scheduler end a request of any ingress; its client is told."""
+        self._outbox.publish(self._names.control, CancelRequest(request_id=request_id))
+
     def fail_all(self, error: ApiError) -> None:
         """End every open call with ``error``; their handlers abort what still runs."""
         for request in self.open_requests():
@@ -163,6 +172,9 @@ class Inbox:
             return ""
         if isinstance(message, PromptReply):
             self._deliver_prompt(message)
+            return ""
+        if isinstance(message, SchedulerState | BlockState):
+            self.questions.answered(message)
             return ""
         return f"{type(message).__name__} is not a reply"
 

@@ -40,6 +40,7 @@ from actors.scheduler.journal import Ledger, checkpoint
 from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.output import Output as SequenceOutput
+from actors.scheduler.portrait import Portrait
 from actors.scheduler.takeover import MARK_STEP, Takeover
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
@@ -47,11 +48,14 @@ from actors.spans import spans_of
 from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
+    BlockRequested,
+    CancelRequest,
     ReplicaFenced,
     RequestFailed,
     RequestsDone,
     SchedulerLeads,
     SequenceStarted,
+    StateRequested,
     StepResult,
     StopSequence,
     TokenizedRequest,
@@ -84,6 +88,8 @@ class SchedulerActor(Actor):
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         super().__init__(settings, bus, name)
         self.core = Core(CoreConfig(block_size=settings.block_size))
+        self._portrait = Portrait(self.core)
+        self._asked: list[StateRequested | BlockRequested] = []
         self._meters = Meters(self.metrics)
         self._membership = Membership(self._put, self._fence)
         self._inbox: deque[Entry | Input] = deque()
@@ -139,6 +145,7 @@ class SchedulerActor(Actor):
                 resume_timeout_s=settings.resume_timeout_s,
             )
         )
+        self._portrait = Portrait(self.core)
         self._outbox = Outbox(self.bus, self.epoch)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         for stream in (self.names.tokenized, self.names.control):
@@ -212,8 +219,13 @@ class SchedulerActor(Actor):
             while self._inbox:
                 self._take(self._inbox.popleft())
             planned_s = time.time()
+            watched = self._portrait.is_watched(planned_s)
             for output in self.core.plan(planned_s):
                 self._send(output)
+                if watched:
+                    self._show(output, planned_s)
+            if self._asked:
+                self._answer_observers(planned_s)
             self._note_work(taken_s, planned_s, time.time())
 
     async def drain(self) -> None:
@@ -270,17 +282,22 @@ class SchedulerActor(Actor):
     def _take(self, item: Entry | Input) -> None:
         if not isinstance(item, Entry):
             self._take_event(item)
-        elif isinstance(item.message, TokenizedRequest | AbortRequest | StopSequence | RequestsDone):
+        elif isinstance(item.message, TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone):
             try:
                 self._take_work(item, item.message)
             except Exception as error:
                 self._give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
+        elif isinstance(item.message, StateRequested | BlockRequested):
+            self._asked.append(item.message)
+            self._settled(item)
         else:
             self._give_up(item, item.error or f"unexpected {type(item.message).__name__}")
 
-    def _take_work(self, entry: Entry, message: TokenizedRequest | AbortRequest | StopSequence | RequestsDone) -> None:
+    def _take_work(
+        self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
+    ) -> None:
         if not isinstance(message, TokenizedRequest):
             self.core.take(message)
             self._settled(entry)
@@ -314,6 +331,9 @@ class SchedulerActor(Actor):
             reason = message.reason if isinstance(message, ReplicaFenced) else "replaced"
             self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
             return
+        now_s = time.time()
+        if self._portrait.is_watched(now_s):
+            self._portrait.landing(name, message, now_s)
         try:
             self.core.take(ReplicaResult(name, message))
         except ProtocolError as error:
@@ -395,6 +415,25 @@ class SchedulerActor(Actor):
                 self._preempted[str(fields["request_id"])] += 1
             case Note(event, fields):
                 self.log.info(event, **fields)
+
+    def _show(self, output: Output, now_s: float) -> None:
+        """Somebody looks: keep what they will want to know."""
+        match output:
+            case ToReplica(replica, plan):
+                self._portrait.planned(replica, plan)
+            case RequestOver(_, request) if request is not None:
+                self._portrait.over(request, now_s)
+
+    def _answer_observers(self, now_s: float) -> None:
+        """Tell what was asked for, as it is once everything before has been taken in and planned."""
+        asked, self._asked = self._asked, []
+        for message in asked:
+            told = (
+                self._portrait.block(message)
+                if isinstance(message, BlockRequested)
+                else self._portrait.draw(message, now_s)
+            )
+            self._outbox.publish(self.names.replies(message.ingress), told)
 
     def _fence(self, replica: str, epoch: int, reason: str) -> None:
         self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)

@@ -27,7 +27,7 @@ from actors.scheduler.events import (
 from actors.scheduler.lifecycle import Lifecycle
 from actors.scheduler.output import Output as SequenceOutput
 from actors.scheduler.planner import Planner
-from bus.messages import AbortRequest, RequestsDone, StopSequence, TokenizedRequest
+from bus.messages import AbortRequest, CancelRequest, RequestsDone, StopSequence, TokenizedRequest
 
 
 class Core:
@@ -95,6 +95,8 @@ class Core:
                 self.lifecycle.take(message)
             case AbortRequest():
                 self.lifecycle.leave(message)
+            case CancelRequest():
+                self.lifecycle.cancel(message.request_id)
             case RequestsDone():
                 for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
                     self.lifecycle.settle(request_id, attempt)
@@ -139,6 +141,7 @@ class Core:
             self.lifecycle.keep_scores(message.result)
         for sequence, end in ended:
             sequence.end = end
+            sequence.request.ended_s = message.result.done_s
             self.lifecycle.end(sequence)
 
     def _set_detokenizers(self, names: Iterable[str]) -> None:

@@ -126,7 +126,7 @@ class Delivery:
         self.finished.pop(request.id, None)
         self._unannounced.pop(request.id, None)
         self._deadlines.pop(request.id, None)
-        self._emit(RequestOver(request.id))
+        self._emit(RequestOver(request.id, request))
 
     @property
     def is_waiting(self) -> bool:

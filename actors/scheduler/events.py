@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bus.messages import (
     AbortRequest,
+    CancelRequest,
     JsonValue,
     RequestFailed,
     RequestMoved,
@@ -19,6 +21,9 @@ from bus.messages import (
     StopSequence,
     TokenizedRequest,
 )
+
+if TYPE_CHECKING:
+    from actors.scheduler.sequence import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,7 @@ class DetokenizerLost:
 Input = (
     TokenizedRequest
     | AbortRequest
+    | CancelRequest
     | StopSequence
     | RequestsDone
     | ReplicaJoined
@@ -138,9 +144,10 @@ class ToJournal:
 
 @dataclass(frozen=True, slots=True)
 class RequestOver:
-    """Nothing about this request needs to be kept any more."""
+    """Nothing about this request needs to be kept any more. ``request`` is what it was, if it was ever admitted."""
 
     request_id: str
+    request: Request | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class HostPool:
         return self.num_blocks - len(self._counts)
 
     @property
+    def cached(self) -> Iterable[int]:
+        """Blocks that nobody holds and that can be found."""
+        return self._cached
+
+    @property
     def usage(self) -> float:
         """Share of the blocks that have content (0 to 1)."""
         used = len(self._counts) + len(self._cached)

@@ -54,6 +54,10 @@ class Landing:
         sequence.replica = replica
         self._sequences[sequence.id] = sequence
 
+    def awaits(self, sequence_id: int) -> bool:
+        """Whether tokens of a sequence that has left its slot are still wanted."""
+        return sequence_id in self._sequences
+
     def drop(self, sequence: Sequence) -> None:
         """The sequence has ended; what still comes for it is ignored."""
         del self._sequences[sequence.id]
@@ -141,7 +145,9 @@ class Landing:
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
         run.take_tokens(slots, token_ids)
         for row in (indexes == 0).nonzero()[0].tolist():
-            run.at(slots[row]).produced = True
+            sequence = run.at(slots[row])
+            sequence.produced = True
+            sequence.request.first_token_s = sequence.request.first_token_s or result.done_s
         ended += [(run.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
         for sequence in [each for each in self._sequences.values() if each.last_step <= self.landed]:
             self._land(sequence)

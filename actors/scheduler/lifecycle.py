@@ -217,10 +217,18 @@ class Lifecycle:
         else:
             self.abort(request.id)
 
+    def cancel(self, request_id: str) -> None:
+        """End a request whose client still waits: it is told."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._fail(request.ingress, refusal.of_operator(request))
+            self.abort(request_id)
+
     def abort(self, request_id: str) -> None:
         """End a request of which nobody wants to know any more."""
         request = self._find(request_id)
         assert request is not None
+        request.aborted = request.num_live > 0
         self._delivery.silence(request, again=False)
         self._settle(request)
 

@@ -108,6 +108,7 @@ class Planner:
         if entering:
             self._out.append(ToJournal(_named(replica, entering)))
         for sequence in entering:
+            sequence.request.started_s = sequence.request.started_s or now_s
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
         return True
@@ -145,6 +146,7 @@ class Planner:
         self.fleet.outdate(replica)
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
+            sequence.request.num_preemptions += 1
             self.waiting.add(sequence)
             who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
             self._out.append(Note("preempted", who | {"swapped": sequence.swapped is not None}))

@@ -6,7 +6,7 @@ pool gives it to somebody else. If two sequences computed the same tokens, only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
@@ -21,6 +21,11 @@ class PrefixIndex:
 
     def __contains__(self, block: int) -> bool:
         return block in self._hashes
+
+    @property
+    def listed(self) -> Iterable[int]:
+        """The blocks that can be found."""
+        return self._hashes
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted

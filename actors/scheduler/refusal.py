@@ -68,3 +68,9 @@ def of_load(request: Request, max_num_queued_requests: int) -> RequestFailed:
         error_type="rate_limit_exceeded",
         message=f"{max_num_queued_requests} requests are waiting already; please try again later.",
     )
+
+
+def of_operator(request: Request) -> RequestFailed:
+    """An operator has ended the request while its client waited."""
+    text = "The request was cancelled by an operator of the server."
+    return RequestFailed(request_id=request.id, status=409, error_type="request_cancelled", message=text)

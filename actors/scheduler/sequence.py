@@ -35,6 +35,9 @@ class Request:
     ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`).
     ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
     of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
+
+    Only to be shown: ``priority``, when what happened (0: it has not), ``num_preemptions`` of its sequences, whether it
+    was ``aborted``.
     """
 
     id: str
@@ -54,6 +57,14 @@ class Request:
     attempt: str = ""
     away: bool = False
     settled: bool = False
+    priority: int = 0
+    taken_s: float = 0.0
+    tokenized_s: float = 0.0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    ended_s: float = 0.0
+    num_preemptions: int = 0
+    aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +188,9 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         prompt=array("i", message.prompt_token_ids.tobytes()),
         end_token_ids=tuple(ends),
         attempt=message.attempt,
+        priority=message.priority,
+        taken_s=message.taken_s,
+        tokenized_s=message.tokenized_s,
     )
 
 

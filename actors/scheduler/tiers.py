@@ -192,6 +192,11 @@ class HostTier:
         ``hosts``."""
         self._loads[sequence.slot] = Load(sequence, first, hosts)
 
+    def loading(self, sequence: Sequence) -> list[int]:
+        """The host blocks that are on their way to a sequence in a slot."""
+        load = self._loads.get(sequence.slot)
+        return [] if load is None else load.hosts
+
     def cancel(self, slot: int) -> None:
         """The sequence leaves the slot. What is on its way arrives all the same; what is not sent stays here."""
         load = self._loads.pop(slot, None)

@@ -57,6 +57,7 @@ class Encoder:
 
     def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
         """One outcome per request, in order. Never raises for what a request holds."""
+        taken_s = time.time()
         prompts: list[str | Int32Array | Exception] = [self._prompt(request) for request in requests]
         for special in (False, True):
             rows = [
@@ -67,7 +68,7 @@ class Encoder:
             encoded = self._encode_texts([str(prompts[i]) for i in rows], special)
             for i, ids in zip(rows, encoded, strict=True):
                 prompts[i] = ids
-        return [self._finish(request, prompt) for request, prompt in zip(requests, prompts, strict=True)]
+        return [self._finish(request, prompt, taken_s) for request, prompt in zip(requests, prompts, strict=True)]
 
     def _prompt(self, request: GenerateRequest) -> str | Int32Array | Exception:
         """Token ids, the text still to be encoded, or why there is neither."""
@@ -123,7 +124,7 @@ class Encoder:
                 self._plain = plain
             return self._plain
 
-    def _finish(self, request: GenerateRequest, prompt: str | Int32Array | Exception) -> Outcome:
+    def _finish(self, request: GenerateRequest, prompt: str | Int32Array | Exception, taken_s: float) -> Outcome:
         """Check the prompt against the limits and complete the request."""
         try:
             if isinstance(prompt, Exception):
@@ -143,6 +144,7 @@ class Encoder:
                 block_hashes=hashes_to_array(hashes),
                 is_job=request.is_job,
                 attempt=request.attempt,
+                taken_s=taken_s,
             )
             return Outcome(request, reply)
         except Refusal as refusal:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors.actor import Actor, metrics_state
+from actors.actor import Actor, Stopped, metrics_state, orders_state
 from actors.settings import Settings
 from bus.contract import Bus, BusUnavailable, Fenced, LeaseTaken
 
@@ -48,6 +48,13 @@ class LeaseBus:
 
     async def put_state(self, name: str, value: Mapping[str, Any], *, ttl_s: float | None = None) -> None:
         self.states[name] = value
+
+    async def get_state(self, *names: str) -> list[Mapping[str, Any] | None]:
+        return [self.states.get(name) for name in names]
+
+    async def delete_state(self, *names: str) -> None:
+        for name in names:
+            self.states.pop(name, None)
 
     def said(self) -> list[str]:
         """The states in the lease, without repeats in a row."""
@@ -277,7 +284,8 @@ async def test_metrics_are_published() -> None:
     running = asyncio.create_task(actor.run())
     await actor.serving.wait()
     await until_beat(bus)
-    assert bus.states[metrics_state("waiter", "w-0")]["series"] == [["pagebus:things", {}, {"value": 3.0}]]
+    series = bus.states[metrics_state("waiter", "w-0")]["series"]
+    assert ["pagebus:things", {}, {"value": 3.0}] in series
     actor.request_drain()
     await running
 
@@ -333,3 +341,45 @@ async def test_whoever_was_given_up_while_it_slept_ends() -> None:
     with pytest.raises(Fenced):
         await running
     assert "act" not in actor.steps
+
+
+async def test_an_operator_can_have_an_actor_drain() -> None:
+    """The order on the bus is obeyed once, with the next renewal of the lease; one to an earlier life is not."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    await bus.put_state(orders_state("waiter", "w-0"), {"epoch": 6, "order": "drain"})
+    for _ in range(2):
+        await until_beat(bus)
+    assert not actor.draining.is_set()
+    await bus.put_state(orders_state("waiter", "w-0"), {"epoch": 7, "order": "drain"})
+    await running
+    assert actor.steps == ["start", "serve", "drain", "stop"]
+    assert orders_state("waiter", "w-0") not in bus.states
+
+
+async def test_an_operator_can_stop_an_actor() -> None:
+    """It ends at once, as if it had failed, so that its supervisor starts it again."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    bus.states[orders_state("waiter", "w-0")] = {"epoch": 7, "order": "stop"}
+    with pytest.raises(Stopped):
+        await actor.run()
+    assert actor.steps == ["start", "serve", "stop"]
+    assert bus.released == [7]
+
+
+async def test_an_actor_tells_what_its_process_takes() -> None:
+    """CPU time and memory, by actor."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    await until_beat(bus)
+    actor.request_drain()
+    await running
+    series = {name: (labels, data) for name, labels, data in bus.states[metrics_state("waiter", "w-0")]["series"]}
+    assert series["process_resident_memory_bytes"][0] == {"actor": "w-0"}
+    assert series["process_resident_memory_bytes"][1]["value"] > 2**20
+    assert series["process_cpu_seconds_total"][1]["value"] > 0

@@ -16,6 +16,9 @@ from actors.settings import Settings
 from bus.contract import Bus
 from bus.messages import (
     AbortRequest,
+    BlockRequested,
+    BlockState,
+    CancelRequest,
     FinishReason,
     GenerateRequest,
     Message,
@@ -24,6 +27,8 @@ from bus.messages import (
     RequestFailed,
     RequestsDone,
     SamplingParams,
+    SchedulerState,
+    StateRequested,
 )
 from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
 from web.app import IngressActor
@@ -161,6 +166,11 @@ class FakeBackend:
         self.left: list[str] = []
         """Those of the aborts whose clients may come back."""
         self.done: list[str] = []
+        self.questions: list[StateRequested | BlockRequested | CancelRequest] = []
+        self.answer: Callable[[Message], SchedulerState | BlockState | None] = lambda asked: (
+            BlockState(serial=0) if isinstance(asked, BlockRequested) else None
+        )
+        """What it says to an observer's question."""
         self.epochs: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -215,10 +225,19 @@ class FakeBackend:
                 if isinstance(entry.message, RequestsDone):
                     self.done += entry.message.request_ids
                     continue
+                if isinstance(entry.message, StateRequested | BlockRequested | CancelRequest):
+                    await self._answer_question(entry.message)
+                    continue
                 assert isinstance(entry.message, AbortRequest)
                 self.aborts.append(entry.message.request_id)
                 self.left += [entry.message.request_id] if entry.message.may_return else []
             await self.bus.ack(SCHEDULER_GROUP, entries)
+
+    async def _answer_question(self, question: StateRequested | BlockRequested | CancelRequest) -> None:
+        self.questions.append(question)
+        answer = self.answer(question)
+        if answer is not None and not isinstance(question, CancelRequest):
+            await self.send(question.ingress, replace(answer, serial=question.serial))
 
     async def _answer(self, request: GenerateRequest) -> None:
         count = num_prompt_tokens(request)

@@ -14,7 +14,8 @@ def test_open_routes():
     """The list of routes that need no key is this one; a new route needs a key unless this test changes."""
     paths = {route.path for route in ROUTES if route.name in OPEN_ROUTES}
 
-    assert paths == {"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"}
+    service = {"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"}
+    assert paths == service | {"/", "/static/{path:.+}"}
 
 
 @pytest.mark.parametrize(
@@ -42,16 +43,18 @@ async def test_routes_with_keys(serve, http):
     """Open routes answer without a key; all others, also those that do not exist, do not."""
     served = await serve(api_key=KEYS)
 
-    for path in ("/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"):
+    for path in ("/", "/static/page.css", "/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"):
         async with http.get(served.url + path) as response:
             assert response.status == 200, path
     for path in (
-        "/",
+        "/api/events",
+        "/api/history",
         "/openapi.json",
         "/v1/models",
         "/v1/models/fake-model",
         "/nothing",
         "//health",
+        "/health/",
         "/v1/../health/x",
     ):
         async with http.get(served.url + path) as response:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from web.answer_schemas import OBJECT, STATUS, TEXT, record
+from web.answer_schemas import STATUS, TEXT, record
 from web.context import CONTEXT
 from web.metrics import CONTENT_TYPE
 from web.routes import About, Route, json_response
@@ -52,17 +52,8 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def root(request: web.Request) -> web.Response:
-    """What this is and where to look."""
-    context = request.app[CONTEXT]
-    links = {"models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions",
-             "health": "/health", "metrics": "/metrics", "docs": "/docs"}  # fmt: skip
-    return json_response({"name": "pagebus", "version": context.version, "model": context.model.name, "links": links})
-
-
 _STATUS = About(answer=STATUS)
 ROUTES = (
-    Route("GET", "/", "root", root, About(answer=record(name=TEXT, version=TEXT, model=TEXT, links=OBJECT))),
     Route("GET", "/health", "health", health, _STATUS),
     Route("GET", "/readyz", "readyz", readyz, _STATUS),
     Route("GET", "/livez", "livez", livez, _STATUS),

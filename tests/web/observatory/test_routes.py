@@ -1,0 +1,146 @@
+"""The page's files and its API over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_backend import until
+
+from bus.messages import BlockState, CancelRequest, StateRequested
+from tests.web.observatory.test_board import state
+from web.routes.page import POLICY, files
+
+HTML = {"Accept": "text/html,*/*"}
+
+
+async def test_browsers_get_the_page_and_programs_get_links(serve, http) -> None:
+    served = await serve()
+    async with http.get(served.url + "/", headers=HTML) as response:
+        assert response.content_type == "text/html"
+        assert response.headers["Content-Security-Policy"] == POLICY
+        tag = response.headers["ETag"]
+    async with http.get(served.url + "/", headers={**HTML, "If-None-Match": tag}) as response:
+        assert response.status == 304
+    async with http.get(served.url + "/") as response:
+        assert (await response.json())["links"]["events"] == "/api/events"
+
+
+def test_the_policy_lets_no_script_in_that_is_not_a_file_of_ours() -> None:
+    assert "script-src 'self'" in POLICY
+    assert "unsafe" not in POLICY
+
+
+async def test_only_files_of_the_page_are_served(serve, http) -> None:
+    """All of them under the policy; nothing else, however it is asked for."""
+    served = await serve()
+    for path in files():
+        async with http.get(f"{served.url}/static/{path}") as response:
+            assert (response.status, response.headers["Content-Security-Policy"]) == (200, POLICY)
+    for path in ("nothing.js", "../app.py", "%2e%2e/app.py", "js", ""):
+        async with http.get(f"{served.url}/static/{path}") as response:
+            assert response.status == 404, path
+
+
+class Events:
+    """Reads the events of a response."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def next(self, name: str) -> Any:
+        """The data of the next event of this name."""
+        async with asyncio.timeout(20):
+            while True:
+                line = (await self._response.content.readline()).decode().rstrip("\n")
+                if line == f"event: {name}":
+                    return json.loads((await self._response.content.readline()).decode().removeprefix("data: "))
+
+
+async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http) -> None:
+    """The page hears the columns first, then the state; once it has left, nobody asks any more."""
+    served = await serve()
+    backend, observatory = served.backend, served.actor.context.observatory
+    assert backend.questions == []
+    backend.answer = lambda asked: state({7: [0, 1]}, cached=[3]) if isinstance(asked, StateRequested) else None
+    async with http.get(served.url + "/api/events") as response:
+        events = Events(response)
+        hello = await events.next("hello")
+        assert hello["columns"]["sequences"][0] == "id"
+        shown = await events.next("state")
+        assert shown["whole"] is True
+        assert shown["replicas"][0]["device"]["size"] == 12
+        assert "whole" not in await events.next("state")
+        assert {row["kind"] for row in (await events.next("actors"))["actors"]} >= {"ingress", "scheduler"}
+        assert observatory.num_watchers == 1
+    await until(lambda: not observatory.num_watchers)
+    asked = len(backend.questions)
+    await until(lambda: not observatory._tasks)
+    assert len(backend.questions) <= asked + 1
+
+
+async def test_a_page_hears_that_the_scheduler_is_silent(serve, http, monkeypatch) -> None:
+    monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 0.05)
+    served = await serve()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("away"))["message"] == "The scheduler does not answer."
+
+
+async def test_a_page_does_not_hold_up_the_end(serve, http) -> None:
+    """An ingress that is drained ends its streams of events."""
+    served = await serve()
+    async with http.get(served.url + "/api/events") as response:
+        await Events(response).next("hello")
+        served.actor.request_drain()
+        await served.running
+        await response.content.read()
+
+
+async def test_a_block_is_asked_for(serve, http) -> None:
+    served = await serve()
+    served.backend.answer = lambda asked: BlockState(
+        serial=asked.serial, owners=(f"{asked.replica} {asked.block}",), hashes=("ab",), place=0
+    )
+    async with http.get(served.url + "/api/blocks?replica=gpu-0&block=5") as response:
+        assert await response.json() == {"owners": ["gpu-0 5"], "hashes": ["ab"], "place": 0, "table": []}
+    async with http.get(served.url + "/api/blocks?replica=gpu-0&block=x") as response:
+        assert response.status == 400
+
+
+async def test_a_request_is_cancelled(serve, http) -> None:
+    """By JSON only, so that no other origin's page can; the scheduler is told."""
+    served = await serve()
+    url = served.url + "/api/requests/chat-1%20%3Cscript%3E/cancel"
+    async with http.post(url, data="") as response:
+        assert response.status == 415
+    async with http.post(url, json={}) as response:
+        assert response.status == 200
+    await until(lambda: bool(served.backend.questions))
+    assert served.backend.questions == [CancelRequest(request_id="chat-1 <script>")]
+
+
+@pytest.mark.parametrize("order", ["drain", "stop"])
+async def test_an_order_waits_for_its_actor(serve, http, order: str) -> None:
+    served = await serve()
+    await until(lambda: served.actor.context.observatory.roster.find("executor", "executor-0") is not None)
+    async with http.post(f"{served.url}/api/actors/executor/executor-0/{order}", json={}) as response:
+        assert response.status == 200
+    (told,) = await served.backend.bus.get_state("orders:executor:executor-0")
+    assert told == {"epoch": served.backend.epochs["executor"], "order": order}
+    for path in ("executor/nobody/drain", "executor/executor-0/explode"):
+        async with http.post(f"{served.url}/api/actors/{path}", json={}) as response:
+            assert response.status == 404
+    served.actor.context.observatory._facts["restarts_alone"] = False
+    async with http.post(f"{served.url}/api/actors/executor/executor-0/{order}", json={}) as response:
+        assert response.status == 409
+
+
+async def test_history_is_read_by_its_span(serve, http) -> None:
+    served = await serve()
+    async with http.get(served.url + "/api/history?span_s=86400") as response:
+        assert (await response.json())["every_s"] == 240.0
+    async with http.get(served.url + "/api/history?span_s=1") as response:
+        assert response.status == 400

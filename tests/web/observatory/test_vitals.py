@@ -1,0 +1,116 @@
+"""Figures of a span of time, from metrics before and after it; and the rings in which they are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.metrics import Metrics
+from bus.contract import LeaseInfo
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from web.observatory.history import History, Ring
+from web.observatory.roster import GONE_S, Roster
+from web.observatory.vitals import FIGURES, ITL, TTFT, Totals, figures, total
+
+
+def told(before: Metrics | None, after: Metrics, span_s: float = 2.0) -> dict[str, float | None]:
+    start = total([before.snapshot()] if before else [], 10.0)
+    return dict(zip(FIGURES, figures(start, total([after.snapshot(), None], 10.0 + span_s)), strict=True))
+
+
+def test_quantiles_are_of_what_came_meanwhile() -> None:
+    """What was there before does not count; inside a bucket values are held to lie evenly."""
+    before, after = Metrics(), Metrics()
+    for metrics in (before, after):
+        metrics.histogram(TTFT, "", (0.1, 0.2, 0.4)).observe(0.3, 1000)
+    after.histogram(TTFT, "", (0.1, 0.2, 0.4)).observe(0.15, 10)
+    found = told(before, after)
+    assert found["ttft_p50_s"] == pytest.approx(0.15)
+    assert found["ttft_p99_s"] == pytest.approx(0.199)
+    assert found["itl_p50_s"] is None
+
+
+def test_rates_and_shares() -> None:
+    """Counters by the second; the hit rate of what was looked up meanwhile; usage as the mean of all replicas."""
+    before, after = Metrics(), Metrics()
+    for metrics, count in ((before, 100), (after, 160)):
+        metrics.counter("vllm:generation_tokens", "").inc(count)
+        metrics.counter("vllm:prefix_cache_queries", "", engine="a").inc(count)
+        metrics.counter("vllm:prefix_cache_hits", "", engine="a").inc(count / 4)
+    after.gauge("vllm:kv_cache_usage_perc", "", engine="a").set(0.5)
+    after.gauge("vllm:kv_cache_usage_perc", "", engine="b").set(0.1)
+    found = told(before, after)
+    assert (found["output_tokens_per_s"], found["hit_rate"]) == (30.0, 0.25)
+    assert found["kv_usage"] == pytest.approx(0.3)
+
+
+def test_an_actor_that_begins_anew_gives_no_negative_figures() -> None:
+    before, after = Metrics(), Metrics()
+    before.counter("vllm:generation_tokens", "").inc(100)
+    before.histogram(ITL, "", (0.1,)).observe(0.05, 10)
+    after.histogram(ITL, "", (0.1,)).observe(0.05, 3)
+    found = told(before, after)
+    assert (found["output_tokens_per_s"], found["itl_p50_s"]) == (0.0, None)
+
+
+def test_a_ring_is_bounded_and_samples_no_more_often_than_it_should() -> None:
+    ring = Ring(2.0, 3)
+    for at_s in range(0, 40):
+        ring.take(Totals(float(at_s)))
+    assert [sample[0] for sample in ring.samples] == [34.0, 36.0, 38.0]
+
+
+async def test_the_next_ingress_goes_on_with_the_history() -> None:
+    """What one has stored, the next one shows, and one that does not keep it reads it from the bus."""
+    bus = MemoryBus(MemoryServer())
+    now_s = 1e9
+
+    async def totals() -> Totals:
+        return Totals(now_s)
+
+    first = History(bus, totals, lambda: True)
+    for _ in range(4):
+        await first._turn()
+        now_s += 20.0
+    taken = [sample[0] for sample in first._rings[0].samples]
+    assert len(taken) == 3
+    for other in (History(bus, totals, lambda: True), History(bus, totals, lambda: False)):
+        await other._turn()
+        shown = other._rings[0].samples if other._keeps else (await other._stored())[0]["samples"]
+        assert [sample[0] for sample in shown] == taken
+    await bus.close()
+
+
+def lease(name: str, epoch: int, **info: Any) -> LeaseInfo:
+    return LeaseInfo("executor", name, epoch, {"state": "ready", "actor": name, **info})
+
+
+def test_the_roster_shows_who_is_gone_and_back() -> None:
+    """An actor whose lease ends is gone; with another epoch it has been started again; in the end it is forgotten."""
+    roster = Roster()
+    roster.take([lease("a", 1), lease("b", 2)], 100.0)
+    roster.take([lease("b", 2)], 101.0)
+    assert [(row["name"], row["state"], row["restarts"]) for row in roster.rows({}, 101.0)] == [
+        ("a", "gone", 0), ("b", "ready", 0),
+    ]  # fmt: skip
+    assert roster.find("executor", "a") is None
+    roster.take([lease("a", 3), lease("b", 2)], 102.0)
+    assert [(row["name"], row["state"], row["restarts"]) for row in roster.rows({}, 102.0)] == [
+        ("a", "ready", 1), ("b", "ready", 0),
+    ]  # fmt: skip
+    roster.take([], 103.0)
+    roster.take([], 104.0 + GONE_S)
+    assert roster.rows({}, 104.0 + GONE_S) == []
+
+
+def test_the_roster_shows_rates() -> None:
+    """CPU seconds, busy seconds and steps by the second, between two looks."""
+    roster, metrics = Roster(), Metrics()
+    roster.take([lease("a", 1)], 100.0)
+    for at_s, steps in ((100.0, 10), (102.0, 30)):
+        counter = metrics.counter("pagebus:executor_steps_total", "", engine="a")
+        counter.inc(steps - counter.value)
+        (row,) = roster.rows({"executor:a": metrics.snapshot()}, at_s)
+    assert (row["rate"], row["unit"]) == (10.0, "steps/s")

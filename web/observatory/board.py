@@ -1,0 +1,173 @@
+"""The scheduler's states as events for the page: tables as they are, block maps as what has changed.
+
+A map has one value per block: the id of the first sequence that holds it, or one of the values below, and beside it how
+many hold it (at most 255). Arrays travel as base64 of little-endian int32 (uint8 for the counts).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bus.messages import (
+    REQUEST_COLUMNS,
+    REQUEST_MARKS,
+    SEQUENCE_COLUMNS,
+    STEP_COLUMNS,
+    STEP_MARKS,
+    Int32Array,
+    ReplicaState,
+    SchedulerState,
+)
+
+FREE, CACHED, PINNED = 0, -1, -2
+Counts = NDArray[np.uint8]
+
+_FIELDS = [each.name for each in fields(ReplicaState)]
+_BLOCKS, _HOSTS = SEQUENCE_COLUMNS.index("num_blocks"), SEQUENCE_COLUMNS.index("num_host_blocks")
+_ID, _REPLICA = SEQUENCE_COLUMNS.index("id"), SEQUENCE_COLUMNS.index("replica")
+
+
+@dataclass(slots=True, eq=False)
+class TierMap:
+    """One tier of one replica: who holds each block [n], and how many do."""
+
+    owners: Int32Array
+    shares: Counts
+
+    @classmethod
+    def draw(cls, size: int, ids: Int32Array, blocks: Int32Array, cached: Int32Array, pinned: Int32Array) -> TierMap:
+        """``ids[i]`` is the sequence that holds ``blocks[i]``; of several, the first in order is shown."""
+        owners = np.zeros(size, np.int32)
+        owners[cached] = CACHED
+        owners[pinned] = PINNED
+        owners[blocks[::-1]] = ids[::-1]
+        shares = np.bincount(blocks, minlength=size)[:size] if len(blocks) else np.zeros(size, np.int64)
+        return cls(owners, np.minimum(shares, 255).astype(np.uint8))
+
+    def whole(self) -> dict[str, Any]:
+        return {"size": len(self.owners), "owners": encode(self.owners), "shares": encode(self.shares)}
+
+    def since(self, before: TierMap | None) -> dict[str, Any]:
+        """What differs from an earlier map; all of it if that was none, or of another size."""
+        if before is None or len(before.owners) != len(self.owners):
+            return self.whole()
+        changed = np.flatnonzero((before.owners != self.owners) | (before.shares != self.shares)).astype(np.int32)
+        if not len(changed):
+            return {"size": len(self.owners)}
+        if 2 * len(changed) > len(self.owners):
+            return self.whole()
+        told = {"changed": encode(changed), "owners": encode(self.owners[changed])}
+        return {"size": len(self.owners), **told, "shares": encode(self.shares[changed])}
+
+
+class Board:
+    """The last state that was told, and the maps that went with it."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[str, int], tuple[TierMap, TierMap]] = {}
+        self._state: SchedulerState | None = None
+
+    def update(self, state: SchedulerState) -> dict[str, Any]:
+        """The event that leads from the state before to this one."""
+        maps = draw_maps(state)
+        replicas = []
+        for replica, (device, host) in zip(state.replicas, maps, strict=True):
+            before = self._maps.get((replica.name, replica.epoch))
+            replicas.append(
+                {
+                    **_replica(replica),
+                    "device": device.since(before and before[0]),
+                    "host": host.since(before and before[1]),
+                }
+            )
+        self._maps = {(each.name, each.epoch): pair for each, pair in zip(state.replicas, maps, strict=True)}
+        self._state = state
+        return {**_tables(state), "replicas": replicas, "steps": _steps(state), "flashed": state.flashed.tolist()}
+
+    def whole(self) -> dict[str, Any] | None:
+        """The event for a page that knows nothing yet; None before the first state."""
+        state = self._state
+        if state is None:
+            return None
+        replicas = []
+        for replica in state.replicas:
+            device, host = self._maps[replica.name, replica.epoch]
+            replicas.append({**_replica(replica), "device": device.whole(), "host": host.whole()})
+        return {**_tables(state), "replicas": replicas, "steps": [], "flashed": []}
+
+
+def draw_maps(state: SchedulerState) -> list[tuple[TierMap, TierMap]]:
+    """Both tiers of each replica."""
+    rows = state.sequences.reshape(-1, len(SEQUENCE_COLUMNS))
+    ids, replicas = rows[:, _ID], rows[:, _REPLICA]
+    device = np.repeat(ids, rows[:, _BLOCKS]), np.repeat(replicas, rows[:, _BLOCKS])
+    host_ids, host_at = np.repeat(ids, rows[:, _HOSTS]), np.repeat(replicas, rows[:, _HOSTS])
+    maps, cached, cached_hosts, pinned = [], 0, 0, 0
+    for number, replica in enumerate(state.replicas):
+        mine = device[1] == number
+        here = host_at == number
+        ends = cached + replica.num_cached, cached_hosts + replica.num_cached_hosts, pinned + replica.num_pinned
+        empty = state.pinned_blocks[:0]
+        maps.append(
+            (
+                TierMap.draw(replica.num_blocks, device[0][mine], state.blocks[mine],
+                             state.cached_blocks[cached : ends[0]], state.pinned_blocks[pinned : ends[2]]),
+                TierMap.draw(replica.num_host_blocks, host_ids[here], state.host_blocks[here],
+                             state.cached_hosts[cached_hosts : ends[1]], empty),
+            )
+        )  # fmt: skip
+        cached, cached_hosts, pinned = ends
+    return maps
+
+
+def encode(array: NDArray[Any]) -> str:
+    """Base64 of the raw values."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _replica(replica: ReplicaState) -> dict[str, Any]:
+    return {name: getattr(replica, name) for name in _FIELDS}
+
+
+def _tables(state: SchedulerState) -> dict[str, Any]:
+    marks = _times(state.request_marks, len(REQUEST_MARKS), state.at_s)
+    requests = state.requests.reshape(-1, len(REQUEST_COLUMNS)).tolist()
+    return {
+        "at_s": state.at_s,
+        "took_s": state.took_s,
+        "epoch": state.epoch,
+        "num_waiting": state.num_waiting,
+        "num_over": state.num_over,
+        "requests": [
+            [request_id, *row, *times]
+            for request_id, row, times in zip(state.request_ids, requests, marks, strict=True)
+        ],
+        "sequences": state.sequences.reshape(-1, len(SEQUENCE_COLUMNS)).tolist(),
+    }
+
+
+def _steps(state: SchedulerState) -> list[list[float | None]]:
+    rows = state.steps.reshape(-1, len(STEP_COLUMNS)).tolist()
+    ages = state.step_marks.view("<f4").reshape(-1, len(STEP_MARKS)).astype(np.float64)
+    ages[:, :-1] = state.at_s - ages[:, :-1]
+    return [[*row, *marks] for row, marks in zip(rows, np.round(ages, 6).tolist(), strict=True)]
+
+
+def _times(bits: Int32Array, width: int, at_s: float) -> Sequence[Sequence[float | None]]:
+    """Times of the wall clock from ages; None for what has not happened."""
+    times = np.round(at_s - bits.view("<f4").reshape(-1, width).astype(np.float64), 6)
+    return [[None if time != time else time for time in row] for row in times.tolist()]
+
+
+COLUMNS = {
+    "requests": ["id", *REQUEST_COLUMNS, *(f"{name}_s" for name in REQUEST_MARKS)],
+    "sequences": list(SEQUENCE_COLUMNS),
+    "steps": [*STEP_COLUMNS, *(f"{name}_s" for name in STEP_MARKS)],
+}
+"""Names of the columns of the tables, told once at the beginning."""

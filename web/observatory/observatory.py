@@ -1,0 +1,221 @@
+"""Looks at the deployment for all pages that are connected to this ingress, and not at all while there is none.
+
+One question to the scheduler at a time, at most ten a second, and never so often that answering would take more than
+:data:`SCHEDULER_SHARE` of its time; what comes back is encoded once for all pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from actors.actor import metrics_state
+from bus.contract import Bus, BusUnavailable, LeaseInfo
+from bus.messages import SchedulerState, StateRequested
+from bus.streams import Names
+from web.errors import ApiError, unavailable
+from web.observatory.board import COLUMNS, Board
+from web.observatory.history import History
+from web.observatory.roster import Roster, actor_of, key_of, stream_lengths
+from web.observatory.vitals import FIGURES, Totals, figures, total
+from web.questions import Questions
+
+STATE_EVERY_S = 0.1
+SCHEDULER_SHARE = 0.005
+"""Of the scheduler's time, what making states may take."""
+VITALS_EVERY_S = 1.0
+MAX_BEHIND = 100
+"""Events that a page may be behind; one that is further behind begins anew."""
+
+
+class Watcher:
+    """One page: the events it has not been sent yet."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._news = asyncio.Event()
+        self._ended = False
+        self.lost = True
+        """Whether it knows nothing of the maps: it has to be told all of them."""
+
+    def tell(self, event: bytes) -> None:
+        if len(self._events) >= MAX_BEHIND:
+            self._events.clear()
+            self.lost = True
+        self._events.append(event)
+        self._news.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def events(self) -> bytes | None:
+        """What has come since the last call; waits for something. None: nothing will come any more."""
+        await self._news.wait()
+        if self._ended:
+            return None
+        self._news.clear()
+        events, self._events = self._events, []
+        return b"".join(events)
+
+
+class Observatory:
+    """``leases`` are those the ingress knows; ``own_snapshot`` are its own metrics, which are newer than on the bus."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        questions: Questions,
+        leases: Callable[[], Sequence[LeaseInfo]],
+        own: tuple[str, Callable[[], Mapping[str, Any]]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.questions = questions
+        self.roster = Roster()
+        self.history = History(bus, self._totals, self._is_first)
+        self._bus = bus
+        self._names = names
+        self._leases = leases
+        self._own_name, self._own_snapshot = own
+        self._facts = facts
+        self._watchers: set[Watcher] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._board = Board()
+        self._seen = (0, 0, 0)
+
+    @property
+    def restarts_alone(self) -> bool:
+        """Whether an actor can be ended without all others."""
+        return bool(self._facts["restarts_alone"])
+
+    async def order(self, name: str, order: Mapping[str, Any], ttl_s: float) -> None:
+        """Lay an order down where its actor looks.
+
+        Raises:
+            ApiError: 503, the bus is away.
+        """
+        try:
+            await self._bus.put_state(name, order, ttl_s=ttl_s)
+        except BusUnavailable as error:
+            raise unavailable("The bus is away.") from error
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+    @property
+    def num_watchers(self) -> int:
+        return len(self._watchers)
+
+    def watch(self) -> Watcher:
+        """A page has come."""
+        watcher = Watcher()
+        watcher.tell(sse("hello", {**self._facts, "columns": COLUMNS, "figures": FIGURES}))
+        self._watchers.add(watcher)
+        if not self._tasks:
+            self._board, self._seen = Board(), (0, 0, 0)
+            self._tasks = [asyncio.create_task(once()) for once in (self._follow_scheduler, self._follow_actors)]
+        return watcher
+
+    async def leave(self, watcher: Watcher) -> None:
+        """A page has gone."""
+        self._watchers.discard(watcher)
+        if not self._watchers:
+            await self._rest()
+
+    async def shut(self) -> None:
+        """The ingress ends: all pages have to go."""
+        for watcher in list(self._watchers):
+            watcher.end()
+        await self._rest()
+
+    async def _rest(self) -> None:
+        """Look no longer."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell(self, event: bytes) -> None:
+        for watcher in self._watchers:
+            watcher.tell(event)
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+    async def _follow_scheduler(self) -> None:
+        is_away = False
+        while True:
+            began_s = time.monotonic()
+            pause_s = STATE_EVERY_S
+            try:
+                state = await self.ask()
+            except ApiError as error:
+                if not is_away:
+                    self._tell(sse("away", {"message": error.message}))
+                is_away, pause_s = True, VITALS_EVERY_S
+            else:
+                is_away = False
+                self._show(state)
+                pause_s = max(STATE_EVERY_S, state.took_s / SCHEDULER_SHARE)
+            await asyncio.sleep(max(0.0, began_s + pause_s - time.monotonic()))
+
+    async def ask(self) -> SchedulerState:
+        """The scheduler's state, and what has happened since the last one."""
+        epoch, steps, over = self._seen
+
+        def question(serial: int) -> StateRequested:
+            return StateRequested(
+                ingress=self.questions.address, serial=serial, epoch=epoch, steps_seen=steps, over_seen=over
+            )
+
+        state = await self.questions.ask(SchedulerState, question)
+        self._seen = (state.epoch, state.steps_seen, state.over_seen)
+        return state
+
+    def _show(self, state: SchedulerState) -> None:
+        event = sse("state", self._board.update(state))
+        lost = [watcher for watcher in self._watchers if watcher.lost]
+        whole = sse("state", {**(self._board.whole() or {}), "whole": True}) if lost else b""
+        for watcher in self._watchers:
+            watcher.tell(whole if watcher.lost else event)
+            watcher.lost = False
+
+    # -- the actors ---------------------------------------------------------------------------------------------------
+    async def _follow_actors(self) -> None:
+        before: Totals | None = None
+        while True:
+            with suppress(BusUnavailable):
+                now_s, leases = time.time(), list(self._leases())
+                snapshots = await self._snapshots()
+                after = total(snapshots.values(), now_s)
+                streams = await stream_lengths(self._bus, self._names, leases, self.questions.address)
+                actors = self.roster.rows(snapshots, now_s)
+                self._tell(sse("actors", {"at_s": now_s, "actors": actors, "streams": streams}))
+                if before is not None:
+                    self._tell(sse("vitals", {"at_s": now_s, "figures": figures(before, after)}))
+                before = after
+            await asyncio.sleep(VITALS_EVERY_S)
+
+    async def _snapshots(self) -> dict[str, Mapping[str, Any] | None]:
+        """The metrics of all live actors by ``kind:name``."""
+        keys = list(dict.fromkeys(map(key_of, self._leases())))
+        others = [key for key in keys if key != f"ingress:{self._own_name}"]
+        read: Sequence[Mapping[str, Any] | None] = []
+        if others:
+            read = await self._bus.get_state(*(metrics_state(*key.split(":", 1)) for key in others))
+        return {**dict(zip(others, read, strict=True)), f"ingress:{self._own_name}": self._own_snapshot()}
+
+    async def _totals(self) -> Totals:
+        return total((await self._snapshots()).values(), time.time())
+
+    def _is_first(self) -> bool:
+        """Whether this ingress is the one that keeps the history."""
+        names = [actor_of(lease) for lease in self._leases() if lease.kind == "ingress"]
+        return not names or min(names) == self._own_name
+
+
+def sse(name: str, data: Any) -> bytes:
+    """One named event."""
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"

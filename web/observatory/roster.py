@@ -1,0 +1,137 @@
+"""Who is there, who is gone, how busy each actor is, and how much lies in each stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bus.contract import Bus, LeaseInfo
+from bus.streams import Names
+
+GONE_S = 600.0
+"""How long an actor that has left is still shown."""
+RATES = {
+    "ingress": ("vllm:generation_tokens", "tokens/s"),
+    "tokenizer": ("pagebus:tokenizer_requests", "requests/s"),
+    "scheduler": ("pagebus:scheduler_busy_seconds_total", "busy"),
+    "executor": ("pagebus:executor_steps_total", "steps/s"),
+    "detokenizer": ("pagebus:detokenizer_tokens", "tokens/s"),
+}
+"""What each kind of actor is measured by."""
+CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
+GPU_MEMORY, GPU_BUSY = "pagebus:gpu_memory_bytes", "pagebus:executor_busy_seconds_total"
+
+
+@dataclass(slots=True)
+class Member:
+    """One actor by its name. ``starts`` counts its lives seen by this ingress, ``gone_s`` is when the last one left."""
+
+    lease: LeaseInfo
+    starts: int = 1
+    gone_s: float | None = None
+
+
+class Roster:
+    """Fed with the leases twice a second, which is cheap; the rest is only read when somebody looks."""
+
+    def __init__(self) -> None:
+        self._members: dict[tuple[str, str], Member] = {}
+        self._before: dict[str, tuple[float, dict[str, float]]] = {}
+
+    def take(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
+        """The leases that are held now."""
+        now_s = time.time() if now_s is None else now_s
+        present = set()
+        for lease in leases:
+            key = lease.kind, actor_of(lease)
+            present.add(key)
+            member = self._members.get(key)
+            if member is None:
+                self._members[key] = Member(lease)
+                continue
+            member.starts += member.lease.epoch != lease.epoch
+            member.lease, member.gone_s = lease, None
+        for key, member in list(self._members.items()):
+            if key not in present:
+                member.gone_s = member.gone_s or now_s
+                if now_s - member.gone_s > GONE_S:
+                    del self._members[key]
+
+    def find(self, kind: str, actor: str) -> LeaseInfo | None:
+        """The lease of an actor that is there."""
+        member = self._members.get((kind, actor))
+        return None if member is None or member.gone_s is not None else member.lease
+
+    def rows(self, snapshots: Mapping[str, Mapping[str, Any] | None], now_s: float) -> list[dict[str, Any]]:
+        """All actors, with what their metrics (by :func:`key_of`) say of the time since the last call."""
+        return [self._row(member, snapshots, now_s) for _, member in sorted(self._members.items())]
+
+    def _row(self, member: Member, snapshots: Mapping[str, Mapping[str, Any] | None], now_s: float) -> dict[str, Any]:
+        lease, info = member.lease, member.lease.info
+        key = key_of(lease)
+        values = _values(snapshots.get(key))
+        then_s, before = self._before.get(key, (now_s, values))
+        self._before[key] = now_s, values
+
+        def rate(name: str) -> float | None:
+            if name not in values or name not in before or now_s <= then_s:
+                return None
+            return round(max(0.0, values[name] - before[name]) / (now_s - then_s), 4)
+
+        counted, unit = RATES.get(lease.kind, ("", ""))
+        state = "gone" if member.gone_s is not None else str(info.get("state"))
+        return {
+            "kind": lease.kind,
+            "name": actor_of(lease),
+            "epoch": lease.epoch,
+            "state": f"stalled {info['stalled_s']} s" if state == "ready" and info.get("stalled_s") else state,
+            "phase": info.get("phase") if state not in ("ready", "gone") else None,
+            "progress": info.get("progress") if state == "starting" or state == "loading" else None,
+            "gone_s": member.gone_s,
+            "pid": info.get("pid"),
+            "host": info.get("host"),
+            "restarts": member.starts - 1,
+            "rate": rate(counted),
+            "unit": unit,
+            "cpu": rate(CPU),
+            "memory_bytes": values.get(MEMORY),
+            "gpu": rate(GPU_BUSY) if lease.kind == "executor" else None,
+            "gpu_memory_bytes": values.get(GPU_MEMORY),
+        }
+
+
+def actor_of(lease: LeaseInfo) -> str:
+    """The name of who holds a lease: an exclusive role's lease has another."""
+    return str(lease.info.get("actor", lease.name))
+
+
+def key_of(lease: LeaseInfo) -> str:
+    """``kind:name``, as in the state under which its metrics lie."""
+    return f"{lease.kind}:{actor_of(lease)}"
+
+
+def _values(snapshot: Mapping[str, Any] | None) -> dict[str, float]:
+    """Counters and gauges by name, added up over labels."""
+    values: dict[str, float] = {}
+    for name, _, data in snapshot["series"] if snapshot is not None else ():
+        if "value" in data:
+            values[name] = values.get(name, 0.0) + data["value"]
+    return values
+
+
+async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:
+    """How many entries lie in each stream: what its readers have not passed, or trimmed, yet."""
+    streams = [("requests", names.requests), ("tokenized", names.tokenized), ("control", names.control),
+               ("journal", names.journal)]  # fmt: skip
+    for lease in leases:
+        if lease.kind == "executor":
+            streams += [(f"steps:{lease.name}", names.steps(lease.name))]
+            streams += [(f"results:{lease.name}", names.results(lease.name))]
+        elif lease.kind == "detokenizer":
+            streams.append((f"sequences:{lease.name}", names.sequences(lease.name)))
+    streams.append((f"replies:{address}", names.replies(address)))
+    lengths = await asyncio.gather(*(bus.length(stream) for _, stream in streams))
+    return [{"name": name, "length": length} for (name, _), length in zip(streams, lengths, strict=True)]

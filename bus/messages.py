@@ -640,9 +640,6 @@ Message = (
     | Checkpoint
     | Job
     | JobResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
     | CancelRequest
     | StateRequested
     | SchedulerState

@@ -124,7 +124,7 @@ def _values(snapshot: Mapping[str, Any] | None) -> dict[str, float]:
 
 async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:
     """How many entries lie in each stream: what its readers have not passed, or trimmed, yet."""
-    streams = [("requests", names.requests), ("tokenized", names.tokenized), ("control", names.control),
+    streams = [("jobs", names.jobs), ("requests", names.requests), ("tokenized", names.tokenized), ("control", names.control),
                ("journal", names.journal)]  # fmt: skip
     for lease in leases:
         if lease.kind == "executor":

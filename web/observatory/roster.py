@@ -124,8 +124,8 @@ def _values(snapshot: Mapping[str, Any] | None) -> dict[str, float]:
 
 async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:
     """How many entries lie in each stream: what its readers have not passed, or trimmed, yet."""
-    streams = [("jobs", names.jobs), ("requests", names.requests), ("tokenized", names.tokenized), ("control", names.control),
-               ("journal", names.journal)]  # fmt: skip
+    shared = ("jobs", "requests", "tokenized", "control", "journal")
+    streams = [(name, str(getattr(names, name))) for name in shared]
     for lease in leases:
         if lease.kind == "executor":
             streams += [(f"steps:{lease.name}", names.steps(lease.name))]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from actors.bench.command import add_bench, run_bench
 from actors.executor.compile_command import add_command as add_compile_command
 from actors.executor.compile_command import run_command as run_compile_command
+from actors.jobs.command import add_commands as add_jobs_commands
+from actors.jobs.command import run_command as run_jobs_command
 from actors.settings import KINDS, Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
 from actors.simulator.command import add_commands as add_simulator_commands
@@ -74,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_simulator_commands(commands.add_parser)
     add_compile_command(commands.add_parser, EPILOG)
     add_bench(commands.add_parser)
+    add_jobs_commands(commands.add_parser)
     return parser
 
 
@@ -85,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_simulator_command(arguments)
         if arguments.command == "compile-kernels":
             return run_compile_command(arguments)
+        if arguments.command in ("job", "run-batch"):
+            return run_jobs_command(arguments)
         if arguments.command == "bench":
             return run_bench(arguments)
         settings = load_settings(arguments)

@@ -37,12 +37,18 @@ def make_actors(settings: Settings, server: MemoryServer) -> list[Actor]:
 class SingleProcess:
     """Runs actors as tasks of this loop until told to stop or until one of them fails."""
 
-    def __init__(self, settings: Settings, progress: Progress, on_ready: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        progress: Progress,
+        on_ready: Callable[[list[str]], None],
+        server: MemoryServer | None = None,
+    ) -> None:
         self._settings = settings
         self._progress = progress
         self._on_ready = on_ready
         self._log = logs.get_logger(actor="serve")
-        self._server = MemoryServer()
+        self._server = server or MemoryServer()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.actors: Sequence[Actor] = ()
 

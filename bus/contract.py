@@ -173,7 +173,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def delete(self, *streams: str) -> None:
-        """Delete whole streams."""
+        """Delete whole streams, or counters."""
 
     @abstractmethod
     async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:

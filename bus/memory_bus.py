@@ -252,6 +252,7 @@ class MemoryBus(Bus):
         self._check()
         for name in streams:
             self.server.drop(name)
+            self.server.counters.pop(name, None)
 
     async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:
         self._check()

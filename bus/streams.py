@@ -84,6 +84,10 @@ class Names:
         """Counters of the jobs that share the batch ``name``."""
         return f"{{{self.deployment}}}:batch:{name}"
 
+    def batch_results(self, name: str) -> str:
+        """Where results of the batch ``name`` go when it was submitted from a file."""
+        return f"{{{self.deployment}}}:batch:{name}:results"
+
     # State.
     def lease(self, kind: str, actor: str) -> str:
         return self.key("lease", kind, actor)

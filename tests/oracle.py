@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizer_factory import byte_level, model_folder
+from tests.tokenizer_factory import byte_level, model_folder
 
 END = "</s>"
 

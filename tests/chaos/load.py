@@ -108,8 +108,8 @@ class Load:
 
     async def learn(self) -> None:
         """The answers without faults."""
-        async with self._session() as session:
-            answers = await asyncio.gather(*(self._ask(session, job, key=None, streamed=False) for job in self.jobs))
+        async with self.session() as session:
+            answers = await asyncio.gather(*(self.ask(session, job, key=None, streamed=False) for job in self.jobs))
         self.expected = [answer.told() for answer in answers]
 
     async def run(self, over: asyncio.Event, *, keyed: float, patience_s: float) -> None:
@@ -118,11 +118,11 @@ class Load:
         self.problems.clear()
         self.streams.clear()
         self.answers = self.reconnects = self.refused = 0
-        async with self._session() as session:
+        async with self.session() as session:
             clients = (self._client(session, place, over, keyed, patience_s) for place in range(len(self.jobs)))
             await asyncio.gather(*clients)
 
-    def _session(self) -> aiohttp.ClientSession:
+    def session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None))
 
     async def _client(
@@ -137,7 +137,7 @@ class Load:
             about = f"job {place} ({'keyed' if key else 'no key'}, {'streamed' if streamed else 'whole'})"
             try:
                 async with asyncio.timeout(patience_s):
-                    answer = await self._ask(session, self.jobs[place], key=key, streamed=streamed)
+                    answer = await self.ask(session, self.jobs[place], key=key, streamed=streamed)
                 if answer.told() != self.expected[place]:
                     raise WrongAnswer(difference(self.expected[place], answer.told()))
             except TimeoutError:
@@ -147,7 +147,7 @@ class Load:
             else:
                 self.answers += 1
 
-    async def _ask(self, session: aiohttp.ClientSession, job: Job, *, key: str | None, streamed: bool) -> Answer:
+    async def ask(self, session: aiohttp.ClientSession, job: Job, *, key: str | None, streamed: bool) -> Answer:
         """As a client does that wants its answer: what is refused is tried again, what broke off is resumed by key."""
         answer = Answer()
         if streamed:

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos clean
+.PHONY: help serve test lint format types unit chaos soak clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,8 +38,11 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 12 minutes
+chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 15 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos $(ARGS)
+
+soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and faults: does anything grow? (ARGS="--minutes 5")
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

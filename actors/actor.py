@@ -22,7 +22,7 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from actors.settings import Settings
 from actors.usage import Usage
-from bus.contract import Bus, BusError, BusUnavailable, LeaseTaken
+from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
 from bus.streams import Names
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class Actor(ABC):
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
         self._renewed = asyncio.Event()
+        self.bus_trouble = ""
+        """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
         self._renewed_s = math.inf
         """When the last renewal of the lease was begun: it holds from then on for its time."""
 
@@ -264,13 +266,16 @@ class Actor(ABC):
             try:
                 await self.bus.renew_lease(self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s)
             except BusUnavailable as error:
-                if not away:
+                if away:
+                    self.bus_trouble = str(error) if isinstance(error, BusRefused) else "it does not answer"
+                else:
                     self.log.warning("bus unavailable: the lease was not renewed", error=describe(error))
                 away = True
             else:
                 if away:
                     self.log.info("bus is back: the lease is renewed")
                 away = False
+                self.bus_trouble = ""
                 self._renewed_s = began_s
                 self._renewed.set()
                 with contextlib.suppress(BusUnavailable):

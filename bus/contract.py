@@ -85,6 +85,10 @@ class BusUnavailable(BusError):
     """The server cannot be reached or refuses writes for now. The operation may or may not have been applied."""
 
 
+class BusRefused(BusUnavailable):
+    """The server answers and refuses writes for now: out of memory, disk full, no master. The text has no address."""
+
+
 class Fenced(BusError):
     """A newer writer owns this log stream, or a newer holder this lease: stop at once and write nothing more."""
 

@@ -57,8 +57,8 @@ class RedisBus(Bus):
         self._client_name = "".join(char if "!" <= char <= "~" else "_" for char in client_name)
         self._connect_timeout_s = connect_timeout_s
         self._command_timeout_s = command_timeout_s
-        self._writer = self._link("write")
-        self._lease_link = self._link("lease")
+        self._writer = self._link("write", writes=True)
+        self._lease_link = self._link("lease", writes=True)
         self._readers: list[RedisLink] = []
         self._abandoned: dict[Command, asyncio.Future[list[Reply]]] = {}
         self._groups = RedisGroups(self._writer)
@@ -66,8 +66,9 @@ class RedisBus(Bus):
         self._state = RedisState(self._writer, self.names)
         self._closed = False
 
-    def _link(self, purpose: str) -> RedisLink:
-        return RedisLink(self._target, f"{self._client_name}:{purpose}", timeout_s=self._command_timeout_s)
+    def _link(self, purpose: str, *, writes: bool = False) -> RedisLink:
+        name = f"{self._client_name}:{purpose}"
+        return RedisLink(self._target, name, timeout_s=self._command_timeout_s, writes=writes)
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def connect(self) -> None:

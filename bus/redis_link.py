@@ -23,6 +23,9 @@ from bus.redis_url import CONNECT_TIMEOUT_S, RedisTarget
 COMMAND_TIMEOUT_S = 5.0
 """A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
 
+REPLICATION_TIMEOUT_MS = 1000
+"""How long a write may take to reach the replicas that it has to be on."""
+
 Command = tuple[str | bytes | int, ...]
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)
 Reply = Any
@@ -52,8 +55,11 @@ class RedisLink:
         reserved: set by an owner who lends links out.
     """
 
-    def __init__(self, target: RedisTarget, client_name: str, *, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+    def __init__(
+        self, target: RedisTarget, client_name: str, *, timeout_s: float = COMMAND_TIMEOUT_S, writes: bool = False
+    ) -> None:
         self.target = target
+        self._replicas = target.replicas if writes else 0
         self.generation = 0
         self._client_name = client_name
         self._timeout_s = timeout_s
@@ -131,14 +137,28 @@ class RedisLink:
             return
         stale = False
         async with asyncio.timeout(self._timeout_s + max(call.block_s for call in calls)):
-            await connection.send_packed_command(b"".join([call.packed for call in calls]), check_health=False)
+            packed = [call.packed for call in calls]
+            if self._replicas:
+                packed.append(_pack(("WAIT", self._replicas, REPLICATION_TIMEOUT_MS)))
+            await connection.send_packed_command(b"".join(packed), check_health=False)
+            answers = []
             for call in calls:
                 replies = [await self._read_reply(connection) for _ in range(call.count)]
                 stale = stale or any(isinstance(reply, ReadOnlyError) for reply in replies)
-                if not call.done.done():
-                    call.done.set_result(replies)
+                answers.append((call, replies))
+                if not self._replicas:
+                    self._answer(call, replies)
+            if self._replicas and not stale:
+                self._check_replicated(await self._read_reply(connection))
+        for call, replies in answers:
+            self._answer(call, replies)
         if stale:
             await self._drop()  # this server was demoted; the next connection asks again who is master
+
+    def _check_replicated(self, reached: Reply) -> None:
+        """What is not on enough replicas may be lost in a failover: to the caller it has not been written."""
+        if not isinstance(reached, int) or reached < self._replicas:
+            raise BusUnavailable(f"a write has reached {reached} of {self._replicas} replicas of {self.target.text}")
 
     def _may_run(self, call: _Call) -> bool:
         if call.generation is None or call.generation == self.generation:
@@ -168,6 +188,11 @@ class RedisLink:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
+
+    @staticmethod
+    def _answer(call: _Call, replies: list[Reply]) -> None:
+        if not call.done.done():
+            call.done.set_result(replies)
 
     @staticmethod
     def _fail(calls: list[_Call], error: BusUnavailable) -> None:

@@ -14,7 +14,7 @@ from redis.exceptions import (
 )
 
 from bus.codec import Frame, decode
-from bus.contract import BusError, BusUnavailable, CodecError, Entry, EntryId
+from bus.contract import BusError, BusRefused, CodecError, Entry, EntryId
 
 _TRANSIENT = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS")
 _REMEDIES = (
@@ -26,7 +26,7 @@ _REMEDIES = (
 
 
 def raise_error(error: ResponseError, what: str) -> BusError:
-    """The exception for an error reply to ``what``: :class:`BusUnavailable` where waiting may help."""
+    """The exception for an error reply to ``what``: :class:`BusRefused` where waiting may help."""
     text = str(error)
     if isinstance(error, ReadOnlyError):
         text = f"READONLY {text}"
@@ -34,7 +34,7 @@ def raise_error(error: ResponseError, what: str) -> BusError:
         text = f"OOM {text}"
     if text.startswith(_TRANSIENT):
         remedy = next((remedy for code, remedy in _REMEDIES if text.startswith(code)), "")
-        return BusUnavailable(f"{what}: {text}" + (f" ({remedy})" if remedy else ""))
+        return BusRefused(f"{what}: {text}" + (f" ({remedy})" if remedy else ""))
     if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
         return BusError(f"{what}: Redis does not permit it ({text}): check the user's ACL")
     return BusError(f"{what}: {text}")
@@ -44,7 +44,7 @@ def checked(reply: Any, what: str) -> Any:
     """The reply itself.
 
     Raises:
-        BusUnavailable: an error reply that may pass (out of memory, read only, loading).
+        BusRefused: an error reply that may pass (out of memory, read only, loading).
         BusError: any other error reply.
     """
     if isinstance(reply, ResponseError):

@@ -7,6 +7,9 @@
 ``redis+sentinel://[user:password@]h1:p1,h2/service[/db]``  the master of ``service``, asked of the Sentinels;
 ``rediss+sentinel://...``                                   with ``?sentinel_username=``, ``?sentinel_password=``
 ==========================================================  =======================================================
+
+``?replicas=1`` (2, ...) with any of them: a write counts as stored once it is on so many replicas. With as many as
+there are, a failover loses nothing that was stored; while one of them is away, nothing is stored.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class RedisTarget:
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    replicas: int = 0
 
     async def open(self, client_name: str) -> AbstractConnection:
         """Connect, authenticate and select the database.
@@ -112,13 +116,20 @@ def parse_redis_url(url: str) -> RedisTarget:
     except ValueError as error:
         raise BusError(f"cannot understand the bus URL ({scheme}://...): {error}") from None
     connection_class = options.pop("connection_class", Connection)
+    replicas = _replicas(options.pop("replicas", "0"))
     if scheme == "unix":
         text = f"unix://{options.get('path', '')}"
         if not options.get("path"):
             raise BusError("the bus URL unix:// needs the path of the socket: unix:///run/redis.sock")
     else:
         text = f"{scheme}://{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-    return RedisTarget(text, connection_class, _checked(connection_class, options))
+    return RedisTarget(text, connection_class, _checked(connection_class, options), replicas=replicas)
+
+
+def _replicas(text: str) -> int:
+    if not text.isdigit():
+        raise BusError(f"the bus URL has replicas={text!r:.20}: it must be a number")
+    return int(text)
 
 
 def _checked(connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +154,7 @@ def _parse_sentinel_url(url: str) -> RedisTarget:
     sentinel_options: dict[str, Any] = {
         name: query.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in query
     }
+    replicas = _replicas(query.pop("replicas", "0"))
     tls = parts.scheme.startswith("rediss")
     host_url = f"{'rediss' if tls else 'redis'}://master/{path[1] if len(path) > 1 else 0}"
     rest = "&".join(f"{name}={value}" for name, value in query.items())
@@ -158,9 +170,8 @@ def _parse_sentinel_url(url: str) -> RedisTarget:
         sentinel_options |= {"ssl": True} | {k: v for k, v in options.items() if k.startswith("ssl_")}
     text = f"{parts.scheme}://{hosts}/{path[0]}"
     sentinels = tuple(map(_parse_host, hosts.split(",")))
-    return RedisTarget(
-        text, connection_class, _checked(connection_class, options), sentinels, path[0], sentinel_options
-    )
+    options = _checked(connection_class, options)
+    return RedisTarget(text, connection_class, options, sentinels, path[0], sentinel_options, replicas)
 
 
 def _parse_host(text: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from web.errors import unavailable
 from web.inbox import Inbox
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
-from web.membership import EAGER_REFRESH_S, REFRESH_S, Membership
+from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
 from web.model import ServedModel, load_served_model
@@ -118,7 +118,7 @@ class IngressActor(Actor):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _make_context(self, model: ServedModel, outbox: Outbox) -> Context:
-        membership = Membership(self.bus, fresh_s=self.settings.lease_ttl_s)
+        membership = Membership(self.bus, fresh_s=min(FRESH_S, self.settings.lease_ttl_s))
         metrics = IngressMetrics(self.metrics, model.max_model_len)
         address = address_of(self.name, self.epoch)
         inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log)
@@ -152,6 +152,7 @@ class IngressActor(Actor):
             bodies=Bodies(max_body_bytes(model.max_model_len)),
             log=self.log,
             draining=self.draining.is_set,
+            bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
         )
 

@@ -25,7 +25,8 @@ from web.sse import Streams
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """The parts of one ingress. Replies come to ``address``. ``draining()`` is true once it takes nothing new."""
+    """The parts of one ingress. Replies come to ``address``. ``draining()`` is true once it takes nothing
+    new; ``bus_trouble()`` says why the bus takes no writes, if so."""
 
     settings: Settings
     address: str
@@ -42,11 +43,14 @@ class Context:
     cors: Cors
     log: Log
     draining: Callable[[], bool]
+    bus_trouble: Callable[[], str]
     render_metrics: Callable[[], Awaitable[str]]
 
     def missing(self) -> tuple[str, ...]:
         """Why a new request would not be answered now; empty if it would."""
-        return ("draining",) if self.draining() else self.membership.missing()
+        if self.draining():
+            return ("draining",)
+        return ("bus",) if self.bus_trouble() else self.membership.missing()
 
     def check_ready(self) -> None:
         """503 unless a request would be answered."""

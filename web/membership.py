@@ -9,6 +9,8 @@ from actors.probe import is_stalled
 from bus.contract import Bus, LeaseInfo
 
 REFRESH_S = 0.5
+FRESH_S = 2.5
+"""A view older than this proves nothing: the bus does not answer, and new requests would wait for it."""
 EAGER_REFRESH_S = 0.05
 """While somebody is missing."""
 NEEDED = ("tokenizer", "scheduler", "executor", "detokenizer")

@@ -301,7 +301,9 @@ class SchedulerActor(Actor):
         if not isinstance(message, TokenizedRequest):
             self.core.take(message)
             self._settled(entry)
-        elif message.request_id in self._entries:
+        elif (known := self._entries.get(message.request_id)) is not None:
+            if known.id == entry.id:
+                return  # handed out twice: Redis has forgotten the first time in a failover
             self.core.take(message)  # asked for again: the first entry stands for the request
             self._settled(entry)
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from actors.actor import Actor, Stopped, metrics_state, orders_state
 from actors.settings import Settings
-from bus.contract import Bus, BusUnavailable, Fenced, LeaseTaken
+from bus.contract import Bus, BusRefused, BusUnavailable, Fenced, LeaseTaken
 
 
 class LeaseBus:
@@ -19,6 +19,7 @@ class LeaseBus:
     def __init__(self) -> None:
         self.taken = False
         self.unavailable = False
+        self.refusal = ""
         self.fenced = False
         self.infos: list[Mapping[str, Any]] = []
         self.failed_renewals = 0
@@ -36,9 +37,9 @@ class LeaseBus:
 
     async def renew_lease(self, kind: str, name: str, epoch: int, info: Mapping[str, Any], *, ttl_s: float) -> None:
         self.changed.set()
-        if self.unavailable:
+        if self.unavailable or self.refusal:
             self.failed_renewals += 1
-            raise BusUnavailable("gone")
+            raise BusRefused(self.refusal) if self.refusal else BusUnavailable("no connection to redis://10.0.0.7")
         if self.fenced:
             raise Fenced("newer holder")
         self.infos.append(info)
@@ -159,6 +160,29 @@ async def test_bus_outage_does_not_end_an_actor() -> None:
     while len(bus.infos) == seen:
         await until_beat(bus)
     assert not running.done()
+    actor.request_drain()
+    await running
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"), [("", "it does not answer"), ("OOM: out of memory", "OOM: out of memory")]
+)
+async def test_an_actor_knows_why_the_bus_takes_no_writes(refusal: str, told: str) -> None:
+    """One failure may be a connection that was cut; after two it is said why, without an address, until it works."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    bus.unavailable, bus.refusal = True, refusal
+    seen = []
+    while bus.failed_renewals < 3:
+        await until_beat(bus)
+        seen.append(actor.bus_trouble)
+    assert (seen[0], seen[-1]) == ("", told)
+    bus.unavailable, bus.refusal = False, ""
+    while actor.bus_trouble:
+        await until_beat(bus)
+        await asyncio.sleep(0)
     actor.request_drain()
     await running
 

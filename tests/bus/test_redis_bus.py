@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bus.contract import START, BusError, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
+from bus.contract import START, BusError, BusRefused, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
 from bus.messages import AbortRequest, StepPlan
 from bus.private_redis import PrivateRedis
 from bus.redis_bus import RedisBus, _block_parts
@@ -163,6 +163,20 @@ async def test_refused_writes_may_pass(
     await raw.call(undo)
     await server_bus.publish([("s", abort(1))])
     assert await server_bus.length("s") == 1
+
+
+async def test_of_refused_writes_none_is_taken(server_bus: RedisBus, raw: RedisLink) -> None:
+    """A batch of which the first entry alone is refused would be repeated out of order."""
+    await raw.call(("CONFIG", "SET", "maxmemory", "1"))
+    with pytest.raises(BusRefused, match="maxmemory"):
+        await server_bus.publish([("t", abort(1)), ("t", abort(2))])
+    plans = [StepPlan(step=step, planned_s=0.0, num_decodes=0) for step in (1, 2)]
+    with pytest.raises(BusRefused, match="maxmemory"):
+        await server_bus.append([LogEntry("l", EntryId(1, plan.step), plan) for plan in plans])
+    await raw.call(("CONFIG", "SET", "maxmemory", "0"))
+    assert [await server_bus.length(stream) for stream in ("t", "l")] == [0, 0]
+    await server_bus.append([LogEntry("l", EntryId(1, plan.step), plan) for plan in plans])
+    assert [entry.id.index for entry in await server_bus.read({"l": START}, block_ms=0)] == [1, 2]
 
 
 async def test_wrong_kind_of_key_is_an_error_not_an_outage(server_bus: RedisBus, raw: RedisLink) -> None:

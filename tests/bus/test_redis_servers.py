@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.contract import BusUnavailable
+from bus.contract import BusError, BusUnavailable
 from bus.messages import AbortRequest
 from bus.private_redis import find_redis_server
 from bus.redis_bus import RedisBus
@@ -112,3 +112,27 @@ async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, 
     await bus.publish([("t", AbortRequest(request_id="r"))])
     assert await command(second, "XLEN", "t") == 1
     await bus.close()
+
+
+async def test_what_is_stored_is_on_the_replica(launch: Launch) -> None:
+    """With ``?replicas=1`` a write is stored once the replica has it; while there is none, nothing is stored."""
+    first, second = free_port(), free_port()
+    await launch("--port", str(first), "--save", "")
+    await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync", "no")
+    for port in (first, second):
+        one = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=20)
+        await one.connect()
+        await one.close()
+    bus = RedisBus(f"redis://127.0.0.1:{first}?replicas=1", connect_timeout_s=20)
+    await bus.connect()
+    for number in range(20):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+        assert await command(second, "XLEN", "s") == number + 1
+    epoch = await bus.acquire_lease("k", "n", {}, ttl_s=100)
+    assert await command(second, "GET", bus.names.epochs) == str(epoch).encode()
+    await command(second, "REPLICAOF", "NO", "ONE")
+    with pytest.raises(BusUnavailable, match="reached 0 of 1 replicas"):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+    await bus.close()
+    with pytest.raises(BusError, match="must be a number"):
+        RedisBus("redis://127.0.0.1?replicas=all")

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis
 
-from bus.private_redis import find_redis_server
+from tests.chaos.servers import OneServer, Replicated, free_port
 from tests.oracle import make_oracle
 
 ROOT = Path(__file__).parents[2]
@@ -36,21 +35,19 @@ LASTING = re.compile(r"pb:\{pagebus\}:(lease|granted|state):|pb:\{pagebus\}:(lea
 class Deployment:
     """Processes, not tasks: it lives longer than the event loop of one test."""
 
-    def __init__(self, folder: Path, *arguments: str, step_ms: int = 15) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, step_ms: int = 15, servers: OneServer | Replicated | None = None
+    ) -> None:
         self.folder = folder
         self.model = make_oracle(folder / "model", step_ms=step_ms)
-        self._redis_folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
-        self.socket = self._redis_folder / "redis.sock"
-        self.redis_process: subprocess.Popen[bytes] | None = None
-        self.start_redis()
-        self.redis = redis.Redis(unix_socket_path=str(self.socket))
-        port = _free_port()
+        self.servers = servers or OneServer()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         with (folder / "stderr").open("wb") as stderr, (folder / "stdout").open("wb") as stdout:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "actors.cli", "serve", str(self.model), "--load-format", "dummy"),
-                    *("--bus", f"unix://{self.socket}", "--port", str(port), "--served-model-name", "oracle"),
+                    *("--bus", self.servers.url, "--port", str(port), "--served-model-name", "oracle"),
                     *("--device", "cpu", "--threads", "1", "--max-num-seqs", "128", "--cpu-kv-cache-gib", "0.002"),
                     *("--swap-space", "0.002", "--resume-timeout-s", "8", *arguments),
                 ],
@@ -98,34 +95,16 @@ class Deployment:
         return time.monotonic()
 
     # -- Redis --------------------------------------------------------------------------------------------------------
-    def start_redis(self) -> None:
-        program = find_redis_server()
-        assert program is not None, "these tests need a redis-server"
-        self.socket.unlink(missing_ok=True)
-        self.redis_process = subprocess.Popen(
-            [
-                *(program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(self._redis_folder)),
-                *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline_s = time.monotonic() + START_S
-        while not self._redis_answers():
-            assert time.monotonic() < deadline_s, "redis-server does not start"
-            time.sleep(0.02)
+    @property
+    def redis(self) -> redis.Redis:
+        """A client of the server that takes writes."""
+        return self.servers.client
 
-    def _redis_answers(self) -> bool:
-        try:
-            return bool(redis.Redis(unix_socket_path=str(self.socket)).ping())
-        except redis.RedisError:
-            return False
+    def start_redis(self) -> None:
+        self.servers.server.start()
 
     def kill_redis(self) -> None:
-        assert self.redis_process is not None
-        self.redis_process.kill()
-        self.redis_process.wait()
+        self.servers.server.kill()
 
     # -- states -------------------------------------------------------------------------------------------------------
     def until_healthy(self) -> None:
@@ -138,10 +117,25 @@ class Deployment:
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:
-                return bool(response.status == 200)
+            return self.health()[0] == 200
         except OSError:
             return False
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """What ``/health`` says."""
+        return self._request("/health")
+
+    def new_request(self) -> int:
+        """The status that a client gets who asks now."""
+        return self._request("/v1/completions", b'{"model": "oracle", "prompt": "a", "max_tokens": 1}')[0]
+
+    def _request(self, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        request = urllib.request.Request(f"{self.url}{path}", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
     def log(self) -> str:
         return (self.folder / "stderr").read_text()[-6000:]
@@ -204,23 +198,16 @@ class Deployment:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        if self.redis_process is not None and self.redis_process.poll() is None:
-            self.kill_redis()
-        self.redis.close()
-        shutil.rmtree(self._redis_folder, ignore_errors=True)
+        self.servers.destroy()
 
 
 @contextlib.contextmanager
-def deployed(folder: Path, *arguments: str, step_ms: int = 15) -> Iterator[Deployment]:
+def deployed(
+    folder: Path, *arguments: str, step_ms: int = 15, servers: OneServer | Replicated | None = None
+) -> Iterator[Deployment]:
     """A deployment that ends with the block."""
-    deployment = Deployment(folder, *arguments, step_ms=step_ms)
+    deployment = Deployment(folder, *arguments, step_ms=step_ms, servers=servers)
     try:
         yield deployment
     finally:
         deployment.destroy()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -19,6 +19,7 @@ import pytest
 
 from tests.chaos.deployment import KINDS, Deployment, deployed
 from tests.chaos.load import Load, make_jobs, silences
+from tests.chaos.servers import OneServer, Replicated
 
 FULL = os.environ.get("PAGEBUS_TEST_CHAOS") == "full"
 CLIENTS = 64
@@ -44,9 +45,11 @@ def tell(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> 
     return say if FULL else lambda **figures: None
 
 
-def loaded(folder: Path, *arguments: str) -> Iterator[tuple[Deployment, Load]]:
+def loaded(
+    folder: Path, *arguments: str, servers: OneServer | Replicated | None = None
+) -> Iterator[tuple[Deployment, Load]]:
     """A deployment and its clients; it must end well."""
-    with deployed(folder, *arguments) as deployment:
+    with deployed(folder, *arguments, servers=servers) as deployment:
         load = Load(deployment.url, make_jobs(CLIENTS, seed=1, most_tokens=96))
         yield deployment, load
         assert deployment.stop() == 0, deployment.log()
@@ -63,6 +66,18 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
     """Two of each kind."""
     kinds = ("executors", "schedulers", "tokenizers", "detokenizers", "ingresses")
     yield from loaded(tmp_path_factory.mktemp("double"), *(f"--{kind}=2" for kind in kinds))
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """One of each kind, over a Redis that writes its file once a second, as ``pagebus serve`` configures it."""
+    yield from loaded(tmp_path_factory.mktemp("on_disk"), servers=OneServer(fsync="everysec"))
+
+
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """One of each kind, over a master with a replica and a Sentinel."""
+    yield from loaded(tmp_path_factory.mktemp("replicated"), servers=Replicated())
 
 
 @contextlib.asynccontextmanager
@@ -225,3 +240,60 @@ async def test_connections_to_redis_are_cut(single: tuple[Deployment, Load], tel
             deployment.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             await asyncio.sleep(0.5)
     tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+@pytest.mark.parametrize("trouble", ["out of memory", "disk full"])
+async def test_redis_takes_no_writes(on_disk: tuple[Deployment, Load], trouble: str, tell: Tell) -> None:
+    """For longer than a lease: new requests get a 503, /health says why, what was accepted goes on, nobody restarts."""
+    deployment, load = on_disk
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    async with busy(deployment, load):
+        if trouble == "disk full":
+            deployment.servers.server.fill_disk()
+        else:
+            deployment.redis.config_set("maxmemory", "1mb")
+        await asyncio.sleep(LEASE_S + 3)
+        status, told = await asyncio.to_thread(deployment.health)
+        new = await asyncio.to_thread(deployment.new_request)
+        if trouble == "disk full":
+            deployment.servers.server.free_disk()
+        else:
+            deployment.redis.config_set("maxmemory", "0")
+    assert (status, told["missing"]) == (503, ["bus"])
+    assert ("MISCONF" if trouble == "disk full" else "maxmemory") in told["bus"]
+    assert new == 503
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, reconnects=load.reconnects, bus=told["bus"])
+
+
+@full
+async def test_redis_freezes(single: tuple[Deployment, Load], tell: Tell) -> None:
+    """SIGSTOP for 4, 5, 6 and 12 s: nobody restarts; after three seconds new requests get a 503."""
+    deployment, load = single
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    async with busy(deployment, load):
+        for frozen_s in (4.0, 5.0, 6.0, 12.0):
+            deployment.servers.server.send(signal.SIGSTOP)
+            await asyncio.sleep(frozen_s - 0.5)
+            status, told = await asyncio.to_thread(deployment.health)
+            new = await asyncio.to_thread(deployment.new_request)
+            deployment.servers.server.send(signal.SIGCONT)
+            assert (status, told["missing"], new) == (503, ["bus"], 503)
+            await asyncio.sleep(3)
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, reconnects=load.reconnects, refused=load.refused)
+
+
+@full
+async def test_redis_fails_over(replicated: tuple[Deployment, Load], tell: Tell) -> None:
+    """The master is killed twice, Sentinel promotes the other: what was stored is there."""
+    deployment, load = replicated
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    without_s = []
+    async with busy(deployment, load):
+        for _ in range(2):
+            without_s.append(await asyncio.to_thread(deployment.servers.fail_over))
+            await asyncio.sleep(3)
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, seconds_without_a_master=[round(each, 2) for each in without_s])

@@ -104,6 +104,20 @@ async def test_the_bus_is_away(serve):
     assert membership.missing() == ("bus",)
 
 
+async def test_the_bus_takes_no_writes(serve, http):
+    """/health says why, and a new request is refused at once instead of waiting for it."""
+    served = await serve()
+    served.actor.bus_trouble = "lease: OOM (Redis has reached maxmemory)"
+
+    status, body = await get(http, served, "/health")
+    assert (status, body["missing"], body["bus"]) == (503, ["bus"], "lease: OOM (Redis has reached maxmemory)")
+    async with http.post(served.url + "/v1/completions", json={"prompt": "y"}) as refused:
+        assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+
+    served.actor.bus_trouble = ""
+    assert (await get(http, served, "/health"))[1]["bus"] == "ok"
+
+
 async def test_drain(serve, http):
     """A draining ingress takes nothing new, lets streams end, and then goes."""
     served = await serve(answers=False, drain_timeout_s=30)

@@ -19,7 +19,7 @@ async def health(request: web.Request) -> web.Response:
     """
     context = request.app[CONTEXT]
     known = {"progressing": context.membership.progressing(), "open_requests": context.inbox.num_open,
-             "actors": context.membership.states()}  # fmt: skip
+             "bus": context.bus_trouble() or "ok", "actors": context.membership.states()}  # fmt: skip
     return _readiness(context.missing(), known)
 
 

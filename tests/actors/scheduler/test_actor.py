@@ -319,6 +319,19 @@ async def test_an_abort_overtakes_over_the_bus() -> None:
         assert deployment.scheduler.core.is_idle or deployment.scheduler.core.requests.keys() <= {"b"}
 
 
+async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over() -> None:
+    """A server that took over from another may not know that it has delivered an entry: it is no second request."""
+    async with Deployment().running() as deployment:
+        await deployment.send(ask("r", max_tokens=8))
+        await until(lambda: "r" in deployment.scheduler._entries)
+        deployment.scheduler._put(deployment.scheduler._entries["r"])
+        await deployment.send(AbortRequest(request_id="another"))
+        await until_trimmed(deployment, NAMES.control)
+        assert await deployment.lengths(NAMES.tokenized) == [1]
+        await deployment.send(AbortRequest(request_id="r"))
+        await until(lambda: not deployment.scheduler._entries)
+
+
 async def test_draining_finishes_what_runs() -> None:
     """A drained scheduler ends after the last token of what it had taken in."""
     deployment = Deployment()

@@ -1,0 +1,155 @@
+"""Redis servers of a deployment, and what can happen to them: killed, out of memory, disk full, failed over."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from bus.private_redis import find_redis_server
+
+START_S = 120.0
+FAILOVER_AFTER_MS = 1000
+"""How long a master is silent before Sentinel replaces it."""
+
+
+class Server:
+    """One redis-server process."""
+
+    def __init__(self, client: redis.Redis, *arguments: str) -> None:
+        self.client = client
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        program = find_redis_server()
+        assert program is not None, "these tests need a redis-server"
+        self._process = subprocess.Popen(
+            [program, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error, as on a full disk
+        )
+        deadline_s = time.monotonic() + START_S
+        while not self._answers():
+            assert time.monotonic() < deadline_s, "redis-server does not start"
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def fill_disk(self) -> None:
+        """No file of the server may grow any more."""
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+
+    def free_disk(self) -> None:
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class OneServer:
+    """A server on a Unix socket with an append-only file."""
+
+    def __init__(self, fsync: str = "always") -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
+        path = self._folder / "redis.sock"
+        self.url = f"unix://{path}"
+        arguments = ("--port", "0", "--unixsocket", str(path), "--dir", str(self._folder))
+        persistence = ("--save", "", "--appendonly", "yes", "--appendfsync", fsync)
+        self.server = Server(redis.Redis(unix_socket_path=str(path)), *arguments, *persistence)
+        self.client = self.server.client
+
+    def destroy(self) -> None:
+        self.server.kill()
+        self.client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Replicated:
+    """A master, a replica, and a Sentinel that replaces a master that is silent."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
+        self._ports = [free_port(), free_port()]
+        sentinel = free_port()
+        first = self._ports[0]
+        self.servers = [self._server(first), self._server(self._ports[1], "--replicaof", f"127.0.0.1 {first}")]
+        config = self._folder / "sentinel.conf"
+        config.write_text(
+            f"port {sentinel}\nsentinel monitor main 127.0.0.1 {first} 1\n"
+            f"sentinel down-after-milliseconds main {FAILOVER_AFTER_MS}\nsentinel failover-timeout main 5000\n"
+        )
+        self._sentinel = Server(redis.Redis(port=sentinel), str(config), "--sentinel", "--dir", str(self._folder))
+        self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main?replicas=1"
+        self.server = self.servers[0]
+        self._until(lambda: self.client.info("replication").get("connected_slaves") == 1)
+        self._until(lambda: self._sentinel.client.sentinel_master("main")["num-slaves"] == 1)
+
+    def _server(self, port: int, *arguments: str) -> Server:
+        folder = self._folder / str(port)
+        folder.mkdir()
+        return Server(redis.Redis(port=port), "--port", str(port), "--dir", str(folder), "--save", "", *arguments)
+
+    @property
+    def client(self) -> redis.Redis:
+        """The master's, as Sentinel says."""
+        _, port = self._sentinel.client.sentinel_get_master_addr_by_name("main")
+        return self.servers[self._ports.index(int(port))].client
+
+    def fail_over(self) -> float:
+        """Kill the master; start it again as a replica once another is master. Seconds without one."""
+        port = int(self._sentinel.client.sentinel_get_master_addr_by_name("main")[1])
+        old = self.servers[self._ports.index(port)]
+        began_s = time.monotonic()
+        old.kill()
+        self._until(lambda: self.client is not old.client and self.client.info("replication")["role"] == "master")
+        seconds = time.monotonic() - began_s
+        old.start()
+        self._until(lambda: self.client.info("replication").get("connected_slaves") == 1)
+        return seconds
+
+    @staticmethod
+    def _until(condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(redis.RedisError, OSError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline_s, "the failover does not come about"
+            time.sleep(0.05)
+
+    def destroy(self) -> None:
+        for server in (self._sentinel, *self.servers):
+            server.kill()
+            server.client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from actors.bench.command import add_bench, run_bench
+from actors.dead_letters_command import add_command as add_dead_letters_command
+from actors.dead_letters_command import run_command as run_dead_letters_command
 from actors.executor.compile_command import add_command as add_compile_command
 from actors.executor.compile_command import run_command as run_compile_command
 from actors.jobs.command import add_commands as add_jobs_commands
@@ -75,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_arguments(health, model=False)
     add_simulator_commands(commands.add_parser)
     add_compile_command(commands.add_parser, EPILOG)
+    add_dead_letters_command(commands.add_parser, EPILOG)
     add_bench(commands.add_parser)
     add_jobs_commands(commands.add_parser)
     return parser
@@ -90,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_compile_command(arguments)
         if arguments.command in ("job", "run-batch"):
             return run_jobs_command(arguments)
+        if arguments.command == "dead-letters":
+            return run_dead_letters_command(arguments)
         if arguments.command == "bench":
             return run_bench(arguments)
         settings = load_settings(arguments)

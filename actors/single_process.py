@@ -17,21 +17,18 @@ from actors.process import EXIT_OK, StopSignal, actor_class, exit_code
 from actors.progress import READY, Progress, summary
 from actors.settings import KINDS, Settings
 from actors.supervisor import POLL_S, WAVES, ingress_addresses
-from bus.contract import LeaseInfo
+from bus.contract import Bus, LeaseInfo
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.streams import Names
 
 
-def make_actors(settings: Settings, server: MemoryServer) -> list[Actor]:
-    """All actors of ``settings``, each with a connection of its own."""
+def make_actors(settings: Settings, open_bus: Callable[[], Bus]) -> list[Actor]:
+    """All actors of ``settings``, each with a bus object of its own."""
     counts = settings.counts | {"scheduler": 1}
     names = [(kind, f"{kind}-{i}") for kind in KINDS for i in range(counts[kind])]
     own = settings.replace(bus="memory://")
-    return [
-        actor_class(kind)(own.replace(actor_name=name), MemoryBus(server, Names(settings.name)), name)
-        for kind, name in names
-    ]
+    return [actor_class(kind)(own.replace(actor_name=name), open_bus(), name) for kind, name in names]
 
 
 class SingleProcess:
@@ -55,7 +52,7 @@ class SingleProcess:
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a failed actor (1) or a hopeless setting (2); returns that exit code."""
         try:
-            self.actors = make_actors(self._settings, self._server)
+            self.actors = make_actors(self._settings, lambda: MemoryBus(self._server, Names(self._settings.name)))
         except Exception as error:
             return exit_code(error, self._log)
         self._tasks = {actor.name: asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors}

@@ -172,6 +172,10 @@ class Bus(ABC):
         """Delete entries up to and including ``through``; returns how many."""
 
     @abstractmethod
+    async def remove(self, stream: str, ids: Iterable[EntryId]) -> int:
+        """Delete these entries of a stream without a consumer group; returns how many there were."""
+
+    @abstractmethod
     async def length(self, stream: str) -> int:
         """Entries now in the stream."""
 

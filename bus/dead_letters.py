@@ -1,9 +1,17 @@
-"""The frame of a message that cannot be processed: its own fields, and why and from where it came."""
+"""Messages that could not be processed: how they are kept, read, sent again and removed.
+
+The frame of a dead letter is the message's own, with why and from where it came.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from bus.codec import Frame, encode
-from bus.contract import Entry
+from bus.contract import START, Bus, BusError, Entry, EntryId
+from bus.messages import Message
+from bus.streams import Names
 
 DEAD_LETTERS_KEPT = 1000
 """Entries a stage's dead-letter stream keeps; the oldest go first."""
@@ -21,3 +29,72 @@ def dead_letter_frame(entry: Entry, reason: str) -> Frame:
     frame[SOURCE_ID] = str(entry.id).encode()
     frame[DELIVERIES] = str(entry.deliveries).encode()
     return frame
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One of them. ``id`` is its place among the stage's dead letters; ``message`` None: it cannot be decoded."""
+
+    stage: str
+    id: EntryId
+    reason: str
+    source: str
+    source_id: str
+    deliveries: int
+    message: Message | None
+    num_bytes: int
+
+    @property
+    def died_s(self) -> float:
+        """When it was put here, by the server's clock."""
+        return self.id.epoch / 1000
+
+    @property
+    def request_id(self) -> str | None:
+        """Whose it is, if it is one request's."""
+        found = getattr(self.message, "request_id", None)
+        return found if isinstance(found, str) else None
+
+
+async def read_dead_letters(bus: Bus, names: Names, stage: str) -> list[DeadLetter]:
+    """Those of a stage, the oldest first."""
+    entries = await bus.read({names.dead_letters(stage): START}, count=DEAD_LETTERS_KEPT, block_ms=0)
+    return [_dead_letter(stage, entry) for entry in entries]
+
+
+def _dead_letter(stage: str, entry: Entry) -> DeadLetter:
+    raw = entry.raw or {}
+
+    def text(field: bytes) -> str:
+        return raw.get(field, b"").decode(errors="replace")
+
+    deliveries = text(DELIVERIES)
+    return DeadLetter(
+        stage=stage,
+        id=entry.id,
+        reason=text(REASON),
+        source=text(SOURCE),
+        source_id=text(SOURCE_ID),
+        deliveries=int(deliveries) if deliveries.isdecimal() else 0,
+        message=entry.message,
+        num_bytes=sum(map(len, raw.values())),
+    )
+
+
+async def requeue(bus: Bus, names: Names, letter: DeadLetter) -> None:
+    """Send the message again to the stage that gave it up, and forget that it died.
+
+    Raises:
+        BusError: it cannot be decoded, or it belongs to a log, whose writer alone gives entries their places.
+    """
+    if letter.message is None:
+        raise BusError(f"{letter.id} of {letter.stage} cannot be decoded: nobody can process it")
+    if letter.source not in (names.requests, names.tokenized, names.control):
+        raise BusError(f"{letter.id} of {letter.stage} comes from {letter.source}: only work can be done again")
+    await bus.publish([(letter.source, letter.message)])
+    await drop(bus, names, letter.stage, [letter.id])
+
+
+async def drop(bus: Bus, names: Names, stage: str, ids: Collection[EntryId]) -> int:
+    """Remove dead letters for good; returns how many there were."""
+    return await bus.remove(names.dead_letters(stage), ids)

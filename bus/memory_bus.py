@@ -243,6 +243,15 @@ class MemoryBus(Bus):
         found = self.server.streams.get(stream)
         return found.remove_through((through.epoch, through.index)) if found is not None else 0
 
+    async def remove(self, stream: str, ids: Iterable[EntryId]) -> int:
+        self._check()
+        found = self.server.streams.get(stream)
+        before = len(found.ids) if found is not None else 0
+        if found is not None:
+            for entry_id in ids:
+                found.remove((entry_id.epoch, entry_id.index))
+        return before - (len(found.ids) if found is not None else 0)
+
     async def length(self, stream: str) -> int:
         self._check()
         found = self.server.streams.get(stream)

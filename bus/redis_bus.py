@@ -238,6 +238,12 @@ class RedisBus(Bus):
         (reply,) = await self._writer.call(("XTRIM", stream, "MINID", "=", str(first_kept)))
         return int(checked(reply, f"trim of {stream}"))
 
+    async def remove(self, stream: str, ids: Iterable[EntryId]) -> int:
+        named = [str(entry_id) for entry_id in ids]
+        if not named:
+            return 0
+        return int(checked((await self._writer.call(("XDEL", stream, *named)))[0], f"removal from {stream}"))
+
     async def length(self, stream: str) -> int:
         return int(checked((await self._writer.call(("XLEN", stream)))[0], f"length of {stream}"))
 

@@ -106,7 +106,7 @@ def from_failure(failure: RequestFailed) -> ApiError:
     status = failure.status if 400 <= failure.status <= 599 else 500
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     return ApiError(
-        status, failure.message, type=failure.error_type or None, param=failure.param, headers=headers,
+        status, failure.message, param=failure.param, headers=headers,
         code="context_length_exceeded" if status == 400 and is_too_long(failure) else None,
     )  # fmt: skip
 

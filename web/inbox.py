@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from actors.actor import describe
 from actors.logs import Log
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
@@ -152,7 +153,7 @@ class Inbox:
         for entry in entries:
             self._position = entry.id
             self._untrimmed += 1
-            problem = entry.error if entry.message is None else self.deliver(entry.message)
+            problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
                 await self._bus.dead_letter("ingress", entry, problem)
@@ -162,6 +163,16 @@ class Inbox:
         if self._untrimmed and (self._untrimmed >= TRIM_EVERY or not self._open):
             await self._bus.trim(self._stream, self._position)
             self._untrimmed = 0
+
+    def _try(self, message: Message) -> str:
+        """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""
+        try:
+            return self.deliver(message)
+        except Exception as error:
+            for request_id in getattr(message, "request_ids", ()) or (getattr(message, "request_id", ""),):
+                if (request := self._open.get(request_id)) is not None:
+                    self._fail(request, internal(), others_run=True)
+            return describe(error)
 
     def deliver(self, message: Message) -> str:
         """Hand one message to its calls; says what is wrong with it, if anything."""

@@ -143,8 +143,12 @@ class DetokenizerActor(Actor):
     async def _handle_sequence(self, entry: Entry) -> None:
         assert self._sequences is not None
         match entry.message:
-            case SequenceStarted():
-                self._sequences.start(entry.message)
+            case SequenceStarted() as message:
+                try:
+                    self._sequences.start(message)
+                except Exception as error:
+                    self._sequences.refuse(message)
+                    await self._refuse(entry, describe(error))
             case SequenceEnded():
                 self._sequences.end(entry.message)
             case SchedulerLeads():
@@ -157,15 +161,19 @@ class DetokenizerActor(Actor):
         match entry.message:
             case StepResult():
                 self._fenced.discard(replica)
-                self._sequences.apply(entry.message)
+                try:
+                    self._sequences.apply(entry.message)
+                except Exception as error:
+                    await self._refuse(entry, describe(error))
             case ReplicaFenced():
                 self._fenced.add(replica)
             case _:
                 await self._refuse(entry)
 
-    async def _refuse(self, entry: Entry) -> None:
-        """Something that does not belong here. Tokens lost that way show as a gap and end in an error."""
-        reason = entry.error or f"unexpected {type(entry.message).__name__}"
+    async def _refuse(self, entry: Entry, error: str = "") -> None:
+        """Something that does not belong here, or that no text can be made of. Tokens lost that way show as a gap and
+        end in an error."""
+        reason = error or entry.error or f"unexpected {type(entry.message).__name__}"
         self.log.error("entry refused", stream=entry.stream, id=str(entry.id), reason=reason)
         try:
             await self.bus.dead_letter(STAGE, entry, reason)

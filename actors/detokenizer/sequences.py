@@ -119,6 +119,10 @@ class Sequences:
             self._tell_prompt(state)
         self._replay(state)
 
+    def refuse(self, message: SequenceStarted) -> None:
+        """Nothing can be made of this sequence: its request ends with an error."""
+        self._give_up(message.request_id, message.ingress, "the server failed to make text of this request")
+
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
         tokens = state.started.output_token_ids.tolist()
@@ -273,13 +277,15 @@ class Sequences:
         self._remove(state)
 
     def _fail(self, state: SequenceState, message: str) -> None:
+        self._give_up(state.started.request_id, state.started.ingress, message)
+
+    def _give_up(self, request_id: str, ingress: str, message: str) -> None:
         """End the whole request with an error, once, and have the scheduler drop what is left of it."""
-        request_id = state.started.request_id
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
         failure = RequestFailed(request_id=request_id, status=500, error_type=INTERNAL_ERROR, message=message)
-        self._output.failures.append((state.started.ingress, failure))
+        self._output.failures.append((ingress, failure))
         self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
 
     def _remove(self, state: SequenceState) -> None:

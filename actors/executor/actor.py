@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # torch is imported while other things happen
 
 T = TypeVar("T")
 
+STAGE = "executor"
 READ_BLOCK_MS = 200
 """Longest wait of one read: an idle executor notices a drain request after this time."""
 PROGRESS_INTERVAL_S = 0.2
@@ -159,6 +161,9 @@ class ExecutorActor(Actor):
         while not self.draining.is_set():
             entries = await self._unless_away(lambda: self.bus.read({stream: self._position}, block_ms=READ_BLOCK_MS))
             for entry in entries or ():
+                if problem := problem_of(entry):
+                    await self._unless_away(partial(self.bus.dead_letter, STAGE, entry, problem))
+                    raise EngineError(f"entry {entry.id} of {entry.stream} {problem}: the batch is lost")
                 self._take(entry)
 
     async def drain(self) -> None:
@@ -186,11 +191,7 @@ class ExecutorActor(Actor):
     def _take(self, entry: Entry) -> None:
         assert self._engine is not None
         plan = entry.message
-        if not isinstance(plan, StepPlan):
-            what = entry.error or type(plan).__name__
-            raise EngineError(f"entry {entry.id} of {entry.stream} is no step plan ({what}): the batch is lost")
-        if plan.step != entry.id.index:
-            raise EngineError(f"entry {entry.id} of {entry.stream} says it is step {plan.step}")
+        assert isinstance(plan, StepPlan)
         self._position = entry.id
         if plan.executor_epoch not in (0, self.epoch):
             return  # meant for the executor that had this name before
@@ -268,6 +269,13 @@ class ExecutorActor(Actor):
             timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
             timer.daemon = True
             timer.start()
+
+
+def problem_of(entry: Entry) -> str:
+    """Why an entry is not the step plan that belongs there; empty if it is."""
+    if not isinstance(entry.message, StepPlan):
+        return f"is no step plan ({entry.error or type(entry.message).__name__})"
+    return "" if entry.message.step == entry.id.index else f"says it is step {entry.message.step}"
 
 
 def import_engine() -> Any:

@@ -108,6 +108,10 @@ class TokenizerActor(Actor):
         outcomes = await self._encode(requests)
         if outcomes:
             await self._retrying(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
+        for entry, outcome in zip(good, outcomes, strict=True):
+            if outcome.error is not None:
+                await self._bury(entry, describe(outcome.error))
+        if outcomes:
             await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, good))
         for outcome in outcomes:
             self._note(outcome)
@@ -155,8 +159,11 @@ class TokenizerActor(Actor):
         if request is not None:
             reply = Refusal(GIVEN_UP, status=500).reply(request)
             await self._retrying(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
-        await self._retrying(lambda: self.bus.dead_letter(STAGE, entry, reason))
+        await self._bury(entry, reason)
         await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
+
+    async def _bury(self, entry: Entry, reason: str) -> None:
+        await self._retrying(lambda: self.bus.dead_letter(STAGE, entry, reason))
 
     async def _retrying(self, send: Callable[[], Awaitable[object]]) -> None:
         """Send until the bus takes it: the work is done, only the bus is away. A repeat is harmless."""

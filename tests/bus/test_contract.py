@@ -12,6 +12,7 @@ from bus.contract import (
     FENCE_INDEX,
     START,
     Bus,
+    BusError,
     BusUnavailable,
     Entry,
     EntryId,
@@ -19,6 +20,7 @@ from bus.contract import (
     LeaseTaken,
     LogEntry,
 )
+from bus.dead_letters import drop, read_dead_letters, requeue
 from bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
 
 OpenBus = Callable[[], Bus]
@@ -325,6 +327,39 @@ async def test_dead_letter_keeps_message_and_reason(bus: Bus) -> None:
     assert kept.raw[b"dead.reason"] == b"does not fit"
     assert kept.raw[b"dead.stream"] == b"s"
     assert kept.raw[b"dead.id"] == str(entry.id).encode()
+
+
+async def test_remove_takes_single_entries(bus: Bus) -> None:
+    """Entries are removed wherever they lie; what is not there does not count."""
+    await publish(bus, "mail", 1, 2, 3)
+    mail = await bus.read({"mail": START}, block_ms=0)
+
+    assert await bus.remove("mail", [mail[1].id, EntryId(1, 999)]) == 1
+    assert await bus.remove("mail", []) == 0
+    assert await bus.remove("nothing", [EntryId(1, 999)]) == 0
+    assert request_ids(await bus.read({"mail": START}, block_ms=0)) == ["r1", "r3"]
+
+
+async def test_dead_letters_are_sent_again_or_dropped(bus: Bus) -> None:
+    """Work goes back to where it came from; what is no work, or cannot be read, can only be dropped."""
+    names = bus.names  # type: ignore[attr-defined]
+    await publish(bus, names.control, 1)
+    (entry,) = await read_new(bus, names.control)
+    await bus.dead_letter("scheduler", entry, "why")
+    await bus.ack(GROUP, [entry])
+    await bus.dead_letter("scheduler", Entry("log", EntryId(7, 8), abort(2), 3), "other")
+    await bus.dead_letter("scheduler", Entry(names.control, EntryId(9, 9), None, 1, "torn", {b"x": b"y"}), "")
+
+    first, second, third = await read_dead_letters(bus, names, "scheduler")
+    assert (first.reason, first.source, first.request_id, first.deliveries) == ("why", names.control, "r1", 1)
+    assert (second.source_id, second.deliveries, third.reason, third.message) == ("7-8", 3, "torn", None)
+    for letter in (second, third):
+        with pytest.raises(BusError):
+            await requeue(bus, names, letter)
+    await requeue(bus, names, first)
+    assert request_ids(await read_new(bus, names.control)) == ["r1"]
+    assert await drop(bus, names, "scheduler", [second.id, third.id]) == 2
+    assert await read_dead_letters(bus, names, "scheduler") == []
 
 
 async def test_dead_letters_are_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from actors.actor import Actor
 from actors.settings import Settings
 from actors.single_process import make_actors
-from bus.memory_bus import MemoryServer
-from tests.system.harness import eventually
+from bus.memory_bus import MemoryBus, MemoryServer
+from tests.system.harness import OpenBus, eventually
 from web.app import IngressActor
 
 
 class Client:
     """Speaks HTTP to an ingress."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, actors: Sequence[Actor]) -> None:
         self.url = url
         self._session = session
+        self.actors = {actor.kind: actor for actor in actors}
+        """One of each kind."""
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
         """The answer of a call that works."""
@@ -38,6 +41,12 @@ class Client:
             assert response.status == 400
             error: dict[str, Any] = (await response.json())["error"]
             return error
+
+    async def status(self, path: str, request_id: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and answer of a call with an id of the client's choice."""
+        headers = {"X-Request-Id": request_id}
+        async with self._session.post(f"{self.url}/v1/{path}", json=body, headers=headers) as response:
+            return response.status, await response.json()
 
     async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
         """The chunks of a stream, without its end mark."""
@@ -58,10 +67,13 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, **options: Any) -> AsyncIterator[Client]:
-    """All actors of a deployment over one memory bus, ready to answer."""
+async def serving(model: Path, *, open_bus: OpenBus | None = None, **options: Any) -> AsyncIterator[Client]:
+    """All actors of a deployment, ready to answer; over a memory bus of their own unless told otherwise."""
     settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, "port": 0, **options})
-    actors = make_actors(settings, MemoryServer())
+    server = MemoryServer()
+    actors = make_actors(settings, open_bus or (lambda: MemoryBus(server)))
+    for actor in actors:
+        await actor.bus.connect()
     runs = [asyncio.create_task(actor.run(), name=actor.name) for actor in actors]
     ingress = next(actor for actor in actors if isinstance(actor, IngressActor))
 
@@ -74,7 +86,7 @@ async def serving(model: Path, **options: Any) -> AsyncIterator[Client]:
     try:
         await eventually(is_ready)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            yield Client(f"http://127.0.0.1:{ingress.port}", session)
+            yield Client(f"http://127.0.0.1:{ingress.port}", session, actors)
     finally:
         for actor in actors:
             actor.request_drain()

@@ -98,13 +98,15 @@ async def test_no_such_route(serve, http):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("status", "kind"), [(400, "BadRequestError"), (503, "ServiceUnavailableError"), (200, "x")])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "BadRequestError"), (503, "ServiceUnavailableError"), (200, "InternalServerError")]
+)
 async def test_failure_before_the_first_token(serve, http, stream, status, kind):
     """What the system says about a request becomes the status of the response, streamed or not; nothing is aborted."""
     served = await serve(answers=False)
     asking = asyncio.create_task(post(http, served, json={"prompt": "x", "stream": stream}))
     (request,) = await served.backend.requested()
-    failure = RequestFailed(request_id=request.request_id, status=status, error_type=kind, message="no", param="prompt")
+    failure = RequestFailed(request_id=request.request_id, status=status, error_type="x", message="no", param="prompt")
 
     await served.backend.send(served.address, failure)
     got, answer, headers = await asking

@@ -16,6 +16,7 @@ from actors.executor.errors import EngineError, EngineStalled, PlanError, is_dev
 from actors.model_config import ModelError
 from actors.settings import Settings
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
+from bus.dead_letters import read_dead_letters
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
 from bus.streams import Names
@@ -214,13 +215,15 @@ async def test_a_plan_that_breaks_a_rule_ends_the_actor(folder: Path) -> None:
     ids=["no plan", "wrong number"],
 )
 async def test_an_entry_that_is_not_its_plan_ends_the_actor(folder: Path, entry: LogEntry) -> None:
-    """A lost plan would make every later one wrong."""
+    """A lost plan would make every later one wrong. The entry is kept."""
     async with world(settings(folder)) as running:
         await running.until_state("ready")
         await running.bus.append([entry])
 
         with pytest.raises(EngineError, match="entry 1-1"):
             await running.ended()
+        (letter,) = await read_dead_letters(running.bus, Names(), "executor")
+        assert (letter.message, letter.source) == (entry.message, STEPS)
 
 
 async def test_a_fenced_executor_ends_with_its_first_write(folder: Path) -> None:

@@ -1,0 +1,101 @@
+"""A message that makes an actor fail: kept aside with its error, a clear 500 for its client, nothing for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actors.cli import main
+from bus.contract import Bus
+from bus.dead_letters import read_dead_letters
+from bus.redis_bus import RedisBus
+from bus.streams import Names
+from tests.model_factory import REFERENCE_CONFIGS, make_reference
+from tests.system.harness import eventually
+from tests.system.serving import Client, serving
+
+POISON = "poison"
+PROMPTS = [[1, 2, 3, number] for number in range(20, 26)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[0])
+
+
+def fragile(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method with a bug: it raises for every message that speaks of the poisonous request."""
+
+    def fails(message: Any) -> Any:
+        each = message if isinstance(message, list) else [message]
+        ids = [getattr(one, "request_id", "") or " ".join(getattr(one, "request_ids", ())) for one in each]
+        if any(POISON in name for name in ids):
+            raise RuntimeError("a bug")
+        return method(message)
+
+    return fails
+
+
+def part_of(client: Client, stage: str) -> tuple[Any, str]:
+    """What takes messages there: an object and the name of its method."""
+    actor: Any = client.actors[stage]
+    return {
+        "tokenizer": lambda: (actor._encoder, "encode"),
+        "scheduler": lambda: (actor.core, "take"),
+        "detokenizer": lambda: (actor._sequences, "start"),
+        "ingress": lambda: (actor.context.inbox, "deliver"),
+    }[stage]()
+
+
+async def dead_letters(names: Names, url: str, *arguments: str) -> int:
+    """The command, as it is typed."""
+    return await asyncio.to_thread(main, ["dead-letters", *arguments, "--bus", url, "--name", names.deployment])
+
+
+@pytest.mark.parametrize("stage", ["tokenizer", "scheduler", "detokenizer", "ingress"])
+async def test_poison(folder, redis_url, redis_names, capsys, monkeypatch, stage):
+    """In every stage; once what failed is mended, work can be done again, and the rest be dropped."""
+
+    def open_bus() -> Bus:
+        return RedisBus(redis_url, redis_names)
+
+    async with serving(folder, open_bus=open_bus, name=redis_names.deployment) as client:
+        body = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        good = [(await client.post("completions", prompt=prompt, **body))["choices"] for prompt in PROMPTS]
+        target, method = part_of(client, stage)
+        original = getattr(target, method)
+        monkeypatch.setattr(target, method, fragile(original))
+
+        others = [client.post("completions", prompt=prompt, **body) for prompt in PROMPTS]
+        if stage == "ingress":  # there a message speaks of several requests
+            answers = await asyncio.gather(*others)
+            status, answer = await client.status("completions", POISON, prompt=[7, 7, 7], **body)
+        else:
+            poisoned = client.status("completions", POISON, prompt=[7, 7, 7], **body)
+            (status, answer), *answers = await asyncio.gather(poisoned, *others)
+
+        assert [each["choices"] for each in answers] == good
+        assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+        assert "a bug" not in answer["error"]["message"]
+        bus = client.actors["ingress"].bus
+
+        async def kept() -> bool:
+            return bool(await read_dead_letters(bus, redis_names, stage))
+
+        await eventually(kept)
+        setattr(target, method, original)
+        capsys.readouterr()
+        assert await dead_letters(redis_names, redis_url, "list", "--json") == 0
+        letter, *_ = json.loads(capsys.readouterr().out)
+        assert letter["letter"].startswith(f"{stage}/")
+        assert letter["reason"] == "RuntimeError: a bug"
+
+        again = await dead_letters(redis_names, redis_url, "requeue", letter["letter"])
+        assert again == (0 if stage in ("tokenizer", "scheduler") else 1)
+        assert await dead_letters(redis_names, redis_url, "drop", "--all") == 0
+        assert await read_dead_letters(bus, redis_names, stage) == []
+        assert (await client.post("completions", prompt=PROMPTS[0], **body))["choices"] == good[0]

@@ -312,6 +312,13 @@ class Settings:
         low=1,
         high=64,
     )
+    structured_output_timeout_s: float = setting(
+        5.0,
+        help="seconds within which the schema, expression or grammar of a structured output must be made ready",
+        group=SERVICE,
+        low=0.1,
+        high=600,
+    )
     lease_ttl_s: float = setting(
         5.0, help="seconds after which a silent actor counts as dead", group=PROCESSES, low=0.2, high=300
     )

@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bus.sampling import SamplingParams as SamplingParams
+from bus.sampling import StructuredOutput as StructuredOutput
 
 Int32Array = NDArray[np.int32]
 JsonValue = object
@@ -226,6 +227,8 @@ class NewSequence:
     """Only positions that are computed are reported: tokens found in the cache have no log probability."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +285,9 @@ class StepPlan:
     chosen_tokens: Int32Array = field(default_factory=_no_ints)
 
 
-END_NONE, END_STOP, END_LENGTH = 0, 1, 2
-"""Values of ``StepResult.ends``: goes on; an end token was sampled; ``max_total_tokens`` was reached."""
+END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
+"""Values of ``StepResult.ends``: goes on; an end token was sampled; ``max_total_tokens`` was reached; the sequence's
+grammar has become too costly to follow, and the token is no part of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,20 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
+
+    ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, or a grammar
+    (Lark or GBNF). ``any_whitespace``: whether JSON may be laid out freely.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str
+    field: str
+    any_whitespace: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
 
@@ -54,6 +68,10 @@ class SamplingParams:
     """A beam's score is the sum of its log probabilities, divided by its length to this power."""
     early_stopping: bool | Literal["never"] = False
     """When a beam search ends before ``max_tokens``: see :mod:`actors.scheduler.beams`."""
+    structured_output: StructuredOutput | None = None
+    """What the output has to be, until the tokenizer has made ``grammar`` of it."""
+    grammar: str = ""
+    """What the executor keeps the output to, in llguidance's own form; empty: anything."""
 
     @property
     def returns_prompt(self) -> bool:

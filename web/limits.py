@@ -28,6 +28,10 @@ MAX_METADATA = 16
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_KWARGS_DEPTH = 4
 MAX_TEMPLATE_KWARGS_NODES = 256
+MAX_SCHEMA_BYTES = 128 * 1024
+"""Of a JSON schema, an expression or a grammar that an output has to follow, and of one function's parameters."""
+MAX_SCHEMA_DEPTH = 64
+MAX_CHOICE_STRINGS = 4096
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 """vLLM only asks for more than 0; beyond these, float32 logits overflow."""
 

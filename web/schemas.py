@@ -22,6 +22,7 @@ from web.model import ServedModel
 from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
+from web.structured import read_structured
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -29,20 +30,13 @@ _NEVER: tuple[Any, ...] = ()
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "ec_transfer_params": _NEVER,
-    "guided_choice": _NEVER,
-    "guided_decoding_backend": _NEVER,
-    "guided_grammar": _NEVER,
-    "guided_json": _NEVER,
-    "guided_regex": _NEVER,
     "kv_transfer_params": _NEVER,
     "logits_processors": ([],),
     "repetition_detection": _NEVER,
     "request_id": _NEVER,
-    "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
     "session_id": _NEVER,
     "stream_interval": (1,),
-    "structured_outputs": _NEVER,
     "thinking_token_budget": (-1,),
     "truncation_side": _NEVER,
     "vllm_xargs": ({},),
@@ -180,6 +174,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
     sampling, report = read_completion_report(fields, sampling, echo=echo, prompt_only=max_tokens == 0, stream=stream)
+    sampling = read_structured(fields, sampling)
     check_width(sampling, model)
     prompts = _read_prompts(fields, model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
@@ -210,7 +205,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
     sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
-    sampling = read_beams(fields, sampling, wanted=beams)
+    sampling = read_structured(fields, read_beams(fields, sampling, wanted=beams))
     check_width(sampling, model)
     messages = read_messages(fields)
     sampling, report = read_chat_report(fields, sampling, messages, stream=stream)

@@ -25,6 +25,7 @@ from actors.detokenizer.scores import (
 from actors.detokenizer.stops import StopMatch, StopMatcher
 from actors.detokenizer.text import Decoder, TextState
 from bus.messages import (
+    END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     END_STOP,
@@ -40,6 +41,7 @@ from bus.messages import (
 )
 
 INTERNAL_ERROR = "InternalServerError"
+COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to follow."
 
 
 @dataclass(slots=True)
@@ -125,6 +127,9 @@ class Sequences:
 
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
+        if state.started.output_end == END_GRAMMAR:
+            self._fail(state, COSTLY_GRAMMAR)
+            return
         tokens = state.started.output_token_ids.tolist()
         scores = output_scores(state.started)
         for index, token in enumerate(tokens):
@@ -156,6 +161,10 @@ class Sequences:
         rows: list[_Row] = []
         if len(result.prompt_sequence_ids):
             self._take_prompts(result)
+        if (result.ends == END_GRAMMAR).any():
+            for sequence_id in result.sequence_ids[result.ends == END_GRAMMAR].tolist():
+                if (state := self._live.get(sequence_id)) is not None:
+                    self._fail(state, COSTLY_GRAMMAR)
         ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
         scores: dict[int, Score] = {}
         if len(result.logprob_rows):

@@ -27,9 +27,17 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 FOREVER = 2**31 - 1
 GREEDY_BELOW = 1e-5
 
-TRUNCATED, PENALIZED, MASKED, WORDED = 1, 2, 4, 8
-"""Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens.
+TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
+"""Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens; a
+grammar, which gives a mask anew for each token.
 Rules (bias, bans) end at an index of their own."""
+
+
+_NO_ROWS: Int32Array = np.empty(0, np.int32)
+
+
+def _no_rows() -> Int32Array:
+    return _NO_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ class StepWork:
     behind which a token is sampled, ``positions`` [N] says where that is stored, ``indexes`` [N] is its output index.
     ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
     ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
-    ``new_slots``, in which sequences have entered.
+    ``new_slots``, in which sequences have entered. ``constrained`` [C]: which of the N follow a grammar. ``broken``:
+    those of them that turned out to be unable to.
     """
 
     num_decodes: int
@@ -94,6 +103,8 @@ class StepWork:
     extra_ruled: bool = False
     extra_masked: bool = False
     extra_worded: bool = False
+    constrained: Int32Array = field(default_factory=_no_rows)
+    broken: list[int] = field(default_factory=list)
     scoring: Scoring | None = None
 
     @property
@@ -380,8 +391,11 @@ class PersistentBatch:
         work.extra_truncated = bool(kinds & TRUNCATED)
         work.extra_penalized = bool(kinds & PENALIZED)
         work.extra_ruled = bool(ruled.any())
-        work.extra_masked = bool(kinds & MASKED)
+        work.extra_masked = bool(kinds & (MASKED | CONSTRAINED))
         work.extra_worded = bool(kinds & WORDED)
+        if kinds & CONSTRAINED:
+            work.constrained = rows[extras[rows] & CONSTRAINED != 0].astype(np.int32)
+            work.deltas["constrained_slots"] = slots[work.constrained]
 
 
 def _extras(new: NewSequence, is_random: bool, top_k: int, vocab_size: int) -> int:
@@ -389,7 +403,8 @@ def _extras(new: NewSequence, is_random: bool, top_k: int, vocab_size: int) -> i
     truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
     penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
     kinds = TRUNCATED * truncated | PENALIZED * penalized
-    return kinds | MASKED * bool(new.allowed_token_ids) | WORDED * bool(long_words(new, vocab_size))
+    kinds |= MASKED * bool(new.allowed_token_ids) | CONSTRAINED * bool(new.grammar)
+    return kinds | WORDED * bool(long_words(new, vocab_size))
 
 
 def _rules(new: NewSequence, vocab_size: int) -> list[tuple[int, float, int]]:

@@ -69,6 +69,10 @@ class DeviceBatch:
             self.masks = torch.full((len(self.seeds), rows.shape[1]), -1, dtype=torch.int32, device=self._device)
         self.masks[deltas["mask_slots"].long()] = rows
 
+    def constrain(self, slots: torch.Tensor, masks: torch.Tensor) -> None:
+        """What these slots may sample in this step: ``masks`` [C, ceil(V / 32)] on the host, pinned if that matters."""
+        self.masks[slots.long()] = masks.to(self._device, non_blocking=True)
+
     def _set_words(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["word_slots"].long()
         width = len(deltas["word_tokens"]) // len(slots)

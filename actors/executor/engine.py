@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,15 +27,20 @@ import torch
 from actors.executor.batch import StepWork
 from actors.executor.device import new_event, new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
+from actors.executor.grammars import Grammars
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
 from actors.executor.scorer import Scores
 from actors.executor.swap import CopyWatch
-from actors.model_config import ModelConfig, resolve_model
+from actors.grammar import load_vocabulary
+from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
 from actors.spans import Spans
 from bus.messages import Int32Array, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 IDLE_S = 0.2
 """After so long without a plan the engine does what it has put off."""
@@ -115,6 +121,7 @@ class Engine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._failing = threading.Lock()
+        self._grammars: Grammars | None = None
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
@@ -134,6 +141,8 @@ class Engine:
         """
         if self._failure is not None:
             raise EngineError(f"the engine has ended: {self._failure}") from self._failure
+        if self._grammars is not None:
+            self._grammars.prepare(plan)
         self._plans.put(_Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
 
     def stop(self, timeout_s: float = JOIN_S) -> bool:
@@ -167,6 +176,7 @@ class Engine:
                     self._prepare(device)
                     self._run_plans()
                     self._free_host_memory()
+                    self._follow.close()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -178,6 +188,8 @@ class Engine:
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
         self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
+        self._grammars = Grammars(self._loaded.batch.limits, self._load_vocabulary, pinned=device.type == "cuda")
+        self._loaded.runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
             self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
@@ -187,12 +199,20 @@ class Engine:
         self.stats.ready_s = time.time()
         self.ready.set_result(self._loaded.info)
 
+    def _load_vocabulary(self) -> LLTokenizer:
+        return load_vocabulary(resolve_tokenizer(self._settings), self._config)
+
     def _free_host_memory(self) -> None:
         """After the last plan; a device that failed is left alone, its process ends anyway."""
         if self._failure is None:
             if self._pool is not None:
                 torch.cuda.synchronize()
             self._loaded.copies.memory.close()
+
+    @property
+    def _follow(self) -> Grammars:
+        assert self._grammars is not None
+        return self._grammars
 
     def _progress(self, phase: str, share: float) -> None:
         """Report, and end the loading if the engine is not wanted any more."""
@@ -231,6 +251,7 @@ class Engine:
             raise PlanError(f"step {step} of scheduler epoch {epoch} came after epoch {self._epoch}")
         if epoch > self._epoch:
             self._loaded.batch.reset()
+            self._follow.reset()
         elif step != self._step + 1:
             raise PlanError(f"step {step} came after step {self._step}")
         self._epoch, self._step = epoch, step
@@ -242,6 +263,9 @@ class Engine:
         sampled = self._loaded.runner.run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
         _give_scores(self._loaded.runner.scores, work)
+        if len(work.constrained):
+            self._follow.launched(work)
+            self._follow.landed(tokens)
         busy_s = time.perf_counter() - began
         self.stats.host_s += busy_s
         if self._spans is not None:
@@ -258,6 +282,8 @@ class Engine:
         readback.started.record()
         sampled = self._loaded.runner.run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
+        if len(work.constrained):
+            self._follow.launched(work)
         self._launched.put(_Launched(queued, work, launched_s, readback, copied))
         if self._spans is not None:
             self._spans.add("launch", queued.plan.step, launched_s, time.time())
@@ -265,7 +291,9 @@ class Engine:
 
     def _apply(self, queued: _Queued) -> StepWork:
         try:
-            return self._loaded.batch.apply(queued.plan)
+            work = self._loaded.batch.apply(queued.plan)
+            self._follow.apply(queued.plan)
+            return work
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 
@@ -286,6 +314,8 @@ class Engine:
             while (launched := self._launched.get()) is not None:
                 readback = launched.readback
                 tokens, busy_s = readback.wait()
+                if len(launched.work.constrained):
+                    self._follow.landed(tokens)
                 if self._spans is not None and origin is not None:
                     began_s, ended_s = readback.span(origin.event, origin.at_s)
                     self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
@@ -295,7 +325,8 @@ class Engine:
                 self._finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
         except BaseException as error:
             self._fail(error)
-            pool.close()  # the device thread may wait for a buffer
+            pool.close()  # the device thread may wait for a buffer, or for tokens
+            self._follow.close()
             self._plans.put(None)
 
     def _finish(

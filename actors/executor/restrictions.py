@@ -30,9 +30,10 @@ class Restrictions:
     def enter(self, new: NewSequence) -> None:
         """Note the rows of a sequence that enters its slot."""
         slot, allowed, words = new.slot, new.allowed_token_ids, long_words(new, self._vocab_size)
-        if allowed or slot in self._masked:
+        masked = bool(allowed or new.grammar)  # a grammar's masks come later, with each step
+        if masked or slot in self._masked:
             self._new_masks.append((slot, allowed))
-            (self._masked.add if allowed else self._masked.discard)(slot)
+            (self._masked.add if masked else self._masked.discard)(slot)
         if words or slot in self._worded:
             self._new_words.append((slot, words))
             (self._worded.add if words else self._worded.discard)(slot)

@@ -7,7 +7,7 @@ import numpy as np
 from actors.executor.batch import StepWork
 from actors.executor.errors import EngineError
 from actors.executor.scoring import result_columns
-from bus.messages import END_LENGTH, END_STOP, Int32Array, StepResult
+from bus.messages import END_GRAMMAR, END_LENGTH, END_STOP, Int32Array, StepResult
 
 
 class ResultBuilder:
@@ -53,6 +53,7 @@ class ResultBuilder:
                 raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
             ends[work.length_ended] = END_LENGTH
             ends[(tokens[:, None] == work.end_ids).any(axis=1) & work.can_stop] = END_STOP
+            ends[work.broken] = END_GRAMMAR
             late = self._ended[work.sample_slots] == sequence_ids
             ended = ends != 0
             if ended.any():

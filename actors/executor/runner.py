@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from actors.executor.batch import BatchLimits, StepWork
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
+from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
@@ -43,6 +46,8 @@ class Runner:
         self._ops = ops
         self._sampler = Sampler(ops, self.state)
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
+        self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
+        """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.scores: Scores | None = None
         """Log probabilities of the last step, if any of its rows asked for them."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -177,12 +182,18 @@ class Runner:
     ) -> None:
         """Replace the tokens of the extra rows, in ``sampled`` and in the token store."""
         header, rows = self.uploader.header, deltas["extra_rows"]
+        if "constrained_slots" in deltas:
+            self.state.constrain(deltas["constrained_slots"], self.fill_masks(work))
         slots = header.sample_slots
         tokens = self._sampler.extras(work, rows, logits, slots, header.indexes)
         sampled[rows.long()] = tokens
         self._ops.store_sampled(
             self.state.tokens, slots.index_select(0, rows), header.positions.index_select(0, rows), tokens
         )
+
+
+def _no_masks(work: StepWork) -> torch.Tensor:
+    raise EngineError("this engine follows no grammars")
 
 
 def _prefills(work: StepWork) -> tuple[LongRow, ...]:

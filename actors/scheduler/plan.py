@@ -167,4 +167,5 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         prompt_logprobs=sampling.prompt_logprobs if sequence.scores_prompt else None,
         bad_words_token_ids=sampling.bad_words_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,
+        grammar=sampling.grammar,
     )

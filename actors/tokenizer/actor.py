@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.actor import Actor, describe
+from actors.grammar import GrammarError
 from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
 from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
 from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
+from actors.tokenizer.grammar_check import GrammarChecker
 from actors.tokenizer.refusal import Refusal
 from bus.contract import BusUnavailable, Entry
 from bus.messages import GenerateRequest, Message, TokenizedRequest
@@ -49,6 +52,9 @@ class TokenizerActor(Actor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._encoder: Encoder | None = None
+        self._grammars = GrammarChecker(self.settings)
+        self._trials: set[asyncio.Task[None]] = set()
+        """Requests whose grammar is being tried out; others do not wait for them."""
         self._next_claim_s = 0.0
         self.bus_away = False
         self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized")
@@ -59,6 +65,12 @@ class TokenizerActor(Actor):
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)
         await self.bus.create_group(self.names.requests, TOKENIZER_GROUP)
+
+    async def drain(self) -> None:
+        await asyncio.gather(*self._trials)
+
+    async def stop(self) -> None:
+        await self._grammars.close()
 
     async def serve(self) -> None:
         """Read, encode, publish, ack, until draining. What is in hand when draining starts is finished."""
@@ -92,8 +104,14 @@ class TokenizerActor(Actor):
     async def _handle(self, entries: Sequence[Entry]) -> None:
         """Fresh entries in one batch; then what has been delivered before, one at a time."""
         fresh = [entry for entry in entries if entry.deliveries == 1]
-        if fresh:
-            await self._process(fresh)
+        ready = [entry for entry in fresh if not self._needs_trial(entry)]
+        for entry in fresh:
+            if self._needs_trial(entry):
+                trial = self.spawn(self._process([entry]), "trial")
+                self._trials.add(trial)
+                trial.add_done_callback(self._trials.discard)
+        if ready:
+            await self._process(ready)
         suspects = [entry for entry in entries if entry.deliveries > 1]
         for position, entry in enumerate(suspects):
             if position == 0 and entry.deliveries >= MAX_DELIVERIES:
@@ -101,11 +119,18 @@ class TokenizerActor(Actor):
             else:
                 await self._process([entry])
 
+    def _needs_trial(self, entry: Entry) -> bool:
+        """Whether the entry's request wants a grammar that has not been tried yet."""
+        wanted = entry.message.sampling.structured_output if isinstance(entry.message, GenerateRequest) else None
+        return wanted is not None and self._grammars.known(wanted) is None
+
     async def _process(self, entries: Sequence[Entry]) -> None:
         """Encode off the loop, store the outcomes, then ack."""
         good = [entry for entry in entries if isinstance(entry.message, GenerateRequest)]
         requests = [entry.message for entry in good if isinstance(entry.message, GenerateRequest)]
-        outcomes = await self._encode(requests)
+        checked = [await self._with_grammar(request) for request in requests]
+        outcomes = [each for each in checked if isinstance(each, Outcome)]
+        outcomes += await self._encode([each for each in checked if isinstance(each, GenerateRequest)])
         if outcomes:
             await self._retrying(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
         for entry, outcome in zip(good, outcomes, strict=True):
@@ -118,6 +143,19 @@ class TokenizerActor(Actor):
         for entry in entries:
             if not isinstance(entry.message, GenerateRequest):
                 await self._give_up(entry, entry.error or f"unexpected {type(entry.message).__name__}")
+
+    async def _with_grammar(self, request: GenerateRequest) -> GenerateRequest | Outcome:
+        """The request with the grammar that its structured output comes to, or its refusal."""
+        wanted = request.sampling.structured_output
+        if wanted is None:
+            return request
+        try:
+            verdict = await self._grammars.check(wanted)
+        except (OSError, TimeoutError, GrammarError) as error:
+            return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
+        if verdict.problem:
+            return Outcome(request, Refusal(f"{wanted.field}: {verdict.problem}", param=wanted.field).reply(request))
+        return replace(request, sampling=replace(request.sampling, structured_output=None, grammar=verdict.grammar))
 
     async def _encode(self, requests: list[GenerateRequest]) -> list[Outcome]:
         """Outcomes in order. If a whole batch fails, one by one, so that the request with the bug fails alone."""

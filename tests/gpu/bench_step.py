@@ -31,13 +31,15 @@ PROMPT_TOKENS, OUTPUT_TOKENS, DEPTH = 512, 129, 2
 WARM_STEPS = 8
 
 
-def make_plans(driver: Driver, batch: int) -> list[StepPlan]:
-    """Every plan of ``batch`` sequences from prompt to last token; none ends early, so tokens need not be known."""
+def make_plans(driver: Driver, batch: int, **params: Any) -> list[StepPlan]:
+    """Every plan of ``batch`` sequences from prompt to last token; none ends early, so tokens need not be known.
+    ``params``: fields of :class:`bus.messages.NewSequence`."""
     scheduler = driver.scheduler()
     rng = random.Random(batch)
     vocab_size = driver.info.vocab_size
     for i in range(batch):
-        scheduler.add([rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)], OUTPUT_TOKENS, temperature=0.6, seed=i)
+        prompt = [rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+        scheduler.add(prompt, OUTPUT_TOKENS, **{"temperature": 0.6, "seed": i, **params})
     plans = []
     while (plan := scheduler.plan()) is not None:
         plans.append(plan)
@@ -56,9 +58,9 @@ def run_plans(driver: Driver, plans: list[StepPlan]) -> list[StepResult]:
     return results
 
 
-def measure(driver: Driver, batch: int) -> dict[str, Any]:
+def measure(driver: Driver, batch: int, **params: Any) -> dict[str, Any]:
     """Figures of one batch size."""
-    plans = make_plans(driver, batch)
+    plans = make_plans(driver, batch, **params)
     first = next(i for i, plan in enumerate(plans) if plan.num_decodes == batch) + WARM_STEPS
     run_plans(driver, plans[:first])
     stats = driver.engine.stats

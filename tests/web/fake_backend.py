@@ -137,7 +137,7 @@ def tell_prompt(request: GenerateRequest) -> PromptReply:
     """The prompt's words with ids 1, 2 ..., each with the log probability -3 and rank 7."""
     count, num_top = num_prompt_tokens(request), request.sampling.prompt_logprobs
     words = request.prompt.split() if request.prompt else [f"<{place}>" for place in range(count)]
-    scored = 0 if num_top is None else count - 1
+    scored = 0 if num_top is None else max(count - 1, 0)
     return PromptReply(
         request_id=request.request_id,
         text=" ".join(words),

@@ -220,6 +220,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_CITY = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "schema": {"type": "object", "properties": {"name": {"type": "string"}}}},
+}
 _ABOUT = About(tag="Generation", headers=RESUMPTION_HEADERS, answer_types=(JSON, EVENTS))
 ROUTES = (
     Route(
@@ -233,6 +237,7 @@ ROUTES = (
             examples={
                 "whole": {"prompt": "Once upon a time", "max_tokens": 32},
                 "stream": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, **_STREAM},
+                "structured": {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{1,9}"}},
                 "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
             },
             answer=COMPLETION_ANSWER,
@@ -249,6 +254,7 @@ ROUTES = (
             examples={
                 "whole": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
                 "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
+                "structured": {"messages": [{"role": "user", "content": "A city?"}], "response_format": _CITY},
             },
             answer=CHAT_ANSWER,
         ),

@@ -1,0 +1,89 @@
+"""Grammars that outputs are kept to: JSON schemas, regular expressions, choices, free grammars. The work is done by
+llguidance, which follows a grammar byte by byte and says before each token which tokens are possible.
+
+It computes as it goes, so that most grammars are ready within milliseconds, and it counts what it spends on a token: a
+grammar that costs too much is an error of the matcher, not a hang. What it does not know of JSON Schema (``not``,
+``uniqueItems``) it refuses, so an output that it has led is valid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.model_config import ModelConfig
+from actors.text_tokenizer import load_tokenizer
+from bus.sampling import StructuredOutput
+
+if TYPE_CHECKING:  # imported when the first grammar comes
+    from llguidance import LLMatcher, LLTokenizer
+
+WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
+"""Between the parts of a JSON text: layouts that people and models use, but no endless blanks."""
+MAX_ERROR_CHARS = 300
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used; the text is for whoever wrote it."""
+
+
+def write_grammar(wanted: StructuredOutput) -> str:
+    """``wanted`` in llguidance's own form.
+
+    Raises:
+        GrammarError: it cannot be written so.
+    """
+    from llguidance import LLMatcher, grammar_from
+
+    if wanted.kind == "json":
+        layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
+        try:
+            return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise GrammarError(_short(str(error))) from error
+    if wanted.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(wanted.text))
+    if wanted.kind == "choice":
+        return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(wanted.text)))))
+    try:
+        return grammar_from("grammar", wanted.text)
+    except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+
+
+def load_vocabulary(folder: Path, config: ModelConfig) -> LLTokenizer:
+    """The tokens of the tokenizer in ``folder``, as llguidance needs them. Takes up to a second.
+
+    Raises:
+        GrammarError: there is no tokenizer, or the model has no token that ends a text.
+    """
+    from llguidance import LLTokenizer
+
+    tokenizer: Any = load_tokenizer(folder)
+    if tokenizer is None:
+        raise GrammarError("this model has no tokenizer")
+    if not config.eos_token_ids:
+        raise GrammarError("this model has no token that ends an output")
+    return LLTokenizer(tokenizer.backend_tokenizer.to_str(), config.vocab_size, list(config.eos_token_ids))
+
+
+def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """Follows one output from its first token on.
+
+    Raises:
+        GrammarError: the grammar is wrong or too complex.
+    """
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    if matcher.is_error():
+        raise GrammarError(_short(matcher.get_error()))
+    return matcher
+
+
+def _short(text: str) -> str:
+    """The part of an error that says what is wrong, without the state of the parser behind it."""
+    text = text.split("<state>")[0].strip() or "cannot be used"
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from actors.settings import Settings
 
-MAX_SPANS = 200_000
-"""The latest are kept: about half a minute of the fastest steps."""
+MAX_SPANS = 400_000
+"""The latest are kept: about a minute of the fastest steps."""
+LAUNCH, EAGER, CAPTURE = "launch", "launch without graph", "capture"
+"""What an executor notes of a step's launch, from a graph or kernel by kernel, and of graphs that it captures."""
 
 
 class Spans:

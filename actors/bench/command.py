@@ -78,6 +78,9 @@ def _add_profile(add_parser: _AddParser) -> None:
     run.add_argument("--workload", default="mixed256", metavar="NAME", help="as for engine (default: mixed256)")
     run.add_argument("--batch", type=int, default=256, metavar="N", help="of the workload decode (default: 256)")
     _add_sizes(run)
+    run.add_argument(
+        "--runs-before", type=int, default=0, metavar="N", help="of the workload, which are not looked at (default: 0)"
+    )
     run.add_argument("--steps", type=int, default=50, metavar="N", help="steps of the trace (default: 50)")
     run.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON)")
     run.add_argument("--picture", metavar="FILE", help="draw the first of these steps (SVG)")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from actors.bench.deployment import BenchError, as_served, deployed, scratch
 from actors.bench.engine import served_for, warm_up
+from actors.bench.idle import report
 from actors.bench.points import Workload
 from actors.bench.requests import make_prompts, make_requests
-from actors.bench.timeline import Span, chrome_trace, make_spans, picture, summary
+from actors.bench.timeline import ActorSpan, chrome_trace, make_spans, picture, summary
 from actors.bench.watch import Step, Watch
 from actors.settings import Settings
 from actors.spans import read_spans
@@ -19,7 +20,12 @@ from actors.spans import read_spans
 
 def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: Workload) -> int:
     """Run the workload once, with spans, and write what its middle steps look like."""
-    steps, spans = asyncio.run(_observe(served_for(workload, settings, vars(arguments)), workload, arguments))
+    run, scheduler, executor = asyncio.run(
+        _observe(served_for(workload, settings, vars(arguments)), workload, arguments)
+    )
+    print(f"{report(run, make_spans(run, scheduler, executor))}\n")
+    steps = middle(run, arguments.steps)
+    spans = make_spans(steps, scheduler, executor)
     out = Path(arguments.out)
     out.write_text(json.dumps(chrome_trace(spans, steps)) + "\n")
     print(summary(spans))
@@ -35,20 +41,22 @@ def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: W
 
 async def _observe(
     settings: Settings, workload: Workload, arguments: argparse.Namespace
-) -> tuple[list[Step], list[Span]]:
+) -> tuple[list[Step], list[ActorSpan], list[ActorSpan]]:
+    """All steps of the last run, and what scheduler and executor noted."""
     with scratch() as folder:
         served = as_served(settings, folder, span_dir=str(folder / "spans"))
         point = workload.points[-1]
         async with deployed(served, folder / "serve.log") as deployment:
             watch = Watch(deployment)
             await watch.run(warm_up(deployment))
-            prompts = make_prompts(point.trace, deployment.vocab_size, (arguments.workload_seed, 0))
-            run = await watch.run(make_requests(point.trace, prompts, point.name, point.temperature))
-        steps = middle(run.steps, arguments.steps)
+            for repeat in range(arguments.runs_before + 1):
+                prompts = make_prompts(point.trace, deployment.vocab_size, (arguments.workload_seed, repeat))
+                name = f"{point.name}-{repeat}"
+                run = await watch.run(make_requests(point.trace, prompts, name, point.temperature))
         scheduler, executor = (
             read_spans(folder / "spans" / f"{actor}.jsonl") for actor in (deployment.scheduler, deployment.executor)
         )
-        return steps, make_spans(steps, scheduler, executor)
+        return run.steps, scheduler, executor
 
 
 def middle(steps: list[Step], count: int) -> list[Step]:

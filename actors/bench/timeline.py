@@ -11,10 +11,11 @@ import numpy as np
 
 from actors.bench.watch import Step
 from actors.simulator.svg import COLORS, Chart
+from actors.spans import CAPTURE, EAGER, LAUNCH
 
 LANES = ("scheduler", "bus: plans", "bus: results", "executor thread", "device")
 SCHEDULER, PLANS, RESULTS, THREAD, DEVICE = LANES
-NAMES = ("land", "plan", "plan in flight", "result in flight", "launch", "apply", "step")
+NAMES = ("land", "plan", "plan in flight", "result in flight", LAUNCH, "apply", "step", EAGER, CAPTURE)
 ODD_STEPS = "#d4ae1d"
 PROCESS_IDS = {"scheduler": 1, "bus: plans": 2, "bus: results": 2, "executor thread": 3, "device": 3}
 PROCESS_NAMES = {1: "scheduler", 2: "bus", 3: "executor"}
@@ -42,7 +43,7 @@ def make_spans(steps: Sequence[Step], scheduler: Sequence[ActorSpan], executor: 
         for name, _, began, ended in scheduler
         if began_s <= began <= ended_s and ended > began
     ]
-    lane_of = {"apply": THREAD, "launch": THREAD, "device": DEVICE}
+    lane_of = dict.fromkeys(("apply", LAUNCH, EAGER, CAPTURE), THREAD) | {"device": DEVICE}
     spans += [
         Span(lane_of[name], "step" if name == "device" else name, step, began, ended)
         for name, step, began, ended in executor

@@ -36,7 +36,7 @@ from actors.executor.swap import CopyWatch
 from actors.grammar import load_vocabulary
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
-from actors.spans import Spans
+from actors.spans import EAGER, LAUNCH, Spans
 from bus.messages import Int32Array, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -286,7 +286,8 @@ class Engine:
             self._follow.launched(work)
         self._launched.put(_Launched(queued, work, launched_s, readback, copied))
         if self._spans is not None:
-            self._spans.add("launch", queued.plan.step, launched_s, time.time())
+            name = LAUNCH if self._loaded.runner.from_graph else EAGER
+            self._spans.add(name, queued.plan.step, launched_s, time.time())
         self.stats.host_s += time.perf_counter() - began
 
     def _apply(self, queued: _Queued) -> StepWork:

@@ -50,6 +50,8 @@ class Runner:
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.scores: Scores | None = None
         """Log probabilities of the last step, if any of its rows asked for them."""
+        self.from_graph = False
+        """Whether the last step was."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         block_queries = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize).block_queries
@@ -73,6 +75,7 @@ class Runner:
             self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
         if not len(work.slots):
             return None
+        self.from_graph = bucket is not None
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(self, bucket)
         else:

@@ -1,0 +1,76 @@
+"""``--deterministic`` from end to end: over HTTP and Redis, at the size of a real model, in bfloat16."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from actors.bench.deployment import as_served, deployed
+from actors.settings import Settings
+from bus.private_redis import find_redis_server
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+NUM_TOLD, NUM_OTHERS, MAX_TOKENS = 12, 244, 48
+Body = dict[str, Any]
+
+
+def bodies(vocab_size: int, count: int, seed: int) -> list[Body]:
+    """Completions of prompts of 1 to 3000 tokens, every second one sampled."""
+    rng = random.Random(seed)
+    lengths = [rng.choice((1, 17, 64, 100, 500, 1000, 3000)) for _ in range(count)]
+    return [
+        {
+            "prompt": [rng.randrange(vocab_size) for _ in range(length)], "max_tokens": MAX_TOKENS, "ignore_eos": True,
+            "temperature": 0.9 * (i % 2), "seed": seed + i, "logprobs": 1, "return_token_ids": True,
+        }
+        for i, length in enumerate(lengths)
+    ]  # fmt: skip
+
+
+async def answer(session: aiohttp.ClientSession, url: str, body: Body) -> tuple[list[int], list[float]]:
+    """The tokens of one completion and their log probabilities."""
+    async with session.get(f"{url}/v1/models") as response:
+        model = (await response.json())["data"][0]["id"]
+    async with session.post(f"{url}/v1/completions", json={**body, "model": model}) as response:
+        assert response.status == 200, await response.text()
+        choice = (await response.json())["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+async def answers(folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
+    """Of the same requests: each alone; all of them among many others; again, among others."""
+    settings = Settings(model="qwen06b", deterministic=True, max_num_seqs=256, max_model_len=4096)
+    async with (
+        deployed(as_served(settings, folder), folder / "serve.log") as deployment,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session,
+    ):
+        url, told = deployment.base_url, bodies(deployment.vocab_size, NUM_TOLD, seed=1)
+        alone = [await answer(session, url, body) for body in told]
+        crowded = []
+        for seed in (1000, 2000):
+            everybody = told + bodies(deployment.vocab_size, NUM_OTHERS, seed)
+            order = random.Random(seed).sample(range(len(everybody)), len(everybody))
+            found = await asyncio.gather(*(answer(session, url, everybody[i]) for i in order))
+            crowded.append([found[order.index(i)] for i in range(NUM_TOLD)])
+        return alone, crowded[0], crowded[1]
+
+
+def test_a_request_gets_the_same_alone_and_in_a_full_batch(tmp_path: Path) -> None:
+    """Tokens and every bit of their log probabilities, greedy and sampled, in two different companies."""
+    alone, crowded, otherwise_crowded = asyncio.run(answers(tmp_path))
+
+    assert {len(tokens) for tokens, _ in alone} == {MAX_TOKENS}
+    assert crowded == alone
+    assert otherwise_crowded == alone

@@ -12,6 +12,7 @@ from actors.dead_letters_command import add_command as add_dead_letters_command
 from actors.dead_letters_command import run_command as run_dead_letters_command
 from actors.executor.compile_command import add_command as add_compile_command
 from actors.executor.compile_command import run_command as run_compile_command
+from actors.garbage import collect_seldom
 from actors.jobs.command import add_commands as add_jobs_commands
 from actors.jobs.command import run_command as run_jobs_command
 from actors.settings import KINDS, Settings, SettingsError
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "serve":
             return _serve(settings)
         if arguments.command == "actor":
+            collect_seldom()
             from actors.process import run_actor
 
             return run_actor(arguments.kind, settings)

@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from bus.without import without
+
+with without("rich"):  # for tracebacks on a terminal, which are formatted otherwise here
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 MAX_VALUE = 200
 """Characters of one logged value."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import os
 import signal
@@ -18,6 +17,7 @@ import uvloop
 
 from actors import logs
 from actors.actor import Actor, describe
+from actors.garbage import keep_what_is_there
 from actors.gpus import list_gpus, take_free_gpu
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError
@@ -32,10 +32,6 @@ CLASSES = {
 }
 EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 """Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
-
-USUAL_THRESHOLDS = gc.get_threshold()
-START_THRESHOLD = 200_000
-"""New objects between two collections while an actor starts: what imports make stays, and it takes long to look at."""
 
 
 def actor_class(kind: str) -> type[Actor]:
@@ -84,16 +80,9 @@ def choose_gpu(settings: Settings) -> None:
 
 def run_actor(kind: str, settings: Settings) -> int:
     """Run one actor until it ends; returns the exit code."""
-    gc.set_threshold(START_THRESHOLD)
     logs.configure(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_life(kind, settings))
-
-
-def keep_what_is_there() -> None:
-    """Once an actor is ready: collect garbage as usual, but never look at what the start has made."""
-    gc.freeze()
-    gc.set_threshold(*USUAL_THRESHOLDS)
 
 
 async def _life(kind: str, settings: Settings) -> int:

@@ -9,6 +9,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,6 +51,7 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
+@cache
 def field_types() -> dict[str, tuple[type, bool]]:
     """For each setting its type (str, int, float, bool, tuple) and whether None is allowed."""
     kinds: dict[str, tuple[type, bool]] = {}

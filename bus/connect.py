@@ -7,9 +7,12 @@ from weakref import WeakValueDictionary
 from bus.contract import Bus, BusError
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-from bus.redis_bus import RedisBus
-from bus.redis_url import SCHEMES
 from bus.streams import Names
+from bus.without import without
+
+with without("opentelemetry"):  # redis-py's own metrics
+    from bus.redis_bus import RedisBus
+    from bus.redis_url import SCHEMES
 
 _memory_servers: WeakValueDictionary[str, MemoryServer] = WeakValueDictionary()
 

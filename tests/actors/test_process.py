@@ -10,17 +10,15 @@ import signal
 import pytest
 
 from actors import logs
+from actors.garbage import START_THRESHOLD, USUAL_THRESHOLDS, collect_seldom, keep_what_is_there
 from actors.model_config import ModelError
 from actors.probe import healthy, http_status, reachable_host, url_of
 from actors.process import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
-    START_THRESHOLD,
-    USUAL_THRESHOLDS,
     choose_gpu,
     default_name,
     exit_code,
-    keep_what_is_there,
     make_bus,
     stop_on_signals,
     unless_stopped,
@@ -167,7 +165,7 @@ def test_garbage_is_collected_as_usual_once_an_actor_is_ready(monkeypatch: pytes
     """Seldom until then; and what was made until then is never looked at again."""
     frozen: list[tuple[int, int, int]] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.get_threshold()))
-    gc.set_threshold(START_THRESHOLD)
+    collect_seldom()
     try:
         keep_what_is_there()
         assert (frozen[0][0], gc.get_threshold()) == (START_THRESHOLD, USUAL_THRESHOLDS)

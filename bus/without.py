@@ -1,0 +1,19 @@
+"""Imports of libraries that would import much more if it is installed, though nobody here uses that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without(*packages: str) -> Iterator[None]:
+    """What is imported in this block does not find ``packages``; one that has been imported already stays."""
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: it cannot be imported
+    try:
+        yield
+    finally:
+        for package in hidden:
+            sys.modules.pop(package, None)

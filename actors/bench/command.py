@@ -150,6 +150,7 @@ def _add_tables(add_parser: _AddParser) -> None:
         allow_abbrev=False,
     )
     tables.add_argument("files", nargs="+", metavar="FILE", help="what --json of engine, serve and start wrote")
+    tables.add_argument("--into", metavar="FILE", help="put them there, between two marks, instead of printing them")
 
 
 def _add_shape(add_parser: _AddParser) -> None:
@@ -212,7 +213,7 @@ def _run(arguments: argparse.Namespace) -> int:
         case "tables":
             from actors.bench.tables import bench_tables
 
-            return bench_tables(arguments.files)
+            return bench_tables(arguments.files, arguments.into)
         case "shape":
             return _write_shape(arguments.name, Path(arguments.folder))
         case "profile":

@@ -15,19 +15,38 @@ from actors.settings import SettingsError
 
 GOALS = Path(__file__).with_name("goals.json")
 NOTHING = "-"
-TELLING_SETTINGS = "--kv-cache-dtype="
+TELLING_SETTINGS = ("--kv-cache-dtype=", "--deterministic")
 """Settings that make another measurement of the same point: a row is about those with exactly its own."""
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+"""Lines of a document between which the tables stand."""
 
 Json = Mapping[str, Any]
 
 
-def bench_tables(paths: Iterable[str]) -> int:
-    """Print all tables that the files have something for."""
+def bench_tables(paths: Iterable[str], document: str | None = None) -> int:
+    """Print all tables that the files have something for, or put them into ``document`` in place of those there."""
     found = [_read(Path(path)) for path in paths]
     goals = json.loads(GOALS.read_text(encoding="utf-8"))
-    shown = [table(each, found) for each in goals["tables"]]
-    print("\n\n".join(text for text in shown if text))
+    text = "\n\n".join(filter(None, (table(each, found) for each in goals["tables"])))
+    if document is None:
+        print(text)
+    else:
+        _put_into(Path(document), text)
     return 0
+
+
+def _put_into(document: Path, text: str) -> None:
+    """Replace what stands between the two marks.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    try:
+        before, rest = document.read_text(encoding="utf-8").split(f"{BEGIN}\n")
+        _, after = rest.split(f"{END}\n")
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{document} has no place for tables between {BEGIN} and {END}: {error}") from error
+    document.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}\n{after}", encoding="utf-8")
 
 
 def _read(path: Path) -> Json:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.bench.points import make_workloads
-from actors.bench.tables import GOALS, bench_tables
+from actors.bench.tables import BEGIN, END, GOALS, bench_tables
 from actors.settings import SettingsError
 from actors.simulator.workloads import WORKLOADS
 
@@ -43,6 +43,21 @@ def test_another_cache_format_is_another_row(tmp_path: Path, capsys: pytest.Capt
     rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if "|" in line}
     assert "5 (4 to 6)" in rows["`mixed256`, FP8 cache, output"]
     assert "5 (4 to 6)" not in rows["`mixed256`, output"]
+
+
+def test_tables_go_between_the_marks_of_a_document(tmp_path: Path) -> None:
+    """What stood there is replaced; a document without marks is refused and stays."""
+    document = tmp_path / "performance.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for median in (4.5, 3.9):
+        bench_tables([results(tmp_path, "a", "decode/1", {"step_ms_mean": (median, 3.8, 4.6)})], str(document))
+    text = document.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n\n**One decode step, ms**\n")
+    assert text.endswith(f"|\n\n{END}\nafter\n")
+    assert (text.count("**3.90 (3.80 to 4.60)**"), text.count("4.50"), text.count("old")) == (1, 0, 0)
+    (tmp_path / "other.md").write_text("nothing")
+    with pytest.raises(SettingsError, match="no place for tables"):
+        bench_tables([results(tmp_path, "a", "decode/1", {"step_ms_mean": (1, 1, 1)})], str(tmp_path / "other.md"))
 
 
 def test_the_last_file_wins_and_seconds_are_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Everything that the tables of docs/performance.md show, in four parts of about four minutes each on an H200:
+#   tests/gpu/tables.sh offline|long|chat|clients FOLDER [options of pagebus serve...]
+# writes JSON into FOLDER, for `pagebus bench tables FOLDER/*.json --into docs/performance.md`.
+# REPEATS (3) is the number of runs; SIZES adds options that make workloads smaller, for a try on a CPU.
+set -u
+part=$1 out=$2 began=$(date +%s)
+shift 2
+options=("$@")
+read -ra sizes <<<"${SIZES:-}"
+repeats=${REPEATS:-3}
+mkdir -p "$out"
+
+measure() { # NAME COMMAND...: run it, its figures go to NAME.json
+  local name=$1
+  shift
+  echo "== $name after $(($(date +%s) - began)) s"
+  python3 -m actors.cli bench "$@" --repeats "$repeats" --json "$out/$name.json" 2>"$out/$name.err" || cat "$out/$name.err"
+  rm -f "$out/$name.err"
+}
+
+engine() { # NAME MODEL OPTIONS...
+  local name=$1 model=$2
+  shift 2
+  measure "$name" engine --model "$model" "${sizes[@]}" "${options[@]}" "$@"
+}
+
+start() { # MODEL
+  python3 -m actors.cli compile-kernels "$shapes/$1" "${options[@]}" >"$out/compile.log" 2>&1 || cat "$out/compile.log"
+  rm -f "$out/compile.log"
+  measure "start-$1" start --model "$1" "${options[@]}"
+}
+
+online() { # WORKLOAD: of a server of llama8b that is started for the first
+  if [ -z "${server:-}" ]; then
+    python3 -m actors.cli serve "$shapes/llama8b" --load-format dummy --served-model-name llama8b --port 8790 \
+      "${options[@]}" >"$out/serve.log" 2>&1 &
+    server=$!
+    for _ in $(seq 600); do
+      python3 -c 'import urllib.request as r; r.urlopen("http://127.0.0.1:8790/health")' 2>/dev/null && break
+      sleep 0.2
+    done
+  fi
+  measure "serve-$1" serve --base-url http://127.0.0.1:8790 --model llama8b --workload "$1" --disable-tqdm \
+    --continuous-usage-stats ${SERVE_SIZES:-}
+}
+
+shapes=$(mktemp -d)
+trap 'rm -rf "$shapes"; [ -z "${server:-}" ] || { kill "$server"; wait "$server"; }' EXIT
+for model in llama8b qwen06b; do python3 -m actors.cli bench shape "$model" "$shapes" >/dev/null; done
+
+case $part in
+  offline)
+    engine llama8b llama8b --workloads decode mixed256 chat1000
+    engine qwen06b qwen06b --workloads decode mixed256 chat1000 prefill
+    ;;
+  long)
+    engine llama8b-long llama8b --workloads prefill prefix longctx
+    engine llama8b-fp8 llama8b --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8
+    engine llama8b-swap llama8b --workloads swap
+    ;;
+  chat)
+    start qwen06b
+    start llama8b
+    online single
+    online chat
+    ;;
+  clients)
+    online chat256
+    online shared-prefix
+    online long4k
+    engine qwen06b-fp8 qwen06b --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8
+    ;;
+  deterministic)
+    for model in qwen06b llama8b; do
+      engine "$model-deterministic" "$model" --workloads decode mixed256 --batches 1 32 256 --deterministic
+    done
+    ;;
+  *)
+    echo "there is no part $part" >&2
+    exit 2
+    ;;
+esac
+echo "== done after $(($(date +%s) - began)) s"

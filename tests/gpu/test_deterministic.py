@@ -54,7 +54,7 @@ async def answers(folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
     settings = Settings(model="qwen06b", deterministic=True, max_num_seqs=256, max_model_len=4096)
     async with (
         deployed(as_served(settings, folder), folder / "serve.log") as deployment,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120), connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         url, told = deployment.base_url, bodies(deployment.vocab_size, NUM_TOLD, seed=1)
         alone = [await answer(session, url, body) for body in told]

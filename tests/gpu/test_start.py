@@ -28,11 +28,13 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = ["--max-model-len", "512", "--max-num-seqs", "16", "--dtype", "bfloat16", "--load-format", "dummy"]
 RUN_ENGINE = """
 import json, sys
+from pathlib import Path
 from triton import knobs
 compiled = []
 knobs.compilation.listener = lambda *, src, cache_hit, **_: compiled.append((src.name, cache_hit))
 from tests.engine_driver import Driver
-driver = Driver(sys.argv[1], max_model_len=512, max_num_seqs=16, dtype="bfloat16", load_format="dummy", device="cuda")
+settings = {"max_model_len": 512, "max_num_seqs": 16, "dtype": "bfloat16", "load_format": "dummy", "device": "cuda"}
+driver = Driver(Path(sys.argv[1]), **settings)
 scheduler = driver.scheduler()
 for length in (1, 40, 300):
     for params in ({}, {"temperature": 1.0, "top_k": 5, "logprobs": 2}, {"repetition_penalty": 1.2}):

@@ -37,7 +37,8 @@ def report(steps: Sequence[Step], spans: Sequence[Span]) -> str:
     from_graph = {span.step for span in spans if span.name == LAUNCH}
     kinds: dict[str, list[Step]] = {}
     for step in steps:
-        kind = f"{'with prompts' if step.prefill_tokens else 'decodes'}, {'graph' if step.number in from_graph else 'no graph'}"
+        kind = "with prompts" if step.prefill_tokens else "decodes"
+        kind += ", graph" if step.number in from_graph else ", no graph"
         kinds.setdefault(kind, []).append(step)
     lines = [f"{'steps':24}{'number':>8}{'device s':>10}{'mean ms':>9}{'tokens':>8}{'rows':>7}"]
     for kind, those in sorted(kinds.items()):

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos soak clean
+.PHONY: help serve test lint format types unit chaos soak overload clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,9 @@ chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of d
 
 soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and faults: does anything grow? (ARGS="--minutes 5")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+overload: $(VENV)/.installed-test redis ## ten times the load that can be served: what becomes of goodput, latency and memory?
+	$(BIN)/python -m tests.chaos.overload $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -5,8 +5,9 @@
 Starts a deployment over Redis, sends the workload over HTTP as it is (twice, the first time to warm up), and then once
 more for each kind of actor, which is killed when half of the undisturbed time has passed. Each request must give as
 many tokens as it asked for, and one end. Prints, for each run, the seconds from the first request to the last end, the
-longest silence of all streams together, and how many requests have the very tokens of the undisturbed run (with random
-weights and half precision a token computed anew, in another batch, may differ).
+longest silence of all streams together, and how many requests have the very tokens of the undisturbed run. With random
+weights and half precision those in another batch may have others; with ``--deterministic`` only those that were under way when
+the actor was killed, since what they had decoded is computed again as a prompt.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Stream:
     times_s: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     error: str = ""
+
+    def spans(self, at_s: float) -> bool:
+        """Whether its first token came before, and its last one after a moment."""
+        return bool(self.times_s) and self.times_s[0] < at_s < self.times_s[-1]
 
     def parse(self) -> None:
         """Tokens, and what is wrong, if anything."""
@@ -124,6 +129,7 @@ async def run(deployment: Deployment, calls: list[Call], kind: str = "", after_s
     waits = silences(streams, killed_s) if killing else []
     return {
         "streams": streams,
+        "killed_s": killed_s,
         "seconds": round(seconds, 2),
         "ended well": sum(not stream.error for stream in streams),
         "silence of all, s": round(silence_s, 2),
@@ -134,10 +140,12 @@ async def run(deployment: Deployment, calls: list[Call], kind: str = "", after_s
 
 def show(name: str, figures: dict[str, Any], reference: dict[str, Any] | None) -> None:
     """A line for people and programs."""
-    told = {key: value for key, value in figures.items() if key != "streams"}
+    told = {key: value for key, value in figures.items() if key not in ("streams", "killed_s")}
     if reference is not None:
         pairs = zip(figures["streams"], reference["streams"], strict=True)
-        told["same tokens"] = sum(one.tokens == other.tokens for one, other in pairs)
+        others = [one for one, other in pairs if one.tokens != other.tokens]
+        told["same tokens"] = len(figures["streams"]) - len(others)
+        told["others, under way at the kill"] = sum(each.spans(figures["killed_s"]) for each in others)
     print(json.dumps({"run": name, **told}), flush=True)
     for stream in [each for each in figures["streams"] if each.error][:5]:
         print(f"  {stream.error}", flush=True)

@@ -112,6 +112,9 @@ class Actor(ABC):
             self.draining.set()
             self.set_state("draining")
 
+    def lease_lapsed(self) -> None:  # noqa: B027 (optional)
+        """The lease had expired when it was renewed: the bus or this process was away, or the clock of Redis jumped."""
+
     async def confirm_lease(self) -> None:
         """Wait until the lease is held for certain.
 
@@ -264,7 +267,9 @@ class Actor(ABC):
             self._beat_now.clear()
             began_s = time.monotonic()
             try:
-                await self.bus.renew_lease(self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s)
+                held = await self.bus.renew_lease(
+                    self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s
+                )
             except BusUnavailable as error:
                 if away:
                     self.bus_trouble = str(error) if isinstance(error, BusRefused) else "it does not answer"
@@ -278,6 +283,8 @@ class Actor(ABC):
                 self.bus_trouble = ""
                 self._renewed_s = began_s
                 self._renewed.set()
+                if not held:
+                    self.lease_lapsed()
                 with contextlib.suppress(BusUnavailable):
                     await self._obey()
 

@@ -220,8 +220,9 @@ class Bus(ABC):
     @abstractmethod
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
-    ) -> None:
+    ) -> bool:
         """Extend one's lease and replace its info. An expired lease nobody took is taken back under the same epoch.
+        Returns whether it had not expired.
 
         Raises:
             Fenced: the lease belongs to another epoch now.

@@ -313,7 +313,7 @@ class MemoryBus(Bus):
 
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
-    ) -> None:
+    ) -> bool:
         self._check()
         key = self.names.lease(kind, name)
         lease = self.server.live_lease(key)
@@ -322,6 +322,7 @@ class MemoryBus(Bus):
             raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
         self.server.leases[key] = MemoryLease(epoch, encode_state(info), self.server.clock() + ttl_s)
         self.server.granted[key] = epoch
+        return lease is not None
 
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         self._check()

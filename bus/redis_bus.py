@@ -282,8 +282,8 @@ class RedisBus(Bus):
 
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
-    ) -> None:
-        await self._leases.renew(kind, name, epoch, info, ttl_s=ttl_s)
+    ) -> bool:
+        return await self._leases.renew(kind, name, epoch, info, ttl_s=ttl_s)
 
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         await self._leases.release(kind, name, epoch)

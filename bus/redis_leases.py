@@ -51,7 +51,7 @@ class RedisLeases:
                     return epoch
         raise LeaseTaken(f"{kind} {name!r} is being taken by others")
 
-    async def renew(self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float) -> None:
+    async def renew(self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float) -> bool:
         """See :meth:`bus.contract.Bus.renew_lease`."""
         key, granted = self._keys(kind, name)
         async with self._lock:
@@ -62,7 +62,7 @@ class RedisLeases:
                     await self._link.call(("UNWATCH",))
                     raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
                 if await self._exec(self._set_commands(key, granted, epoch, info, ttl_s)):
-                    return
+                    return held is not None
         raise BusUnavailable(f"the lease of {kind} {name!r} could not be renewed: it changes all the time")
 
     async def release(self, kind: str, name: str, epoch: int) -> None:

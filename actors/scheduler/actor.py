@@ -45,6 +45,7 @@ from actors.scheduler.takeover import MARK_STEP, Takeover
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
 from actors.spans import spans_of
+from actors.steady_clock import steady_time_s
 from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
@@ -215,10 +216,10 @@ class SchedulerActor(Actor):
             await self.confirm_lease()
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
-            taken_s = time.time()
+            taken_s = steady_time_s()
             while self._inbox:
                 self._take(self._inbox.popleft())
-            planned_s = time.time()
+            planned_s = steady_time_s()
             watched = self._portrait.is_watched(planned_s)
             for output in self.core.plan(planned_s):
                 self._send(output)
@@ -226,7 +227,7 @@ class SchedulerActor(Actor):
                     self._show(output, planned_s)
             if self._asked:
                 self._answer_observers(planned_s)
-            self._note_work(taken_s, planned_s, time.time())
+            self._note_work(taken_s, planned_s, steady_time_s())
 
     async def drain(self) -> None:
         """Send what is queued, ack what was taken in, trim."""
@@ -333,7 +334,7 @@ class SchedulerActor(Actor):
             reason = message.reason if isinstance(message, ReplicaFenced) else "replaced"
             self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
             return
-        now_s = time.time()
+        now_s = steady_time_s()
         if self._portrait.is_watched(now_s):
             self._portrait.landing(name, message, now_s)
         try:
@@ -455,11 +456,16 @@ class SchedulerActor(Actor):
             self._to_ack.clear()
 
     # -- beside the loop ----------------------------------------------------------------------------------------------
+    def lease_lapsed(self) -> None:
+        self._believe_absence_s = time.monotonic() + self.settings.lease_ttl_s
+
     async def _look(self) -> None:
-        """Who is there? After an outage of the bus, or of this process, actors get the time of a lease to show that
-        they live."""
+        """Who is there? After an outage of the bus, or of this process, or a jump of the clock of Redis, which has all
+        leases expire, actors get the time of a lease to show that they live."""
         leases = await self.bus.leases()
         now_s = time.monotonic()
+        if not any(lease.epoch == self.epoch for lease in leases):
+            self.lease_lapsed()
         if self._away or now_s - self._looked_s > LOOK_S + self.settings.lease_ttl_s / 3:
             self._believe_absence_s = now_s + self.settings.lease_ttl_s
         self._looked_s = now_s

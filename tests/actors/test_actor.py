@@ -35,7 +35,7 @@ class LeaseBus:
         self.infos.append(info)
         return 7
 
-    async def renew_lease(self, kind: str, name: str, epoch: int, info: Mapping[str, Any], *, ttl_s: float) -> None:
+    async def renew_lease(self, kind: str, name: str, epoch: int, info: Mapping[str, Any], *, ttl_s: float) -> bool:
         self.changed.set()
         if self.unavailable or self.refusal:
             self.failed_renewals += 1
@@ -43,6 +43,7 @@ class LeaseBus:
         if self.fenced:
             raise Fenced("newer holder")
         self.infos.append(info)
+        return True
 
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         self.released.append(epoch)

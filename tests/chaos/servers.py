@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import shutil
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import redis
@@ -22,12 +23,34 @@ FAILOVER_AFTER_MS = 1000
 """How long a master is silent before Sentinel replaces it."""
 
 
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    static int (*real)(struct timeval *, void *);
+    if (!real) real = dlsym(RTLD_NEXT, "gettimeofday");
+    int result = real(now, zone);
+    FILE *file = fopen(getenv("CLOCK_OFFSET_FILE"), "r");
+    long offset_s = 0;
+    if (file && fscanf(file, "%ld", &offset_s) == 1) now->tv_sec += offset_s;
+    if (file) fclose(file);
+    return result;
+}
+"""
+"""A wall clock, for LD_PRELOAD, that is as many seconds ahead as a file says."""
+
+
 class Server:
     """One redis-server process."""
 
-    def __init__(self, client: redis.Redis, *arguments: str) -> None:
+    def __init__(self, client: redis.Redis, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.client = client
         self._arguments = arguments
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -39,6 +62,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=self._environment,
             restore_signals=False,  # SIGXFSZ stays ignored: a file that may not grow is an error, as on a full disk
         )
         deadline_s = time.monotonic() + START_S
@@ -74,14 +98,29 @@ class Server:
 class OneServer:
     """A server on a Unix socket with an append-only file."""
 
-    def __init__(self, fsync: str = "always") -> None:
+    def __init__(self, fsync: str = "always", *, own_clock: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
         path = self._folder / "redis.sock"
         self.url = f"unix://{path}"
         arguments = ("--port", "0", "--unixsocket", str(path), "--dir", str(self._folder))
         persistence = ("--save", "", "--appendonly", "yes", "--appendfsync", fsync)
-        self.server = Server(redis.Redis(unix_socket_path=str(path)), *arguments, *persistence)
+        environment = self._make_clock() if own_clock else {}
+        client = redis.Redis(unix_socket_path=str(path))
+        self.server = Server(client, *arguments, *persistence, environment=environment)
         self.client = self.server.client
+
+    def _make_clock(self) -> dict[str, str]:
+        source, library = self._folder / "clock.c", self._folder / "clock.so"
+        source.write_text(CLOCK)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+        self.set_clock(0)
+        return {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._folder / "offset")}
+
+    def set_clock(self, offset_s: int) -> None:
+        """The clock of the server, made with ``own_clock``, is so far ahead."""
+        new = self._folder / "offset.new"
+        new.write_text(str(offset_s))
+        new.replace(self._folder / "offset")
 
     def destroy(self) -> None:
         self.server.kill()

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import statistics
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,14 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
     """One of each kind, over a Redis that writes its file once a second, as ``pagebus serve`` configures it."""
     yield from loaded(tmp_path_factory.mktemp("on_disk"), servers=OneServer(fsync="everysec"))
+
+
+@pytest.fixture(scope="module")
+def own_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """One of each kind, over a Redis whose clock can jump."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler to make a clock with")
+    yield from loaded(tmp_path_factory.mktemp("own_clock"), servers=OneServer(own_clock=True))
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +307,17 @@ async def test_redis_fails_over(replicated: tuple[Deployment, Load], tell: Tell)
             await asyncio.sleep(3)
     assert {name: child.pid for name, child in deployment.actors().items()} == before
     tell(answers=load.answers, seconds_without_a_master=[round(each, 2) for each in without_s])
+
+
+@full
+async def test_the_clock_of_redis_jumps(own_clock: tuple[Deployment, Load], tell: Tell) -> None:
+    """An hour ahead, so that every lease expires at once, and back, so that nothing expires: nobody restarts."""
+    deployment, load = own_clock
+    before = {name: child.pid for name, child in deployment.actors().items()}
+    async with busy(deployment, load):
+        for offset_s in (3600, 0, -3600, 0):
+            deployment.servers.set_clock(offset_s)
+            assert deployment.redis.time()[0] - time.time() == pytest.approx(offset_s, abs=60)
+            await asyncio.sleep(LEASE_S)
+    assert {name: child.pid for name, child in deployment.actors().items()} == before
+    tell(answers=load.answers, reconnects=load.reconnects)

@@ -6,8 +6,8 @@ Starts a deployment over Redis, sends the workload over HTTP as it is (twice, th
 more for each kind of actor, which is killed when half of the undisturbed time has passed. Each request must give as
 many tokens as it asked for, and one end. Prints, for each run, the seconds from the first request to the last end, the
 longest silence of all streams together, and how many requests have the very tokens of the undisturbed run. With random
-weights and half precision those in another batch may have others; with ``--deterministic`` only those that were under way when
-the actor was killed, since what they had decoded is computed again as a prompt.
+weights and half precision those in another batch may have others. With ``--deterministic`` only those may that were
+under way when the actor was killed, since what they had decoded is computed again as a prompt.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -330,6 +331,42 @@ async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="r"))
         await until(lambda: not deployment.scheduler._entries)
+
+
+async def test_a_jump_of_the_wall_clock_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that has ended is kept for its client, who has said nothing yet."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await deployment.send(ask("a", max_tokens=2))
+        await until(lambda: deployment.scheduler.core.is_forgettable is False and deployment.scheduler.core.is_idle)
+        deployment.scheduler._news.set()
+        await until(lambda: not deployment.scheduler._news.is_set())
+        wall_s = time.time()
+        monkeypatch.setattr(time, "time", lambda: wall_s + 86_400.0)
+        for _ in range(2):
+            deployment.scheduler._news.set()
+            await until(lambda: not deployment.scheduler._news.is_set())
+        assert deployment.scheduler.core.delivery.finished.keys() == {"a"}
+        await deployment.send(done("a"))
+        await until(lambda: not deployment.scheduler.core.delivery.finished)
+
+
+async def test_nobody_is_given_up_when_all_leases_vanish_at_once() -> None:
+    """The scheduler's own is gone too: the clock of Redis has jumped, the actors live."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
+        deployment.server.leases.clear()
+        looked_s = deployment.scheduler._looked_s
+        await until(lambda: deployment.scheduler._looked_s > looked_s)
+        info = dataclasses.asdict(FakeExecutor(name="gpu-0", block_size=16, num_blocks=64, max_model_len=1024).joined)
+        held = await deployment.bus.renew_lease(
+            "executor", "gpu-0", deployment.epochs["gpu-0"], info | {"state": "ready"}, ttl_s=TTL_S
+        )
+        assert not held
+        await deployment.tell_positions()
+        await deployment.send(ask("a", max_tokens=2))
+        await until(lambda: len(deployment.tokens()) == 2)
 
 
 async def test_draining_finishes_what_runs() -> None:

@@ -33,6 +33,11 @@ CLASSES = {
 EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 """Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
 
+OPEN_REDIS = (
+    "the URL has no password: whoever reaches it could read and change every request. Give it one "
+    "(redis://user:password@host), or say --allow-open-redis if the network keeps others away"
+)
+
 
 def actor_class(kind: str) -> type[Actor]:
     """The class of a kind of actor. Imports only that actor's package: the scheduler starts without torch."""
@@ -50,14 +55,21 @@ def make_bus(settings: Settings) -> Bus:
     """The bus object for ``settings.bus``, not yet connected.
 
     Raises:
-        SettingsError: there is none, or its URL cannot be understood.
+        SettingsError: there is none, its URL cannot be understood, or it is a server that everybody may use.
     """
     from bus.connect import open_bus
+    from bus.redis_url import SCHEMES, is_open, parse_redis_url, with_tls_files
 
     if settings.bus is None:
         raise SettingsError("--bus is needed: the URL of the bus that all actors share (or PAGEBUS_BUS)")
+    files = {"ca": settings.redis_ca_file, "cert": settings.redis_cert_file, "key": settings.redis_key_file}
     try:
-        return open_bus(settings.bus, settings.name, client_name=settings.actor_name or "pagebus")
+        url = with_tls_files(settings.bus, **files)
+        if not settings.allow_open_redis and url.partition("://")[0] in SCHEMES:
+            target = parse_redis_url(url)
+            if is_open(target):
+                raise BusError(f"{target.text} is on another machine, and {OPEN_REDIS}")
+        return open_bus(url, settings.name, client_name=settings.actor_name or "pagebus")
     except BusError as error:
         raise SettingsError(f"--bus: {error}") from error
 

@@ -133,6 +133,16 @@ class Settings:
         group=PROCESSES,
         check=_check_bus,
     )
+    redis_ca_file: str | None = setting(
+        None, help="certificates that vouch for a Redis with TLS (default: the system's)", group=PROCESSES
+    )
+    redis_cert_file: str | None = setting(
+        None, help="certificate to show to a Redis that wants one of its clients", group=PROCESSES
+    )
+    redis_key_file: str | None = setting(None, help="key of --redis-cert-file", group=PROCESSES)
+    allow_open_redis: bool = setting(
+        False, help="use a Redis on another machine that asks for no password", group=PROCESSES
+    )
     host: str = setting("127.0.0.1", help="address to listen on", group=SERVICE)
     port: int = setting(8000, help="port to listen on; 0 takes a free one", group=SERVICE, low=0, high=65535)
     api_key: tuple[str, ...] = setting(

@@ -23,12 +23,12 @@ from bus.memory_server import MemoryServer
 from bus.streams import Names
 
 
-def make_actors(settings: Settings, open_bus: Callable[[], Bus]) -> list[Actor]:
-    """All actors of ``settings``, each with a bus object of its own."""
+def make_actors(settings: Settings, open_bus: Callable[[str], Bus]) -> list[Actor]:
+    """All actors of ``settings``, each with a bus object of its own: ``open_bus`` is told the kind."""
     counts = settings.counts | {"scheduler": 1}
     names = [(kind, f"{kind}-{i}") for kind in KINDS for i in range(counts[kind])]
     own = settings.replace(bus="memory://")
-    return [actor_class(kind)(own.replace(actor_name=name), open_bus(), name) for kind, name in names]
+    return [actor_class(kind)(own.replace(actor_name=name), open_bus(kind), name) for kind, name in names]
 
 
 class SingleProcess:
@@ -52,7 +52,7 @@ class SingleProcess:
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a failed actor (1) or a hopeless setting (2); returns that exit code."""
         try:
-            self.actors = make_actors(self._settings, lambda: MemoryBus(self._server, Names(self._settings.name)))
+            self.actors = make_actors(self._settings, lambda _: MemoryBus(self._server, Names(self._settings.name)))
         except Exception as error:
             return exit_code(error, self._log)
         self._tasks = {actor.name: asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors}

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
@@ -98,6 +99,37 @@ class RedisTarget:
             raise BusUnavailable(f"{self.text}: the master does not tell its role: {error}") from error
         if not role or role[0] not in (b"master", "master"):
             raise BusUnavailable(f"{self.text}: a failover is under way, the server named master is not one")
+
+
+def with_tls_files(url: str, *, ca: str | None = None, cert: str | None = None, key: str | None = None) -> str:
+    """The URL with certificates named; those that it names itself stay.
+
+    Raises:
+        BusError: files are named for a connection without TLS.
+    """
+    given = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
+    files = {name: value for name, value in given.items() if value is not None}
+    if not files:
+        return url
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("rediss"):
+        raise BusError(f"certificates are for rediss://, and the bus URL is {parts.scheme}://")
+    query = urlencode(files | dict(parse_qsl(parts.query)), safe="/")
+    return urlunsplit(parts._replace(query=query))
+
+
+def is_open(target: RedisTarget) -> bool:
+    """Whether a server on another machine would let anybody in who reaches it."""
+    hosts = [host for host, _ in target.sentinels] or [str(target.options.get("host", "localhost"))]
+    remote = "path" not in target.options and not all(map(_is_local, hosts))
+    return remote and not (target.options.get("password") or target.options.get("ssl_certfile"))
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def parse_redis_url(url: str) -> RedisTarget:

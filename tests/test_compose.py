@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from actors.cli import build_parser
+from actors.process import make_bus
 from actors.settings import KINDS, Settings
 from actors.settings_sources import from_environment, load_settings
 from bus.streams import Names
@@ -27,14 +28,20 @@ ACTORS = {name: service for name, service in SERVICES.items() if name != "redis"
 CORES = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
 
 
+def as_compose(text: str) -> str:
+    """``${NAME:-default}`` as it is without the variable."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
 @pytest.mark.parametrize("name", ACTORS)
 def test_command_parses(name: str) -> None:
     """Each service's command and environment are understood by the real command, and name the shared bus."""
     service = ACTORS[name]
     arguments = build_parser().parse_args(service["command"])
-    settings = load_settings(arguments, service["environment"])
+    settings = load_settings(arguments, {key: as_compose(value) for key, value in service["environment"].items()})
     assert arguments.kind == name.partition("-")[0]
-    assert settings.bus == "redis://redis:6379/0"
+    assert settings.bus == "redis://:pagebus@redis:6379/0"
+    make_bus(settings)  # which refuses a server on another machine that has no password
 
 
 @pytest.mark.parametrize("name", ACTORS)

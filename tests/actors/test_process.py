@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ from actors.settings import Settings, SettingsError
 from bus.contract import BusUnavailable, Fenced
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from bus.redis_url import is_open, parse_redis_url, with_tls_files
 
 
 def test_default_name_is_valid_and_unique() -> None:
@@ -171,3 +173,29 @@ def test_garbage_is_collected_as_usual_once_an_actor_is_ready(monkeypatch: pytes
         assert (frozen[0][0], gc.get_threshold()) == (START_THRESHOLD, USUAL_THRESHOLDS)
     finally:
         gc.set_threshold(*USUAL_THRESHOLDS)
+
+
+@pytest.mark.parametrize(
+    ("url", "refused"),
+    [
+        ("redis://10.0.0.7", True), ("redis://redis:6379/0", True), ("redis+sentinel://localhost,h2/main", True),
+        ("rediss://h", True), ("redis://:p@h", False), ("redis://u:p@[fe80::1]", False), ("redis://[::1]:1", False),
+        ("redis://127.0.0.2", False), ("redis://localhost", False), ("unix:///run/r.sock", False),
+        ("redis+sentinel://127.0.0.1,localhost:5/main", False), ("memory://", False),
+    ],
+)  # fmt: skip
+def test_an_open_redis_on_another_machine_is_refused(url: str, refused: bool) -> None:
+    """Unless the operator takes that upon himself; the text says what to do."""
+    if refused:
+        with pytest.raises(SettingsError, match=r"no password.*--allow-open-redis"):
+            make_bus(Settings(bus=url))
+    make_bus(Settings(bus=url, allow_open_redis=refused))
+
+
+def test_certificates_are_for_tls(tmp_path: Path) -> None:
+    """A client certificate stands for a password; without TLS, files are a mistake."""
+    with pytest.raises(SettingsError, match="certificates are for rediss://"):
+        make_bus(Settings(bus="redis://:p@h", redis_ca_file="ca.pem"))
+    url = with_tls_files("rediss://h:1/2?ssl_ca_certs=mine.pem", ca="ca.pem", cert="/a/c.pem", key="k.pem")
+    assert url == "rediss://h:1/2?ssl_ca_certs=mine.pem&ssl_certfile=/a/c.pem&ssl_keyfile=k.pem"
+    assert not is_open(parse_redis_url(url))

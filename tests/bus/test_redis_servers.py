@@ -16,7 +16,7 @@ from bus.messages import AbortRequest
 from bus.private_redis import find_redis_server
 from bus.redis_bus import RedisBus
 from bus.redis_link import RedisLink
-from bus.redis_url import parse_redis_url
+from bus.redis_url import parse_redis_url, with_tls_files
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 Launch = Callable[..., Awaitable[None]]
@@ -57,26 +57,56 @@ async def command(port: int, *words: str) -> object:
         await link.close()
 
 
-async def test_tls_with_user_and_password(launch: Launch, tmp_path: Path) -> None:
-    """rediss:// checks the server's certificate; an unknown one is refused."""
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    """What TLS options of a redis-server and of a client name: a key, and a certificate that vouches for itself."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl program to make a certificate with")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    await asyncio.to_thread(
-        subprocess.run, [*make, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
-    )
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return {"key": key, "cert": certificate, "ca": certificate}
+
+
+def tls_options(port: int, certificates: dict[str, str]) -> list[str]:
+    files = [("--tls-cert-file", "cert"), ("--tls-key-file", "key"), ("--tls-ca-cert-file", "ca")]
+    return [
+        "--port",
+        "0",
+        "--tls-port",
+        str(port),
+        *(word for flag, name in files for word in (flag, certificates[name])),
+    ]
+
+
+async def test_tls_with_user_and_password(launch: Launch, certificates: dict[str, str]) -> None:
+    """rediss:// checks the server's certificate; an unknown one is refused."""
     port = free_port()
-    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate)]
-    await launch("--port", "0", "--tls-port", str(port), *files, "--tls-auth-clients", "no", "--requirepass", "p w")
-    bus = RedisBus(f"rediss://:p%20w@localhost:{port}?ssl_ca_certs={certificate}", connect_timeout_s=20)
+    await launch(*tls_options(port, certificates), "--tls-auth-clients", "no", "--requirepass", "p w")
+    url = f"rediss://:p%20w@localhost:{port}"
+    bus = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=20)
     await bus.connect()
     await bus.publish([("s", AbortRequest(request_id="r"))])
     assert await bus.length("s") == 1
     await bus.close()
-    stranger = RedisBus(f"rediss://:p%20w@localhost:{port}", connect_timeout_s=0)
+    stranger = RedisBus(url, connect_timeout_s=0)
     with pytest.raises(BusUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await stranger.connect()
+    await stranger.close()
+
+
+async def test_tls_with_certificates_of_clients(launch: Launch, certificates: dict[str, str]) -> None:
+    """A server that asks its clients for certificates lets those in who have one, without a password."""
+    port = free_port()
+    await launch(*tls_options(port, certificates), "--tls-auth-clients", "yes")
+    url = f"rediss://localhost:{port}"
+    bus = RedisBus(with_tls_files(url, **certificates), connect_timeout_s=20)
+    await bus.connect()
+    assert await bus.length("s") == 0
+    await bus.close()
+    stranger = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=0)
+    with pytest.raises(BusUnavailable):
         await stranger.connect()
     await stranger.close()
 

@@ -14,8 +14,9 @@ import aiohttp
 from actors.actor import Actor
 from actors.settings import Settings
 from actors.single_process import make_actors
+from bus.contract import Bus
 from bus.memory_bus import MemoryBus, MemoryServer
-from tests.system.harness import OpenBus, eventually
+from tests.system.harness import eventually
 from web.app import IngressActor
 
 
@@ -42,6 +43,12 @@ class Client:
             error: dict[str, Any] = (await response.json())["error"]
             return error
 
+    async def get(self, path: str) -> int:
+        """The status of a path."""
+        async with self._session.get(self.url + path) as response:
+            await response.read()
+            return response.status
+
     async def status(self, path: str, request_id: str, **body: Any) -> tuple[int, dict[str, Any]]:
         """Status and answer of a call with an id of the client's choice."""
         headers = {"X-Request-Id": request_id}
@@ -67,11 +74,14 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, *, open_bus: OpenBus | None = None, **options: Any) -> AsyncIterator[Client]:
-    """All actors of a deployment, ready to answer; over a memory bus of their own unless told otherwise."""
+async def serving(
+    model: Path, *, open_bus: Callable[[str], Bus] | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """All actors of a deployment, ready to answer; over a memory bus unless ``open_bus``, which is told the
+    kind of each, says otherwise."""
     settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, "port": 0, **options})
     server = MemoryServer()
-    actors = make_actors(settings, open_bus or (lambda: MemoryBus(server)))
+    actors = make_actors(settings, open_bus or (lambda _: MemoryBus(server)))
     for actor in actors:
         await actor.bus.connect()
     runs = [asyncio.create_task(actor.run(), name=actor.name) for actor in actors]

@@ -60,7 +60,7 @@ async def dead_letters(names: Names, url: str, *arguments: str) -> int:
 async def test_poison(folder, redis_url, redis_names, capsys, monkeypatch, stage):
     """In every stage; once what failed is mended, work can be done again, and the rest be dropped."""
 
-    def open_bus() -> Bus:
+    def open_bus(_: str) -> Bus:
         return RedisBus(redis_url, redis_names)
 
     async with serving(folder, open_bus=open_bus, name=redis_names.deployment) as client:

@@ -44,7 +44,7 @@ def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes
     run, size = replica.running, replica.block_size
     missing = run.computed[slots] + counts
     missing -= run.capacity[slots]
-    rows = np.flatnonzero(missing > 0)
+    rows = (missing > 0).nonzero()[0]
     if not len(rows):
         return slots, counts, num_decodes
     needed = -(-missing[rows] // size)
@@ -54,9 +54,9 @@ def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes
     blocks = replica.pool.allocate(total)
     short = slots[rows]
     run.capacity[short] += needed * size
-    start = 0
+    append, start = replica.builder.append, 0
     for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
-        replica.builder.append(run.at(slot), blocks[start : start + count])
+        append(run.at(slot), blocks[start : start + count])
         start += count
     return slots, counts, num_decodes
 

@@ -19,7 +19,7 @@ from actors.scheduler.order import Order
 from actors.scheduler.output import Output as SequenceOutput
 from actors.scheduler.output import Scores, row_scores
 from actors.scheduler.planner import Planner
-from actors.scheduler.sequence import Request, Sequence, State, make_request, prompt_hashes, seed_of
+from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, State, make_request, prompt_hashes, seed_of
 from bus.messages import END_NONE, AbortRequest, RequestFailed, StepResult, StopSequence, TokenizedRequest
 
 RECENT_REQUESTS = 10_000
@@ -132,8 +132,8 @@ class Lifecycle:
     def _new_id(self) -> int:
         """An id >= 1 that no living sequence has: 11 bits of the epoch, 20 bits of a counter that starts again."""
         while True:
-            self._num_ids = self._num_ids % (2**20 - 1) + 1
-            sequence_id = (self._config.epoch % 2047 << 20) + self._num_ids
+            self._num_ids = self._num_ids % (SEQUENCE_IDS - 1) + 1
+            sequence_id = self._config.epoch % 2047 * SEQUENCE_IDS + self._num_ids
             if sequence_id not in self.sequences:
                 return sequence_id
 
@@ -271,6 +271,7 @@ class Lifecycle:
 
     def _forget(self, request: Request) -> None:
         """Nothing is kept of the request but that it was."""
+        request.sequences = []  # they know their request: without the cycle both are freed at once
         self._remember(request.id, request.attempt)
         self._delivery.over(request)
 

@@ -47,9 +47,13 @@ class PlanBuilder:
     def append(self, sequence: Sequence, blocks: list[int]) -> None:
         """New blocks at the end of the table of a sequence. One that is not in the batch yet brings its table along."""
         sequence.blocks += blocks
-        if sequence.entered:
+        if not sequence.entered:
+            return
+        if len(blocks) == 1:  # the usual case
+            self._appended_slots.append(sequence.slot)
+        else:
             self._appended_slots += [sequence.slot] * len(blocks)
-            self._appended_blocks += blocks
+        self._appended_blocks += blocks
 
     def enter(self, sequence: Sequence) -> None:
         """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""

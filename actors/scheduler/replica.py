@@ -311,15 +311,19 @@ class Replica:
 
     def _list_blocks(self, slots: Slots) -> None:
         """List the blocks that have become full of confirmed tokens."""
-        run, size = self.running, self.block_size
-        full = run.confirmed[slots] // size
-        for row in (full > run.indexed[slots]).nonzero()[0].tolist():
-            slot, end = int(slots[row]), int(full[row])
+        run, size, insert = self.running, self.block_size, self.index.insert
+        full, listed = run.confirmed[slots] // size, run.indexed[slots]
+        rows = (full > listed).nonzero()[0]
+        if not len(rows):
+            return
+        slots, full = slots[rows], full[rows]
+        run.indexed[slots] = full
+        for slot, start, end in zip(slots.tolist(), listed[rows].tolist(), full.tolist(), strict=True):
             sequence = run.at(slot)
             sequence.extend_hashes(size)
-            for i in range(int(run.indexed[slot]), end):
-                self.index.insert(sequence.hashes[i], sequence.blocks[i])
-            run.indexed[slot] = end
+            hashes, blocks = sequence.hashes, sequence.blocks
+            for i in range(start, end):
+                insert(hashes[i], blocks[i])
 
     # -- leaving ------------------------------------------------------------------------------------------------------
     def remove(self, sequence: Sequence) -> None:

@@ -181,14 +181,23 @@ class Running:
 
     def take_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
         """One sampled token of each slot has become known."""
-        known = self.known[slots]
-        size = self.block_size
-        self.tail[slots, known % size] = token_ids
+        known, size = self.known[slots], self.block_size
+        offsets = known % size
+        self.tail[slots, offsets] = token_ids
         known += 1
         self.known[slots] = known
-        known %= size
-        for slot in slots[known == 0].tolist():
-            self.flush(slot)
+        full = slots[offsets == size - 1]
+        if len(full):
+            self._flush_full(full)
+
+    def _flush_full(self, slots: Slots) -> None:
+        """What :meth:`flush` does, for slots that have reached the end of a block."""
+        rows = self.tail[slots].tobytes()
+        width = 4 * self.block_size
+        for end, slot in enumerate(slots.tolist(), 1):
+            tokens = self.at(slot).tokens
+            start = 4 * (len(tokens) % self.block_size)
+            tokens.frombytes(rows[(end - 1) * width + start : end * width])
 
     def choose_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
         """The next token of each beam [beams] is known: they are held no longer."""

@@ -13,6 +13,9 @@ from actors.scheduler.order import INTERACTIVE, JOB, Key, Order
 from actors.scheduler.output import Scores
 from bus.messages import END_NONE, SamplingParams, TokenizedRequest
 
+SEQUENCE_IDS = 2**20
+"""Ids of sequences that live at the same time differ modulo this."""
+
 if TYPE_CHECKING:
     from actors.scheduler.lanes import Lanes
     from actors.scheduler.replica import Replica

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.scheduler.sequence import SEQUENCE_IDS
 from actors.simulator.histogram import Histogram
 from actors.simulator.simulation import Observer, Simulation
+from actors.simulator.tokenizer import ModelTokenizer
 from actors.simulator.trace import Trace
 from bus.messages import (
     Int32Array,
@@ -65,18 +67,28 @@ class Tracks:
 
 
 class Clients(Observer):
-    """Sends the requests of ``trace`` and measures. ``request_s`` and ``reply_s`` as in the profile."""
+    """Sends the requests of ``trace`` and measures. Times as in the profile."""
 
-    def __init__(self, trace: Trace, block_size: int, *, request_s: float, reply_s: float, slo: Slo) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        block_size: int,
+        *,
+        request_s: float,
+        reply_s: float,
+        slo: Slo,
+        tokenizer_token_s: float = 0.0,
+    ) -> None:
         self.trace = trace
         self.ttft, self.itl, self.tpot, self.e2e = Histogram(), Histogram(), Histogram(), Histogram()
         self.num_sent = self.num_done = self.num_failed = self.num_good = 0
         self.output_tokens = self.prompt_tokens = 0
         self.first_arrival_s, self.last_token_s = float("inf"), 0.0
         self._block_size, self._request_s, self._reply_s, self._slo = block_size, request_s, reply_s, slo
+        self._tokenizer_token_s = tokenizer_token_s
         self._tracks = Tracks()
-        self._rows: dict[int, int] = {}
-        """By sequence id."""
+        self._rows = np.full(SEQUENCE_IDS, -1, np.int32)
+        """Of the living sequences, by the part of their ids that differs."""
         self._live: dict[int, list[float]] = {}
         """By request number: arrival, sequences not over, 1.0 if all were good so far."""
         self._request_of: dict[int, int] = {}
@@ -89,6 +101,7 @@ class Clients(Observer):
     def start(self, simulation: Simulation) -> None:
         """Plan the first arrivals."""
         self._simulation = simulation
+        self._tokenizer = ModelTokenizer(simulation, self._tokenizer_token_s)
         if self.trace.clients:
             for _ in range(min(self.trace.clients, len(self.trace))):
                 self._send_next(0.0)
@@ -103,13 +116,14 @@ class Clients(Observer):
 
     def _arrive(self, at_s: float) -> None:
         assert self._simulation is not None
-        self._simulation.core.take(self._request(self.num_sent, at_s - self._request_s))
+        self._tokenizer.take(at_s, self._request(self.num_sent, at_s - self._request_s))
         self._plan_arrival()
 
     def _send_next(self, at_s: float) -> None:
         assert self._simulation is not None
         if self.num_sent < len(self.trace):
-            self._simulation.at(at_s + self._request_s, self._request(self.num_sent, at_s))
+            request = self._request(self.num_sent, at_s)
+            self._simulation.at(at_s + self._request_s, lambda came_s: self._tokenizer.take(came_s, request))
 
     def _request(self, number: int, arrived_s: float) -> TokenizedRequest:
         trace = self.trace
@@ -156,7 +170,7 @@ class Clients(Observer):
 
     def started(self, at_s: float, started: SequenceStarted) -> None:
         number = int(started.request_id)
-        self._rows[started.sequence_id] = self._tracks.take(self._live[number][0])
+        self._rows[started.sequence_id % SEQUENCE_IDS] = self._tracks.take(self._live[number][0])
         self._request_of[started.sequence_id] = number
 
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
@@ -165,7 +179,7 @@ class Clients(Observer):
             return
         seen_s = result.done_s + self._reply_s
         tracks = self._tracks
-        rows = np.fromiter(map(self._rows.__getitem__, ids.tolist()), np.intp, len(ids))
+        rows = self._rows[(ids % SEQUENCE_IDS).astype(np.intp)].astype(np.intp)
         counts = tracks.num_tokens[rows]
         if counts.tobytes() != result.token_indexes.tobytes():
             raise WrongTokens(f"step {result.step} of {replica}: tokens were lost or came twice")
@@ -186,7 +200,7 @@ class Clients(Observer):
             self._end(int(ids[index]), seen_s)
 
     def _end(self, sequence_id: int, at_s: float) -> None:
-        row, number = self._rows.pop(sequence_id), self._request_of.pop(sequence_id)
+        row, number = self._leave(sequence_id), self._request_of.pop(sequence_id)
         tracks, live = self._tracks, self._live[number]
         tokens = int(tracks.num_tokens[row])
         if tokens != min(self.trace.output_tokens[number], self.trace.max_tokens[number]):
@@ -211,8 +225,14 @@ class Clients(Observer):
         if self.trace.clients:
             self._send_next(at_s)
 
+    def _leave(self, sequence_id: int) -> int:
+        """The row of a sequence that is over."""
+        row = int(self._rows[sequence_id % SEQUENCE_IDS])
+        self._rows[sequence_id % SEQUENCE_IDS] = -1
+        return row
+
     def ended(self, at_s: float, ended: SequenceEnded) -> None:
-        self._tracks.give_back(self._rows.pop(ended.sequence_id))
+        self._tracks.give_back(self._leave(ended.sequence_id))
         del self._request_of[ended.sequence_id]
 
     def failed(self, at_s: float, failed: RequestFailed) -> None:

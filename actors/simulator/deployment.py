@@ -56,7 +56,12 @@ class Deployment:
         self.profile, self.settings = profile, settings
         self.block_size = settings.block_size
         self.clients = clients(
-            trace, self.block_size, request_s=profile.request_s, reply_s=profile.reply_s, slo=slo or Slo()
+            trace,
+            self.block_size,
+            request_s=profile.request_s,
+            reply_s=profile.reply_s,
+            slo=slo or Slo(),
+            tokenizer_token_s=profile.tokenizer_token_s,
         )
         timing = Timing(
             bus_s=profile.bus_s,

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.scheduler.events import ReplicaJoined
 from actors.simulator.profile import Profile
 from bus.messages import END_LENGTH, END_NONE, END_STOP, Int32Array, NewSequence, StepPlan, StepResult
 
-_NO_INTS = np.empty(0, np.int32)
+_NO_SLOTS = np.empty(0, np.intp)
 _NO_ENDS = np.full(16_384, END_NONE, np.int32)
 
 
@@ -32,7 +33,7 @@ class ModelExecutor:
         self._output_tokens = output_tokens
         self._base_s = profile.base_table_s(max(joined.max_num_batched_tokens, joined.max_num_seqs))
         self._kv_token_s, self._pair_s = profile.kv_token_s, profile.pair_s
-        self._mixed_floor_s = profile.mixed_floor_ms / 1e3
+        self._graph_tokens, self._eager_floor_s = profile.graph_tokens, profile.eager_floor_ms / 1e3
         block_bytes = profile.kv_bytes_per_token * joined.block_size
         self._block_copy_s = block_bytes / profile.kv_read_bytes_per_s
         self._swap_s = block_bytes / profile.copy_bytes_per_s
@@ -54,8 +55,8 @@ class ModelExecutor:
         the step is done."""
         for new in plan.new_sequences:
             self._enter(new)
-        slots, counts = plan.slots, plan.num_scheduled
-        seconds, sampled, num_tokens = 0.0, _NO_INTS, 0
+        slots, counts = plan.slots.astype(np.intp), plan.num_scheduled  # arrays are indexed faster by intp
+        seconds, sampled, num_tokens = 0.0, _NO_SLOTS, 0
         if len(slots):
             computed = self._computed[slots]
             computed += counts
@@ -106,7 +107,7 @@ class ModelExecutor:
         counts = plan.num_scheduled[decodes:].astype(np.float64)
         pairs = float((counts * (computed[decodes:] - (counts - 1) / 2)).sum())
         seconds = self._base_s[num_tokens] + int(computed[:decodes].sum()) * self._kv_token_s + pairs * self._pair_s
-        return max(seconds, self._mixed_floor_s)
+        return max(seconds, self._eager_floor_s) if num_tokens > self._graph_tokens else seconds
 
     def _copy(self, plan: StepPlan, received_s: float) -> None:
         """Copies between the tiers have a queue of their own, beside the computing: out, then in, one after another."""
@@ -126,7 +127,7 @@ class ModelExecutor:
         new = chain(plan.new_block_ids.tolist(), plan.appended_blocks.tolist(), plan.copy_sources.tolist())
         return max((copied_s.get(block, 0.0) for block in new), default=0.0)
 
-    def _sample(self, slots: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+    def _sample(self, slots: NDArray[np.intp]) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Ids, token indexes and ends of the rows that sample. A sequence that has ended has no more rows."""
         total = self._total[slots]
         indexes = total - self._prompt[slots]

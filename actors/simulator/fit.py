@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.simulator.profile import Profile, ProfileError, load_profile, to_json
+from actors.simulator.trace import open_text
 
 Floats = NDArray[np.float64]
 PRIOR_WEIGHT = 0.0005
@@ -30,7 +31,7 @@ MIN_STEPS = 20
 
 def read_steps(path: str | Path) -> list[dict[str, Any]]:
     """The step log in a recording, by replica and step; each with ``seconds``, the time the device took for it."""
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         rows = [row for row in map(json.loads, file) if "step" in row and row.get("decode_context") is not None]
     rows.sort(key=lambda row: (row["replica"], row["step"]))
     steps = []
@@ -61,7 +62,7 @@ def fit(base: Profile, steps: Sequence[dict[str, Any]]) -> tuple[Profile, Floats
         weights = _solve(features[kept], seconds[kept], prior)
         errors = features @ weights / seconds - 1
         kept = np.abs(errors) <= np.quantile(np.abs(errors), KEPT)
-    mixed = seconds[[step["prefill_tokens"] > 0 for step in steps]]
+    eager = seconds[[step["prefill_tokens"] > 0 and _tokens(step) > base.graph_tokens for step in steps]]
     bus_s = float(np.median([step["received_s"] - step["planned_s"] for step in steps]))
     profile = dataclasses.replace(
         base,
@@ -69,17 +70,21 @@ def fit(base: Profile, steps: Sequence[dict[str, Any]]) -> tuple[Profile, Floats
         base_ms=tuple(float(f"{value * 1e3:.4g}") for value in weights[:-2]),
         kv_read_bytes_per_s=float(f"{base.kv_bytes_per_token / weights[-2]:.4g}"),
         attention_flops_per_s=float(f"{base.attention_flops_per_pair / weights[-1]:.4g}"),
-        mixed_floor_ms=float(f"{np.quantile(mixed, 0.02) * 1e3:.4g}")
-        if len(mixed) >= MIN_STEPS
-        else base.mixed_floor_ms,
+        eager_floor_ms=float(f"{np.quantile(eager, 0.02) * 1e3:.4g}")
+        if len(eager) >= MIN_STEPS
+        else base.eager_floor_ms,
         bus_s=float(f"{bus_s:.3g}") if bus_s > 0 else base.bus_s,
     )
     return profile, errors
 
 
+def _tokens(step: dict[str, Any]) -> int:
+    return int(step["decodes"] + step["prefill_tokens"])
+
+
 def _features(knots: Floats, steps: Sequence[dict[str, Any]]) -> Floats:
     """[n, knots + 2]: share of each knot, context tokens read, prefill pairs."""
-    tokens = np.array([step["decodes"] + step["prefill_tokens"] for step in steps], float)
+    tokens = np.array([_tokens(step) for step in steps], float)
     hats = [np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]
     context = [step["decode_context"] for step in steps]
     pairs = [step["prefill_pairs"] for step in steps]

@@ -9,7 +9,9 @@ A step's time is the sum of
 * prefill attention: pairs of a query and an attended token, at the rate of the prefill kernel;
 * blocks copied on the device. Blocks swapped are copied beside the steps, at ``copy_bytes_per_s``.
 
-A step that is not a pure decode step takes ``mixed_floor_ms`` at least: it is launched without one CUDA graph.
+A step of more than ``graph_tokens`` tokens is launched kernel by kernel, and takes ``eager_floor_ms`` at least.
+
+Prompts reach the scheduler in batches: the tokenizer takes all that is there, for ``tokenizer_token_s`` a token.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class Profile:
     """One device with one model. ``base_ms[i]`` belongs to ``base_tokens[i]`` (rising, from 1).
 
     ``bus_s``: one way from scheduler to executor, or back. ``request_s``: from the client to the scheduler (HTTP,
-    tokenizer). ``reply_s``: from the end of a step to the client. ``scheduler_input_s``, ``scheduler_plan_s``: what
-    taking in one message and making one plan cost the scheduler.
+    tokenizer), without ``tokenizer_token_s``. ``reply_s``: from the end of a step to the client.
+    ``scheduler_input_s``, ``scheduler_plan_s``: what taking in one message and making one plan cost the scheduler.
     """
 
     description: str = ""
@@ -49,10 +51,12 @@ class Profile:
     kv_read_bytes_per_s: float
     attention_flops_per_pair: float
     attention_flops_per_s: float
-    mixed_floor_ms: float = 0.0
+    graph_tokens: int = 0
+    eager_floor_ms: float = 0.0
     copy_bytes_per_s: float = 4e10
     bus_s: float = 0.0
     request_s: float = 0.0
+    tokenizer_token_s: float = 0.0
     reply_s: float = 0.0
     scheduler_input_s: float = 0.0
     scheduler_plan_s: float = 0.0

@@ -7,7 +7,6 @@ That a free block can still be found by the prefix cache is inferred: it was hel
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from actors.simulator.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run, draw
+from actors.simulator.trace import open_text
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with open_text(path) as file:
         yield from map(json.loads, file)
 
 

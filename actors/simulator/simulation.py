@@ -189,7 +189,7 @@ class Simulation:
             inputs = 0
             while heap and heap[0][0] <= now_s:
                 at_s, _, member, what = heappop(heap)
-                inputs += 1
+                inputs += not callable(what)
                 self._handle(at_s, member, what)
             outputs = core.plan(now_s)
             plans = sum(type(output) is ToReplica for output in outputs)

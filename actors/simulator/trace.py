@@ -17,11 +17,12 @@ Lines that have a ``step`` are the step log of ``pagebus record`` and no request
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +156,13 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def open_text(path: str | Path) -> IO[str]:
+    """A file to read, perhaps compressed (``.gz``)."""
+    return gzip.open(path, "rt", encoding="utf-8") if Path(path).suffix == ".gz" else open(path, encoding="utf-8")
+
+
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, line

@@ -103,10 +103,14 @@ def predict(profile: Profile, trace: Trace) -> dict[str, float]:
     }
 
 
+def predict_row(model: str, row: dict[str, Any], profile: str = "") -> dict[str, float]:
+    """What the simulator says of a run that was measured."""
+    return predict(load_profile(profile or f"h200-{model}"), make_workload(row["workload"], seed=row["seed"]))
+
+
 def compare(model: str, row: dict[str, Any], profile: str = "") -> str:
     """One line: measured, predicted, and how far off the prediction is."""
-    trace = make_workload(row["workload"], seed=row["seed"])
-    said = predict(load_profile(profile or f"h200-{model}"), trace)
+    said = predict_row(model, row, profile)
     parts = [f"{name} {row[name]:.5g}, said {said[name]:.5g} ({said[name] / row[name] - 1:+.1%})" for name in COMPARED]
     return f"{model} {row['workload']:10s} seed {row['seed']}: " + "; ".join(parts)
 

@@ -185,3 +185,22 @@ def test_the_core_is_configured_as_in_a_deployment() -> None:
     own = {"epoch", "eos_token_ids", "priorities"}
     fields = {spec.name for spec in dataclasses.fields(CoreConfig)} - own
     assert [name for name in fields if not hasattr(settings, name) and not hasattr(settings, name[:-1] + "ms")] == []
+
+
+def test_a_burst_waits_for_the_tokenizer() -> None:
+    """It takes what is there: the first request alone, then all that came meanwhile, which arrive together."""
+    slow = dataclasses.replace(PROFILE, tokenizer_token_s=1e-4)
+    alone, burst = (run(make_trace([100] * count, 1), slow).clients for count in (1, 5))
+    prefill_s = 0.004 + 100 * 101 / 2 * 1e-10
+    assert alone.ttft.mean == pytest.approx(0.01 + 0.003 + 0.0001 + prefill_s + 0.002, rel=1e-9)
+    assert burst.ttft.percentile(0.0) == alone.ttft.percentile(0.0)
+    assert burst.ttft.percentile(0.4) == pytest.approx(burst.ttft.percentile(1.0))
+    assert burst.ttft.percentile(1.0) == pytest.approx(0.01 + 0.04 + 0.003 + 0.0001 + 0.016 + 0.002, rel=0.05)
+
+
+def test_steps_beyond_the_graphs_take_their_time_to_launch() -> None:
+    """Smaller ones do not."""
+    eager = dataclasses.replace(PROFILE, graph_tokens=100, eager_floor_ms=50.0)
+    for tokens, floored in ((100, False), (101, True)):
+        usual_s, eager_s = (run(make_trace(tokens, 1), each).clients.ttft.mean for each in (PROFILE, eager))
+        assert eager_s == (pytest.approx(0.05 + 0.0051) if floored else usual_s)

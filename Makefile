@@ -14,10 +14,10 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos soak overload clean
+.PHONY: help serve test lint format types unit chaos soak overload jobs-stress clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 serve: $(VENV)/.installed ## install into .venv and serve the shipped model on 127.0.0.1:8000 (ARGS="..." adds options)
 	$(BIN)/pagebus serve $(ARGS)
@@ -46,6 +46,9 @@ soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and 
 
 overload: $(VENV)/.installed-test redis ## ten times the load that can be served: what becomes of goodput, latency and memory?
 	$(BIN)/python -m tests.chaos.overload $(ARGS)
+
+jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, every actor killed in turn; about 20 minutes
+	PAGEBUS_TEST_JOBS=100000 $(BIN)/python -m pytest -p no:randomly tests/chaos/test_jobs.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

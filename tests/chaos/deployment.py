@@ -25,7 +25,7 @@ from tests.oracle import make_oracle
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
-KINDS = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
+KINDS = ("ingress", "jobs", "tokenizer", "scheduler", "executor", "detokenizer")
 QUIET_S = 45.0
 """Longer than requests are kept for clients that do not come back."""
 LASTING = re.compile(r"pb:\{pagebus\}:(lease|granted|state):|pb:\{pagebus\}:(leases|epochs)$")

@@ -21,6 +21,7 @@ import pytest
 
 from tests.chaos.deployment import KINDS, Deployment, deployed
 from tests.chaos.load import Load, make_jobs, silences
+from tests.chaos.queued import Queued
 from tests.chaos.servers import OneServer, Replicated
 
 FULL = os.environ.get("PAGEBUS_TEST_CHAOS") == "full"
@@ -126,12 +127,16 @@ def measured(load: Load, fault_s: float) -> dict[str, Any]:
 
 # -- the short version -------------------------------------------------------------------------------------------------
 async def test_each_actor_is_killed_in_turn(single: tuple[Deployment, Load]) -> None:
-    """SIGKILL for every kind but the ingress, while clients without a key are there."""
+    """SIGKILL for every kind but the ingress, while clients without a key are there and jobs are queued: every client
+    gets its answer, and every job."""
     deployment, load = single
     async with busy(deployment, load):
+        queued = Queued(deployment, load, 500)
+        await asyncio.to_thread(queued.push)
         for kind in BEHIND_INGRESS:
             deployment.kill(kind)
             await asyncio.sleep(3)
+        await queued.collect(60)
 
 
 async def test_all_are_killed_at_once(single: tuple[Deployment, Load]) -> None:

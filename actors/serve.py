@@ -7,7 +7,9 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
@@ -59,7 +61,8 @@ async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
             gpus = visible_gpus(os.environ)
             check_one_process(settings, gpus)
             print(banner(settings, one_process=True, gpus=len(gpus)), flush=True)
-            return await SingleProcess(settings, progress, on_ready).run(stop)
+            with with_files(settings) as settings:
+                return await SingleProcess(settings, progress, on_ready).run(stop)
         environ = {**os.environ, "FORCE_COLOR": "1"} if terminal and not os.environ.get("NO_COLOR") else os.environ
         try:
             return await _serve_with_processes(settings, progress, environ, stop, on_ready)
@@ -78,6 +81,7 @@ async def _serve_with_processes(
     """Processes over the given bus, or over a Redis server of our own."""
     async with contextlib.AsyncExitStack() as stack:
         redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
+        settings = stack.enter_context(with_files(settings))
         gpus = visible_gpus(environ)
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""
@@ -103,6 +107,18 @@ async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
         yield redis
     finally:
         await redis.stop()
+
+
+@contextlib.contextmanager
+def with_files(settings: Settings) -> Iterator[Settings]:
+    """Settings with a folder for files: beside what Redis keeps, or one that goes away."""
+    if settings.files_dir is not None:
+        yield settings
+    elif settings.data_dir is not None:
+        yield settings.replace(files_dir=str(Path(settings.data_dir).resolve() / "files"))
+    else:
+        with tempfile.TemporaryDirectory(prefix="pagebus-files-") as folder:
+            yield settings.replace(files_dir=folder)
 
 
 def uses_one_process(settings: Settings) -> bool:

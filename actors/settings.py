@@ -315,6 +315,15 @@ class Settings:
         low=1,
         high=2**20,
     )
+    files_dir: str | None = setting(
+        None,
+        help="folder for files and batches of clients, which all ingresses and jobs actors share (default with "
+        "`serve`: below --data-dir, else a temporary one)",
+        group=SERVICE,
+    )
+    max_file_bytes: int = setting(200 * 2**20, help="bytes of one file", group=SERVICE, low=1, high=2**40)
+    max_files_bytes: int = setting(16 * 2**30, help="bytes of all files", group=SERVICE, low=1, high=2**50)
+    max_batch_lines: int = setting(50_000, help="requests of one batch", group=SERVICE, low=1, high=2**31)
     max_beam_width: int = setting(
         16,
         help="most beams of one beam search, each of which takes a place in the batch",

@@ -24,7 +24,7 @@ RequestFailed,
 SchedulerState, BlockState
 SequencesNamed,             journal                scheduler -> its successor
 RequestMoved, Checkpoint
-Job                         {name}:jobs (work)     anybody -> any jobs actor
+Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor
 JobResult                   {name}:results         jobs actor -> whoever sent the job
 ==========================  =====================  ==========================================
 """
@@ -485,7 +485,14 @@ class JobResult:
     job: str = ""
 
 
-PLAIN_MESSAGES = (Job, JobResult)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchQueued:
+    """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment."""
+
+    batch_id: str
+
+
+PLAIN_MESSAGES = (Job, JobResult, BatchQueued)
 """Messages that other programs write or read: their fields lie in the entry as they are, without a header."""
 
 
@@ -644,6 +651,7 @@ Message = (
     | Checkpoint
     | Job
     | JobResult
+    | BatchQueued
     | CancelRequest
     | StateRequested
     | SchedulerState

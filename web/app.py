@@ -15,6 +15,7 @@ from actors.actor import Actor
 from actors.cli import version
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError, BusUnavailable
+from bus.messages import BatchQueued
 from bus.outbox import Outbox
 from bus.streams import address_of
 from web import listener
@@ -25,6 +26,7 @@ from web.connection import Connections
 from web.context import CONTEXT, Context
 from web.cors import Cors
 from web.errors import unavailable
+from web.files.store import open_store
 from web.inbox import Inbox
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
@@ -35,10 +37,19 @@ from web.model import ServedModel, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.openapi import describe
-from web.routes import docs, generation, models, observatory, page, service
+from web.routes import batches, docs, files, generation, models, observatory, page, service
 from web.sse import Streams
 
-ROUTES = (*page.ROUTES, *service.ROUTES, *docs.ROUTES, *models.ROUTES, *generation.ROUTES, *observatory.ROUTES)
+ROUTES = (
+    *page.ROUTES,
+    *service.ROUTES,
+    *docs.ROUTES,
+    *models.ROUTES,
+    *generation.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
+    *observatory.ROUTES,
+)
 SHUTDOWN_S = 3.0
 """How long handlers get to tell their clients that the server stops."""
 TICK_S = 0.5
@@ -126,6 +137,9 @@ class IngressActor(Actor):
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
 
+        async def queue_batch(batch_id: str) -> None:
+            await self.bus.publish([(self.names.jobs, BatchQueued(batch_id=batch_id))])
+
         facts = {
             "version": version(),
             "model": model.name,
@@ -154,6 +168,8 @@ class IngressActor(Actor):
             draining=self.draining.is_set,
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
+            queue_batch=queue_batch,
+            store=open_store(self.settings),
         )
 
     async def _listen(self, context: Context) -> None:

@@ -15,6 +15,7 @@ from web.auth import ApiKey, KeyRing
 from web.bodies import Bodies
 from web.cors import Cors
 from web.errors import unavailable
+from web.files.store import Store
 from web.inbox import Inbox
 from web.membership import Membership
 from web.metrics import IngressMetrics
@@ -45,6 +46,10 @@ class Context:
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]
     render_metrics: Callable[[], Awaitable[str]]
+    queue_batch: Callable[[str], Awaitable[None]]
+    """Has a jobs actor work on the batch of this id, once its record is there."""
+    store: Store | None = None
+    """Files and batches, if this server keeps any."""
 
     def missing(self) -> tuple[str, ...]:
         """Why a new request would not be answered now; empty if it would."""

@@ -72,7 +72,7 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MAX_NAME_CHARS
 
 
-def _is_metadata(value: object) -> bool:
+def is_metadata(value: object) -> bool:
     return (
         isinstance(value, dict)
         and len(value) <= MAX_METADATA
@@ -81,7 +81,7 @@ def _is_metadata(value: object) -> bool:
 
 
 HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "metadata": _is_metadata,
+    "metadata": is_metadata,
     "prompt_cache_key": _is_name,
     "prompt_cache_retention": _is_name,
     "safety_identifier": _is_name,

@@ -93,9 +93,10 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deplo
 
 @contextlib.asynccontextmanager
 async def busy(
-    deployment: Deployment, load: Load, *, keyed: float = 0.5, patience_s: float = 60.0
+    deployment: Deployment, load: Load, *, keyed: float = 0.5, patience_s: float = 60.0, queued: Queued | None = None
 ) -> AsyncIterator[None]:
-    """Clients ask before, during and after what happens inside; all get their answers, and nothing is left."""
+    """Clients ask before, during and after what happens inside; all get their answers, and nothing is left. Jobs get
+    theirs when nobody else is there."""
     if not load.expected:
         await load.learn()
     over = asyncio.Event()
@@ -110,6 +111,8 @@ async def busy(
         await clients
     assert load.problems == []
     assert load.answers
+    if queued is not None:
+        await queued.collect(patience_s)
     assert await deployment.until_at_rest() == []
 
 
@@ -130,13 +133,12 @@ async def test_each_actor_is_killed_in_turn(single: tuple[Deployment, Load]) -> 
     """SIGKILL for every kind but the ingress, while clients without a key are there and jobs are queued: every client
     gets its answer, and every job."""
     deployment, load = single
-    async with busy(deployment, load):
-        queued = Queued(deployment, load, 500)
+    queued = Queued(deployment, load, 500)
+    async with busy(deployment, load, queued=queued):
         await asyncio.to_thread(queued.push)
         for kind in BEHIND_INGRESS:
             deployment.kill(kind)
             await asyncio.sleep(3)
-        await queued.collect(60)
 
 
 async def test_all_are_killed_at_once(single: tuple[Deployment, Load]) -> None:

@@ -51,7 +51,7 @@ def num_examples(operation: schemathesis.APIOperation) -> int:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """An ingress in a thread of its own."""
     loop, server = asyncio.new_event_loop(), MemoryServer()
     thread = threading.Thread(target=loop.run_forever)
@@ -60,7 +60,8 @@ def served() -> Iterator[Served]:
     def run(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
-    started = run(start_served(lambda: MemoryBus(server), SHORT))
+    files = str(tmp_path_factory.mktemp("files"))
+    started = run(start_served(lambda: MemoryBus(server), SHORT, files_dir=files))
     yield started
     admission = started.actor.context.admission
     run(until(lambda: (admission.total.requests, admission.total.tokens) == (0, 0)))

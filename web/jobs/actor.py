@@ -16,10 +16,12 @@ from typing import Any
 from actors.actor import Actor, describe
 from actors.settings import Settings
 from bus.contract import Bus, BusError, BusUnavailable, Entry
-from bus.messages import Job, JobResult
+from bus.messages import BatchQueued, Job, JobResult
 from bus.outbox import Outbox
 from bus.streams import JOBS_GROUP, address_of
+from web.files.store import OVER, Record, open_store
 from web.inbox import Inbox
+from web.jobs.batches import BatchRun
 from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
 from web.jobs.metrics import JobMetrics
 from web.jobs.settling import Outcome, Settling
@@ -34,6 +36,7 @@ LOOK_S = 1.0
 MAX_DELIVERIES = 20
 """A job that has been taken up so often without an end is given up: perhaps it is what ends its actors."""
 LEAST_WINDOW = 16
+RECORD_TRIES = 50
 BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_KEY_CHARS = 512
 
@@ -51,6 +54,7 @@ class JobsActor(Actor):
         self._running: dict[asyncio.Task[Any], str] = {}
         """The name of its batch, by task."""
         self._next_look_s = 0.0
+        self._store = open_store(settings)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -119,15 +123,20 @@ class JobsActor(Actor):
         for entry in entries:
             size = sum(map(len, (entry.raw or {}).values()))
             self.window.enter(size)
-            if not isinstance(entry.message, Job):
+            if isinstance(entry.message, BatchQueued):
+                self.window.leave(size)  # its lines will enter, one by one
+                self._keep(self.spawn(self._do_batch(entry, entry.message.batch_id), "batch"), "")
+            elif not isinstance(entry.message, Job):
                 result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
                 self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
             elif entry.message.batch in unwanted:
                 self._finish(entry, entry.message, cancelled(str(entry.id), entry.message.request), "cancelled", size)
             else:
-                task = self.spawn(self._do(entry, entry.message, size), "job")
-                self._running[task] = entry.message.batch
-                task.add_done_callback(self._running.pop)
+                self._keep(self.spawn(self._do(entry, entry.message, size), "job"), entry.message.batch)
+
+    def _keep(self, task: asyncio.Task[None], batch: str) -> None:
+        self._running[task] = batch
+        task.add_done_callback(self._running.pop)
 
     async def _do(self, entry: Entry, job: Job, size: int) -> None:
         """One job, to its outcome."""
@@ -146,6 +155,25 @@ class JobsActor(Actor):
             problem = "The job failed; the server's log has its id."
             result = unanswered(job_id, custom_id_of(job.request), "internal_error", problem)
         self._finish(entry, job, result, counter or ("failed" if result.failed else "completed"), size)
+
+    async def _do_batch(self, entry: Entry, batch_id: str) -> None:
+        """A batch of ``/v1/batches``, to its end."""
+        batch = await self._find_batch(batch_id)
+        if batch is None or self._store is None:
+            self.log.error("a batch has no record here: is --files-dir the same folder everywhere?", id=batch_id)
+        elif batch["status"] not in OVER:
+            run = BatchRun(self._store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log)
+            await run.run()
+        await self._settling.end(entry)
+
+    async def _find_batch(self, batch_id: str) -> Record | None:
+        """Its record, which is written a moment after it is queued."""
+        for _ in range(RECORD_TRIES):
+            found = None if self._store is None else await asyncio.to_thread(self._store.find, batch_id)
+            if found is not None:
+                return found
+            await asyncio.sleep(RETRY_S)
+        return None
 
     def _finish(self, entry: Entry, job: Job, result: Result, counter: str, size: int) -> None:
         batch = job.batch if BATCH_NAME.fullmatch(job.batch) else ""

@@ -57,6 +57,15 @@ class Settling:
                 self._log.warning("bus unavailable: results wait", error=describe(error))
                 await asyncio.sleep(RETRY_S)
 
+    async def end(self, entry: Entry) -> None:
+        """The entry of a batch: its results are in files."""
+        while True:
+            try:
+                return await self._bus.ack(JOBS_GROUP, [entry])
+            except BusUnavailable as error:
+                self._log.warning("bus unavailable: a batch waits", error=describe(error))
+                await asyncio.sleep(RETRY_S)
+
     async def _store(self, outcomes: list[Outcome]) -> None:
         by_stream: dict[str, list[JobResult]] = defaultdict(list)
         for outcome in outcomes:

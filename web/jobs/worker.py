@@ -30,7 +30,7 @@ class Worker:
         self.leaving = False
         """The actor ends: what is cancelled from now on goes on, for its next life or for another actor."""
 
-    async def run(self, job_id: str, text: str | bytes, priority: int = 0) -> Result:
+    async def run(self, job_id: str, text: str | bytes, priority: int = 0, *, cache_salt: str | None = None) -> Result:
         """The result of a line, whatever it is. A line with the same ``job_id`` that another actor has begun is joined
         where it is now: nothing is computed again."""
         try:
@@ -46,7 +46,7 @@ class Worker:
             asked = endpoint.parse(line.body, self._model)
             if asked.stream:
                 raise bad_field("stream", "a job has no stream; leave it out")
-            asked = replace(asked, priority=priority or asked.priority)
+            asked = replace(asked, priority=priority or asked.priority, cache_salt=cache_salt or asked.cache_salt)
             async with asyncio.timeout(asked.timeout_s):
                 body = await self._compute(endpoint, asked, request_id)
         except ApiError as error:

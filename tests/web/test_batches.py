@@ -1,0 +1,269 @@
+"""Files and batches over HTTP, spoken to by OpenAI's own client, with the jobs actor behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fake_backend import MODEL, SENTENCE, FakeBackend, Served, start_served, until
+
+from actors.settings import Settings
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from web.files.store import Store, new_id
+from web.jobs.actor import JobsActor
+
+URL = "/v1/chat/completions"
+
+
+class World:
+    """An ingress, a jobs actor and a store that they share."""
+
+    def __init__(self, folder: Path, served: Served, server: MemoryServer) -> None:
+        self.folder, self.served, self.server = folder, served, server
+        self.client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0)
+        self.jobs: list[tuple[JobsActor, asyncio.Task[None]]] = []
+
+    @property
+    def backend(self) -> FakeBackend:
+        return self.served.backend
+
+    async def begin(self, **settings: Any) -> None:
+        """Start a jobs actor."""
+        options = {"files_dir": str(self.folder), "lease_ttl_s": 60.0} | settings
+        actor = JobsActor(Settings(**options), MemoryBus(self.server), f"jobs-{len(self.jobs)}", model=MODEL)
+        self.jobs.append((actor, asyncio.create_task(actor.run())))
+        await until(lambda: actor.state == "ready")
+
+    async def leave(self) -> None:
+        """Drain the jobs actors: whoever comes next goes on."""
+        for actor, task in self.jobs:
+            actor.request_drain()
+            await task
+            await actor.bus.close()
+        self.jobs.clear()
+
+    async def upload(self, *lines: dict[str, Any] | str) -> str:
+        text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
+        return (await self.client.files.create(file=("in.jsonl", text.encode()), purpose="batch")).id
+
+    async def batch(self, file_id: str, **options: Any) -> str:
+        options = {"endpoint": URL, "completion_window": "24h"} | options
+        return (await self.client.batches.create(input_file_id=file_id, **options)).id
+
+    async def ended(self, batch_id: str) -> openai.types.Batch:
+        """Wait for the end of a batch."""
+        async with asyncio.timeout(20):
+            while True:
+                batch = await self.client.batches.retrieve(batch_id)
+                if batch.status in ("failed", "completed", "expired", "cancelled"):
+                    return batch
+                await asyncio.sleep(0.02)
+
+    async def lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
+        """The lines of an output file, by custom id."""
+        if file_id is None:
+            return {}
+        text = (await self.client.files.content(file_id)).text
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert len({line["custom_id"] for line in lines}) == len(lines)
+        return {line["custom_id"]: line for line in lines}
+
+
+def ask(custom_id: str, **body: Any) -> dict[str, Any]:
+    question = {"messages": [{"role": "user", "content": custom_id}], **body}
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": question}
+
+
+@asynccontextmanager
+async def world_in(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server), files_dir=str(folder), **settings)
+    world = World(folder, served, server)
+    try:
+        yield world
+    finally:
+        await world.client.close()
+        await world.leave()
+        await served.stop()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_in(tmp_path) as made:
+        yield made
+
+
+async def test_a_file_comes_and_goes(world: World) -> None:
+    """Uploaded, listed, shown, read back to the byte, deleted."""
+    data = bytes(range(256)) * 3000
+    files = world.client.files
+    first = await files.create(file=("a.bin", data), purpose="user_data")
+    second = await files.create(file=("b.jsonl", b"{}"), purpose="batch", expires_after={
+        "anchor": "created_at", "seconds": 3600})  # fmt: skip
+    assert (first.bytes, first.filename, first.purpose, first.status) == (len(data), "a.bin", "user_data", "processed")
+    assert second.expires_at == second.created_at + 3600
+    assert {each.id async for each in files.list()} == {first.id, second.id}
+    assert [each.id async for each in files.list(purpose="batch")] == [second.id]
+    assert len([each async for each in files.list(limit=1)]) == 2, "pages follow one another"
+    assert (await files.retrieve(first.id)) == first
+    assert (await files.content(first.id)).content == data
+    assert (await files.delete(first.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await files.content(first.id)
+
+
+async def test_a_batch_is_worked_off(world: World) -> None:
+    """Answers in one file, refusals in another; every line in one of them, and the counts say so."""
+    await world.begin()
+    asked = [ask(f"{i}") for i in range(20)] + [ask("bad", nonsense=1)]
+    batch_id = await world.batch(await world.upload(*asked), metadata={"for": "test"})
+    batch = await world.ended(batch_id)
+
+    assert (batch.status, batch.metadata) == ("completed", {"for": "test"})
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 21, "completed": 20, "failed": 1}
+    output, errors = await world.lines(batch.output_file_id), await world.lines(batch.error_file_id)
+    assert output.keys() == {f"{i}" for i in range(20)}
+    assert output["3"]["response"]["body"]["choices"][0]["message"]["content"] == "".join(SENTENCE)
+    assert errors["bad"]["response"]["status_code"] == 400
+    assert [each.id async for each in world.client.batches.list()] == [batch_id]
+    assert all(request.is_job for request in world.backend.requests)
+
+
+async def test_a_batch_goes_on_where_it_was(world: World) -> None:
+    """Another jobs actor computes what was not done, and joins what was under way; nothing twice, a torn line again."""
+    world.backend.answers = False
+    await world.begin(max_num_jobs=2)
+    batch_id = await world.batch(await world.upload(*(ask(f"{i}") for i in range(6))))
+    for count in (1, 3):
+        await world.backend.requested(count)
+        await world.backend._answer(world.backend.requests[count - 1])
+    await world.backend.requested(4)
+    await world.leave()
+    partial = Store(world.folder, 1).partial(batch_id, "output")
+    assert partial.read_text().count("\n") == 2
+    with partial.open("a") as file:
+        file.write('{"custom_id": "5", "resp')
+    world.backend.answers = True
+    await world.begin()
+    batch = await world.ended(batch_id)
+    assert (await world.lines(batch.output_file_id)).keys() == {f"{i}" for i in range(6)}
+    asked = [request.request_id for request in world.backend.requests]
+    assert (len(asked), len(set(asked))) == (8, 6), "the two that were under way are asked for again, and no others"
+
+
+async def test_a_cancelled_batch_keeps_what_is_done(world: World) -> None:
+    """Its other lines are listed as cancelled."""
+    world.backend.answers = False
+    await world.begin(max_num_jobs=2)
+    batch_id = await world.batch(await world.upload(*(ask(f"{i}") for i in range(6))))
+    await world.backend.requested(2)
+    await world.backend._answer(world.backend.requests[0])
+    await world.backend.requested(3)
+    assert (await world.client.batches.cancel(batch_id)).status == "cancelling"
+    batch = await world.ended(batch_id)
+    assert batch.status == "cancelled"
+    assert batch.cancelling_at is not None
+    assert batch.cancelled_at is not None
+    assert len(await world.lines(batch.output_file_id)) == 1
+    errors = await world.lines(batch.error_file_id)
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
+    assert len(errors) == 5
+    with pytest.raises(openai.ConflictError):
+        await world.client.batches.cancel(batch_id)
+
+
+async def test_a_batch_expires(world: World) -> None:
+    """What is not done by then is listed as expired."""
+    batch_id = await world.batch(await world.upload(ask("a")))
+    store = Store(world.folder, 1)
+    await until(lambda: store.find(batch_id) is not None)
+    store.save({**(store.find(batch_id) or {}), "expires_at": 5})
+    world.backend.answers = False
+    await world.begin()
+    batch = await world.ended(batch_id)
+    assert batch.status == "expired"
+    assert (await world.lines(batch.error_file_id))["a"]["error"]["code"] == "batch_expired"
+
+
+async def test_a_wrong_file_fails(world: World) -> None:
+    """Nothing is computed, and every line at fault is told."""
+    await world.begin(max_batch_lines=3)
+    other = {**ask("b"), "url": "/v1/completions"}
+    batch = await world.ended(await world.batch(await world.upload(ask("a"), "{", other, ask("a"))))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    codes = [(each.code, each.line) for each in batch.errors.data or []]
+    assert codes == [("invalid_json_line", 2), ("mismatched_url", 3), ("duplicate_custom_id", 4), ("too_many_lines", 4)]
+    batch = await world.ended(await world.batch(await world.upload("\n")))
+    assert [each.code for each in batch.errors.data] == ["empty_file"]
+    assert world.backend.requests == []
+
+
+async def test_what_is_refused(world: World) -> None:
+    """Each with the field's name."""
+    file_id = await world.upload(ask("a"))
+    create = world.client.batches.create
+    for options, param in (
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"endpoint": "/v1/audio"}, "endpoint"),
+        ({"metadata": {"a": "x" * 600}}, "metadata"),
+        ({"input_file_id": new_id("file-")}, "input_file_id"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(**{"input_file_id": file_id, "endpoint": URL, "completion_window": "24h"} | options)
+        assert caught.value.body["param"] == param
+    with pytest.raises(openai.BadRequestError):
+        await world.client.files.create(file=("a", b"x"), purpose="pleasure")
+    with pytest.raises(openai.NotFoundError):
+        await world.client.files.retrieve("file-../../etc/passwd")
+    async with httpx.AsyncClient() as plain:
+        answer = await plain.post(f"{world.served.url}/v1/files", content=b"x", headers={"content-type": "text/plain"})
+        assert answer.status_code == 415
+
+
+async def test_limits(tmp_path: Path) -> None:
+    """Of one file, and of all."""
+    async with world_in(tmp_path, max_file_bytes=1000, max_files_bytes=1500) as world:
+        create = world.client.files.create
+        with pytest.raises(openai.APIStatusError) as caught:
+            await create(file=("a", b"x" * 1001), purpose="user_data")
+        assert caught.value.status_code == 413
+        await create(file=("a", b"x" * 1000), purpose="user_data")
+        await create(file=("a", b"x" * 1000), purpose="user_data")
+        with pytest.raises(openai.APIStatusError) as caught:
+            await create(file=("a", b"x"), purpose="user_data")
+        assert caught.value.status_code == 507
+        assert Store(tmp_path, 1).num_bytes() == 2000
+
+
+async def test_keys_see_their_own_only(tmp_path: Path) -> None:
+    """A file or batch of another key is not there."""
+    async with world_in(tmp_path, api_key=("one", "two")) as world:
+        mine, yours = (world.client.with_options(api_key=key) for key in ("one", "two"))
+        file = await mine.files.create(file=("a", b"x"), purpose="batch")
+        assert [each.id async for each in mine.files.list()] == [file.id]
+        assert [each.id async for each in yours.files.list()] == []
+        with pytest.raises(openai.NotFoundError):
+            await yours.files.content(file.id)
+        with pytest.raises(openai.BadRequestError):
+            await yours.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+
+
+async def test_without_a_folder() -> None:
+    """A server that keeps no files says so."""
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server))
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="--files-dir"):
+            await client.files.list()
+    await served.stop()

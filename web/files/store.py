@@ -1,0 +1,165 @@
+"""Files and batches on disk: a JSON record for each, and the bytes of files beside theirs.
+
+Records are replaced as a whole (written beside, then renamed), so a reader sees an old one or a new one. A file's
+record comes after its bytes. A batch's record is written by the ingress that makes it, and from then on only by the
+jobs actor that works on it; what clients want of it meanwhile is a file beside it, ``<id>.cancel``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from actors.settings import Settings
+
+ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
+Record = dict[str, Any]
+"""What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it."""
+
+
+OVER = ("failed", "completed", "expired", "cancelled")
+"""States of a batch that nothing changes any more."""
+
+
+class Full(Exception):
+    """There is no room for another file."""
+
+
+def new_id(prefix: str) -> str:
+    """Ids sort by age, to the second."""
+    return f"{prefix}{int(time.time()):08x}{secrets.token_hex(8)}"
+
+
+class Store:
+    """``max_bytes`` is the most that all files may have together."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+    def save(self, record: Record) -> None:
+        """Store a record, whole or not at all."""
+        path = self._folder / f"{record['id']}.json"
+        beside = path.with_suffix(f".{secrets.token_hex(4)}.new")
+        with beside.open("wb") as file:
+            file.write(orjson.dumps(record))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    def find(self, record_id: str, owner: str | None = None) -> Record | None:
+        """A record, if there is one of this owner (None: of anybody) and its time is not over."""
+        if not ID.fullmatch(record_id):
+            return None
+        try:
+            record: Record = orjson.loads((self._folder / f"{record_id}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        if record["object"] == "file" and record["expires_at"] is not None and record["expires_at"] < time.time():
+            self.delete(record_id)
+            return None
+        return record if owner in (None, record["owner"]) else None
+
+    def all(self, prefix: str, owner: str) -> list[Record]:
+        """All of an owner, the newest first."""
+        names = sorted((path.stem for path in self._folder.glob(f"{prefix}*.json")), reverse=True)
+        return [record for name in names if (record := self.find(name, owner)) is not None]
+
+    def delete(self, record_id: str) -> None:
+        """Forget a file, its record first."""
+        for suffix in (".json", ".data"):
+            (self._folder / f"{record_id}{suffix}").unlink(missing_ok=True)
+
+    # -- bytes of files -----------------------------------------------------------------------------------------------
+    def data(self, file_id: str) -> Path:
+        """Where the bytes of a file are."""
+        return self._folder / f"{file_id}.data"
+
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.data"))
+
+    @contextlib.contextmanager
+    def upload(self) -> Iterator[Path]:
+        """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away.
+
+        Raises:
+            Full: there is no room.
+        """
+        if self.num_bytes() >= self._max_bytes:
+            raise Full
+        beside = self._folder / f"{secrets.token_hex(12)}.part"
+        try:
+            yield beside
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def add(self, beside: Path, filename: str, purpose: str, owner: str, expires_s: int | None) -> Record:
+        """Make a file of bytes on this disk."""
+        now = int(time.time())
+        record: Record = {
+            "id": new_id("file-"),
+            "object": "file",
+            "bytes": beside.stat().st_size,
+            "created_at": now,
+            "expires_at": None if expires_s is None else now + expires_s,
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+            "status_details": None,
+            "owner": owner,
+        }
+        beside.replace(self.data(record["id"]))
+        self.save(record)
+        return record
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+    def partial(self, batch_id: str, kind: str) -> Path:
+        """Where the lines of a batch's output or errors are collected."""
+        return self._folder / f"{batch_id}.{kind}.partial"
+
+    def cancel(self, batch_id: str) -> None:
+        """The client wants no more of a batch."""
+        (self._folder / f"{batch_id}.cancel").touch()
+
+    def cancelled_at(self, batch_id: str) -> int | None:
+        """When the client said so."""
+        try:
+            return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
+        except FileNotFoundError:
+            return None
+
+
+def open_store(settings: Settings) -> Store | None:
+    """The store of a deployment; None: it keeps no files."""
+    return Store(Path(settings.files_dir), settings.max_files_bytes) if settings.files_dir else None
+
+
+def shown(record: Record) -> Record:
+    """A record as its client sees it."""
+    return {name: value for name, value in record.items() if name not in ("owner", "cache_salt", "output_expires_s")}
+
+
+def page(records: list[Record], after: str | None, limit: int) -> Record:
+    """A part of a list, as OpenAI's clients page through it."""
+    if after is not None:
+        places = [place for place, record in enumerate(records) if record["id"] == after]
+        records = records[places[0] + 1 :] if places else []
+    chosen = [shown(record) for record in records[:limit]]
+    return {
+        "object": "list",
+        "data": chosen,
+        "first_id": chosen[0]["id"] if chosen else None,
+        "last_id": chosen[-1]["id"] if chosen else None,
+        "has_more": len(records) > limit,
+    }

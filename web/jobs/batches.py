@@ -1,0 +1,240 @@
+"""One batch of ``/v1/batches``: its file is read line by line, each line is a job, results go to files.
+
+What has been answered is in the partial output, line by line, so a batch that is taken up again goes on with what is
+not; and what was under way joins its request where that is. Nothing else is kept of its progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from actors.logs import Log
+from web.files.store import Record, Store
+from web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
+from web.jobs.window import Window
+from web.jobs.worker import Worker
+
+SHOW_S = 1.0
+"""How often a batch's record is renewed while it runs."""
+MAX_ERRORS = 100
+"""Of a file that is not what a batch needs, that its record tells."""
+CANCELLED = ("batch_cancelled", "The batch was cancelled before this was done.")
+EXPIRED = ("batch_expired", "The batch expired before this was done.")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the two files hold, by custom id."""
+
+    output: BinaryIO
+    errors: BinaryIO
+    done: set[str] = field(default_factory=set)
+    completed: int = 0
+    failed: int = 0
+
+    def add(self, result: Result) -> None:
+        """One more line. (It goes to the system at once: this process may die.)"""
+        file = self.errors if result.failed else self.output
+        file.write(result.text().encode() + b"\n")
+        file.flush()
+        self.done.add(str(result.custom_id))
+        self.completed += not result.failed
+        self.failed += result.failed
+
+    def close(self) -> None:
+        for file in (self.output, self.errors):
+            os.fsync(file.fileno())
+            file.close()
+
+
+class BatchRun:
+    """Works one batch off. ``stopped`` says why the rest of it is not wanted: CANCELLED or EXPIRED."""
+
+    def __init__(self, store: Store, batch: Record, worker: Worker, window: Window, max_lines: int, log: Log) -> None:
+        self._store, self.batch, self._worker, self._window = store, batch, worker, window
+        self._max_lines = max_lines
+        self._log = log
+        self._stopped: tuple[str, str] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """To its end; cancelled, it can be begun again."""
+        batch, path = self.batch, self._store.data(self.batch["input_file_id"])
+        if batch["status"] == "validating":
+            errors, total = await asyncio.to_thread(check_file, path, batch["endpoint"], self._max_lines)
+            if errors:
+                self._note("failed", errors={"object": "list", "data": errors})
+                return
+            self._note("in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
+        progress = await asyncio.to_thread(self._take_up)
+        watching = asyncio.create_task(self._watch(progress))
+        try:
+            await self._work(path, progress)
+        finally:
+            await end(watching, *self._tasks)
+            progress.close()
+        await asyncio.to_thread(self._finish, path, progress)
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+    async def _work(self, path: Path, progress: Progress) -> None:
+        """Every line that is not done, as many at a time as there is room for."""
+        for number, text in lines_of(path):
+            while not self._stopped and not self._window.room():
+                await self._window.freed(SHOW_S)
+            if self._stopped:
+                break
+            if str(custom_id_of(text)) not in progress.done:
+                self._window.enter(len(text))
+                task = asyncio.create_task(self._line(number, text, progress))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        while self._tasks and not self._stopped:
+            await asyncio.wait(self._tasks, timeout=SHOW_S)
+
+    async def _line(self, number: int, text: bytes, progress: Progress) -> None:
+        job_id = f"{self.batch['id']}-{number}"
+        try:
+            result = await self._worker.run(job_id, text, cache_salt=self.batch["cache_salt"])
+        except Exception as error:
+            self._log.exception("line of a batch failed", id=job_id, error=repr(error))
+            result = unanswered(job_id, custom_id_of(text), "internal_error", "The server's log has the id.")
+        finally:
+            self._window.leave(len(text))
+        progress.add(result)
+
+    async def _watch(self, progress: Progress) -> None:
+        """Tell how far it is, and see whether it is still wanted."""
+        while True:
+            if self._store.cancelled_at(self.batch["id"]) is not None:
+                self._stopped = CANCELLED
+            elif time.time() >= self.batch["expires_at"]:
+                self._stopped = EXPIRED
+            self._note("in_progress", request_counts=self._counts(progress))
+            await asyncio.sleep(SHOW_S)
+
+    # -- records and files --------------------------------------------------------------------------------------------
+    def _counts(self, progress: Progress) -> dict[str, int]:
+        total = self.batch["request_counts"]["total"]
+        return {"total": total, "completed": progress.completed, "failed": progress.failed}
+
+    def _note(self, status: str, **changes: Any) -> None:
+        """A new state, with its time."""
+        first = self.batch["status"] != status
+        self.batch.update(status=status, **changes, **({f"{status}_at": int(time.time())} if first else {}))
+        self._store.save(self.batch)
+
+    def _take_up(self) -> Progress:
+        """The files as they were left: a line that was being written is gone."""
+        paths = [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
+        counts, done = [], set()
+        for path in paths:
+            ids = whole_lines(path)
+            counts.append(len(ids))
+            done |= ids
+        output, errors = (path.open("ab") for path in paths)
+        return Progress(output, errors, done, *counts)
+
+    def _finish(self, path: Path, progress: Progress) -> None:
+        """Make files of what there is, and say so."""
+        if self._stopped:
+            self._list_undone(path, progress)
+        self._note("finalizing", request_counts=self._counts(progress))
+        batch_id, owner, expires_s = self.batch["id"], self.batch["owner"], self.batch["output_expires_s"]
+        ids: dict[str, str | None] = {}
+        for kind, name in (("output", "output_file_id"), ("errors", "error_file_id")):
+            partial = self._store.partial(batch_id, kind)
+            has_lines = partial.exists() and partial.stat().st_size
+            if has_lines:
+                made = self._store.add(partial, f"{batch_id}_{kind}.jsonl", "batch_output", owner, expires_s)
+                ids[name] = made["id"]
+            else:
+                partial.unlink(missing_ok=True)
+        status = {None: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[self._stopped]
+        if status == "cancelled":
+            ids["cancelling_at"] = self._store.cancelled_at(batch_id)  # type: ignore[assignment]
+        self._note(status, **ids)
+
+    def _list_undone(self, path: Path, progress: Progress) -> None:
+        assert self._stopped is not None
+        with self._store.partial(self.batch["id"], "errors").open("ab") as file:
+            for number, text in lines_of(path):
+                if (custom_id := str(custom_id_of(text))) not in progress.done:
+                    result = unanswered(f"{self.batch['id']}-{number}", custom_id, *self._stopped)
+                    file.write(result.text().encode() + b"\n")
+                    progress.failed += 1
+
+
+async def end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel, and wait until all have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, by number from 1."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line.strip()
+
+
+def check_file(path: Path, endpoint: str, max_lines: int) -> tuple[list[dict[str, Any]], int]:
+    """What is wrong with a batch's file, and how many requests it has."""
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    count = 0
+
+    def wrong(number: int | None, code: str, message: str) -> None:
+        if len(errors) < MAX_ERRORS:
+            errors.append({"code": code, "line": number, "message": message, "param": None})
+
+    if not path.exists():
+        wrong(None, "file_not_found", "The input file is gone.")
+        return errors, 0
+    for number, text in lines_of(path):
+        count += 1
+        try:
+            line = read_line(text)
+        except LineError as error:
+            wrong(number, "invalid_json_line", str(error))
+            continue
+        if line.url != endpoint:
+            wrong(number, "mismatched_url", f"url: must be {endpoint}, as the batch says")
+        if line.custom_id in seen:
+            wrong(number, "duplicate_custom_id", f"custom_id: {line.custom_id[:100]} is there already")
+        seen.add(line.custom_id)
+        if count > max_lines:
+            wrong(number, "too_many_lines", f"A file may have at most {max_lines} requests (--max-batch-lines).")
+            break
+    if not count:
+        wrong(None, "empty_file", "The input file has no requests.")
+    return errors, count
+
+
+def whole_lines(path: Path) -> set[str]:
+    """Custom ids of the lines of a file, which is cut after its last whole one."""
+    ids: set[str] = set()
+    if not path.exists():
+        return ids
+    size = 0
+    with path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(orjson.JSONDecodeError):
+                if not line.endswith(b"\n"):
+                    break
+                ids.add(str(orjson.loads(line)["custom_id"]))
+                size += len(line)
+                continue
+            break
+    os.truncate(path, size)
+    return ids

@@ -1,0 +1,177 @@
+"""``/v1/files``: what clients upload for batches, and what batches leave for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
+from web.context import API_KEY, CONTEXT, Context
+from web.errors import ApiError, bad_field
+from web.files.store import Full, Record, Store, page, shown
+from web.limits import MAX_NAME_CHARS
+from web.routes import About, Route, json_response
+
+PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
+CHUNK_BYTES = 2**18
+MAX_FIELD_BYTES = 1024
+UPLOAD_TIMEOUT_S = 600.0
+MAX_PAGE = 10_000
+
+
+def store_of(context: Context) -> Store:
+    """The store, if this server has one."""
+    if context.store is None:
+        raise ApiError(404, "This server keeps no files: it was started without --files-dir.", code="no_files")
+    return context.store
+
+
+async def find_file(request: web.Request) -> Record:
+    """The file that a path names."""
+    file_id = request.match_info["file_id"]
+    found = await asyncio.to_thread(store_of(request.app[CONTEXT]).find, file_id, request[API_KEY].name)
+    if found is None or found["object"] != "file":
+        raise ApiError(404, f"No such File object: {file_id[:100]}", param="id", code="not_found")
+    return found
+
+
+async def upload(request: web.Request) -> web.Response:
+    """Keep a file. A multipart form with `file`, `purpose` and perhaps `expires_after[seconds]`."""
+    context = request.app[CONTEXT]
+    store = store_of(context)
+    if not request.content_type.startswith("multipart/form-data"):
+        raise ApiError(415, "The body must be multipart/form-data.", code="unsupported_media_type")
+    try:
+        with store.upload() as beside:
+            async with asyncio.timeout(UPLOAD_TIMEOUT_S):
+                form = await _read_form(request, beside, context.settings.max_file_bytes)
+            purpose, expires_s = _read_fields(form)
+            made = await asyncio.to_thread(
+                store.add, beside, form["file"], purpose, request[API_KEY].name, expires_s
+            )  # fmt: skip
+    except Full:
+        raise ApiError(507, "The server has no room for more files; delete some.", code="no_room") from None
+    except TimeoutError:
+        raise ApiError(408, f"The file did not arrive within {UPLOAD_TIMEOUT_S:g} s.", code="body_timeout") from None
+    return json_response(shown(made))
+
+
+async def _read_form(request: web.Request, beside: Path, max_bytes: int) -> dict[str, str]:
+    """The fields of a form; its file goes to disk, and its name is what ``file`` says."""
+    form: dict[str, str] = {}
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name is None or part.name in form:
+                raise bad_field("body", "each field of the form may be given once, with a name")
+            if part.name == "file":
+                form["file"] = (part.filename or "upload")[:MAX_NAME_CHARS]
+                await _write(part, beside, max_bytes)
+                continue
+            value = bytes(await part.read_chunk(MAX_FIELD_BYTES))
+            if not part.at_eof():
+                raise bad_field(part.name[:100], f"must have fewer than {MAX_FIELD_BYTES} bytes")
+            form[part.name[:100]] = value.decode(errors="replace")
+    except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
+        raise ApiError(400, f"The body is not a form: {str(error)[:200]}", code="invalid_form") from None
+    return form
+
+
+async def _write(part: BodyPartReader, beside: Path, max_bytes: int) -> None:
+    size = 0
+    with await asyncio.to_thread(beside.open, "wb") as file:
+        while chunk := await part.read_chunk(CHUNK_BYTES):
+            size += len(chunk)
+            if size > max_bytes:
+                raise ApiError(413, f"file: may have at most {max_bytes} bytes", param="file", code="file_too_large")
+            await asyncio.to_thread(file.write, chunk)
+
+
+def _read_fields(form: dict[str, str]) -> tuple[str, int | None]:
+    """Purpose, and seconds until the file expires."""
+    for name in ("file", "purpose"):
+        if name not in form:
+            raise bad_field(name, "is required")
+    if form["purpose"] not in PURPOSES:
+        raise bad_field("purpose", f"must be one of {', '.join(PURPOSES)}")
+    unknown = form.keys() - {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
+    if unknown:
+        raise bad_field(min(unknown), "unknown field", code="unknown_parameter")
+    if form.get("expires_after[anchor]", "created_at") != "created_at":
+        raise bad_field("expires_after.anchor", "must be created_at")
+    seconds = form.get("expires_after[seconds]")
+    if seconds is None:
+        return form["purpose"], None
+    if not re.fullmatch(r"[0-9]{1,9}", seconds) or not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
+        raise bad_field("expires_after.seconds", f"must be from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}")
+    return form["purpose"], int(seconds)
+
+
+async def list_files(request: web.Request) -> web.Response:
+    """The files of the key, the newest first."""
+    store, query = store_of(request.app[CONTEXT]), request.query
+    found = await asyncio.to_thread(store.all, "file-", request[API_KEY].name)
+    if purpose := query.get("purpose"):
+        found = [each for each in found if each["purpose"] == purpose]
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise bad_field("order", "must be asc or desc")
+    if query.get("order") == "asc":
+        found.reverse()
+    return json_response(page(found, query.get("after"), limit_of(request, MAX_PAGE, MAX_PAGE)))
+
+
+def limit_of(request: web.Request, default: int, most: int) -> int:
+    """The length of a page that is asked for."""
+    given = request.query.get("limit", f"{default}")
+    if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= most:
+        raise bad_field("limit", f"must be from 1 to {most}")
+    return int(given)
+
+
+async def show_file(request: web.Request) -> web.Response:
+    """What is known of a file."""
+    return json_response(shown(await find_file(request)))
+
+
+async def read_file(request: web.Request) -> web.StreamResponse:
+    """The bytes of a file."""
+    found = await find_file(request)
+    path = store_of(request.app[CONTEXT]).data(found["id"])
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
+
+
+async def delete_file(request: web.Request) -> web.Response:
+    """Forget a file."""
+    found = await find_file(request)
+    await asyncio.to_thread(store_of(request.app[CONTEXT]).delete, found["id"])
+    return json_response({"id": found["id"], "object": "file", "deleted": True})
+
+
+FILE = record(id=TEXT, object={"const": "file"}, bytes=COUNT, created_at=TIME, filename=TEXT, purpose=TEXT,
+              expires_at=nullable(TIME))  # fmt: skip
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": list(PURPOSES)}},
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+PAGE: dict[str, Any] = {"after": TEXT, "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}}
+LIST: dict[str, Any] = record(object={"const": "list"}, data=array(OBJECT), has_more={"type": "boolean"})
+ABOUT = About(tag="Files and batches", answer=FILE)
+
+ROUTES = (
+    Route("POST", "/v1/files", "files_upload", upload,
+          About(tag=ABOUT.tag, answer=FILE, body=FORM, body_type="multipart/form-data")),
+    Route("GET", "/v1/files", "files", list_files,
+          About(tag=ABOUT.tag, answer=LIST, query={**PAGE, "order": {"enum": ["asc", "desc"]}, "purpose": TEXT})),
+    Route("GET", "/v1/files/{file_id}", "file", show_file, ABOUT),
+    Route("DELETE", "/v1/files/{file_id}", "file_delete", delete_file,
+          About(tag=ABOUT.tag, answer=record(id=TEXT, deleted={"const": True}))),
+    Route("GET", "/v1/files/{file_id}/content", "file_content", read_file,
+          About(tag=ABOUT.tag, answer_types=("application/octet-stream",))),
+)  # fmt: skip

@@ -117,6 +117,9 @@ class Settings:
     chat_template: str | None = setting(
         None, help="a Jinja chat template, or the path of a file with one (default: the model's)", group=MODEL
     )
+    trust_request_chat_template: bool = setting(
+        False, help="let requests bring a chat template of their own, which is a program", group=SERVICE
+    )
     generation_config: str = setting(
         "auto",
         help="where sampling defaults come from: the model's generation_config.json (auto) or none (vllm)",

@@ -76,6 +76,8 @@ class GenerateRequest:
     """Queued batch work: it stands behind all interactive requests."""
     attempt: str = ""
     """Tells one time that a client asks for this request from another. One that differs joins what is under way."""
+    chat_template: str | None = None
+    """A template of the client's own, in place of the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

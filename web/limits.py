@@ -25,6 +25,7 @@ MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
 MAX_METADATA = 16
+MAX_TEMPLATE_CHARS = 2**16
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_KWARGS_DEPTH = 4
 MAX_TEMPLATE_KWARGS_NODES = 256

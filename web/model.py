@@ -31,6 +31,8 @@ class ServedModel:
     """Whether requests may have a priority (``--scheduling-policy priority``)."""
     max_beam_width: int = 16
     """Most beams of one search (``--max-beam-width``)."""
+    request_templates: bool = False
+    """Whether requests may bring chat templates (``--trust-request-chat-template``)."""
 
     @property
     def name(self) -> str:
@@ -65,4 +67,5 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         created_s=created_s,
         priorities=settings.scheduling_policy == "priority",
         max_beam_width=settings.max_beam_width,
+        request_templates=settings.trust_request_chat_template,
     )

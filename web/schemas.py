@@ -17,7 +17,15 @@ from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, Schema, type_name
-from web.limits import INT32_MAX, MAX_CHOICES, MAX_METADATA, MAX_NAME_CHARS, MAX_PROMPTS, MAX_TIMEOUT_S
+from web.limits import (
+    INT32_MAX,
+    MAX_CHOICES,
+    MAX_METADATA,
+    MAX_NAME_CHARS,
+    MAX_PROMPTS,
+    MAX_TEMPLATE_CHARS,
+    MAX_TIMEOUT_S,
+)
 from web.model import ServedModel
 from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
@@ -49,7 +57,6 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
-    "chat_template": _NEVER,
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
@@ -122,6 +129,7 @@ class Asked:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    chat_template: str | None = None
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -143,6 +151,7 @@ class Asked:
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
                 chat_template_kwargs=self.chat_template_kwargs,
+                chat_template=self.chat_template,
                 truncate_prompt_tokens=self.truncate_prompt_tokens,
                 priority=self.priority,
                 cache_salt=self.cache_salt,
@@ -223,6 +232,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         add_generation_prompt=generates,
         continue_final_message=continues,
         chat_template_kwargs=read_template_kwargs(fields),
+        chat_template=_read_template(fields, model),
         truncate_prompt_tokens=_read_truncation(fields, model),
         priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
@@ -265,6 +275,14 @@ def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
     continuous = options.boolean("continuous_usage_stats", False)
     options.finish({"include_obfuscation": (False,)})
     return stream, StreamOptions(usage, usage and continuous)
+
+
+def _read_template(fields: Fields, model: ServedModel) -> str | None:
+    template = fields.string("chat_template", None, max_chars=MAX_TEMPLATE_CHARS, empty=False)
+    if template is not None and not model.request_templates:
+        problem = "is taken only by servers started with --trust-request-chat-template"
+        raise bad_field("chat_template", problem, code="unsupported_parameter")
+    return template
 
 
 def _read_truncation(fields: Fields, model: ServedModel) -> int | None:

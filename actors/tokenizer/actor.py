@@ -71,6 +71,8 @@ class TokenizerActor(Actor):
 
     async def stop(self) -> None:
         await self._grammars.close()
+        if self._encoder is not None:
+            self._encoder.close()
 
     async def serve(self) -> None:
         """Read, encode, publish, ack, until draining. What is in hand when draining starts is finished."""

@@ -1,7 +1,8 @@
 """Chat messages to prompt text, through the model's own template.
 
-The template comes from the model's folder or ``--chat-template``, never from a client, and runs in the immutable
-Jinja sandbox of ``transformers``. A special token that a client *writes* into a message (``<|im_end|>`` and the like)
+The template comes from the model's folder or ``--chat-template``, and from a client only with
+``--trust-request-chat-template``. It runs in the immutable Jinja sandbox of ``transformers``, in a process with limits
+(:mod:`actors.tokenizer.render_process`). A special token that a client *writes* into a message (``<|im_end|>``, say)
 stays plain text: only those that the template itself writes become special tokens, so no message can forge the end of
 its turn or another role. For that, the client's special tokens are marked before the template runs, and
 :class:`Rendered` says which parts of the result are marked. (Plain ``apply_chat_template`` makes no such difference.
@@ -21,6 +22,7 @@ from jinja2.exceptions import TemplateError
 
 from actors.text_tokenizer import TokenizerError
 from actors.tokenizer.refusal import Refusal
+from actors.tokenizer.render_process import RenderFailure, RenderLimit, RenderProcess
 from bus.messages import GenerateRequest, JsonValue
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
@@ -33,6 +35,8 @@ RESERVED_KWARGS = frozenset(
     )
 )
 MAX_ERROR_CHARS = 500
+GIVEN_TEMPLATE_CPU_S = 0.25
+"""Computing time of a client's own template, which has to be compiled each time: the chats behind it wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,13 @@ class ChatTemplate:
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._special = re.compile(pattern)
         self._marked = re.compile(f"{MARK_OPEN}({pattern}){MARK_CLOSE}|[{MARK_OPEN}{MARK_CLOSE}]")
+        self._process = RenderProcess(self._render, refusals=TemplateError)
+        self._process_of_given = RenderProcess(self._render, refusals=TemplateError, cpu_s=GIVEN_TEMPLATE_CPU_S)
+
+    def close(self) -> None:
+        """End the processes that render."""
+        self._process.close()
+        self._process_of_given.close()
 
     def render(self, request: GenerateRequest) -> Rendered:
         """The prompt of a chat request.
@@ -80,25 +91,31 @@ class ChatTemplate:
         return Rendered(self._split(text) if marked else (text,))
 
     def _apply(self, request: GenerateRequest, messages: list[Any], kwargs: dict[str, Any]) -> str:
-        if self._template is None and not self._tokenizer.chat_template:
+        template = request.chat_template or self._template
+        if template is None and not self._tokenizer.chat_template:
             raise Refusal(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
+        chat = {
+            **kwargs,
+            "conversation": messages,
+            "chat_template": template,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                chat_template=self._template,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                tokenize=False,
-                **kwargs,
-            )
-        except TemplateError as error:
-            raise Refusal(f"The chat template refuses these messages: {_short(error)}", param="messages") from error
-        except Exception as error:  # templates call methods of what the client sent: any exception may come out
-            raise Refusal(f"The chat template cannot use these messages: {_short(error)}", param="messages") from error
-        return str(text)
+            return (self._process_of_given if request.chat_template else self._process).render(chat)
+        except RenderLimit as limit:
+            problem = f"The chat template was ended: {limit}"
+        except RenderFailure as failure:
+            verb = "refuses" if failure.refused else "cannot use"
+            problem = f"The chat template {verb} these messages: {_short(failure)}"
+        raise Refusal(problem, param="chat_template" if request.chat_template else "messages")
+
+    def _render(self, chat: dict[str, Any]) -> str:
+        """Of the process that renders."""
+        return str(self._tokenizer.apply_chat_template(tokenize=False, **chat))
 
     def _mark(self, value: Any) -> Any:
         """A copy with every special token in its strings marked. Names of fields are left alone."""

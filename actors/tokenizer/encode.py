@@ -55,6 +55,11 @@ class Encoder:
         self._plain: Tokenizer | None = None
         self._plain_lock = threading.Lock()
 
+    def close(self) -> None:
+        """End what renders chats."""
+        if self._chat is not None:
+            self._chat.close()
+
     def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
         """One outcome per request, in order. Never raises for what a request holds."""
         taken_s = time.time()

@@ -325,3 +325,13 @@ def test_a_cache_salt_reaches_the_bus():
     for asked in (completion(cache_salt="tenant"), chat(cache_salt="tenant")):
         (message,) = asked.messages_for_bus(["id"], "i", 0.0)
         assert decode(encode(message)).cache_salt == "tenant"
+
+
+def test_templates_of_clients():
+    """A request's own chat template is refused, unless the server was started to take them."""
+    error = refused(chat, chat_template="{{ messages }}")
+    assert (error.status, error.param) == (400, "chat_template")
+    trusting = replace(MODEL, request_templates=True)
+    asked = parse_chat({"messages": [USER], "chat_template": "{{ messages }}"}, trusting)
+    (message,) = asked.messages_for_bus(["r"], "i", 0.0)
+    assert message.chat_template == "{{ messages }}"

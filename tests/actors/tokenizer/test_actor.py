@@ -152,6 +152,9 @@ class Fails:
             raise RuntimeError("bug")
         return outcomes
 
+    def close(self) -> None:
+        """Nothing runs."""
+
 
 async def test_bug_on_one_request_is_a_500_for_it_alone(
     server: MemoryServer, settings: Settings, monkeypatch: pytest.MonkeyPatch

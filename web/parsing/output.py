@@ -1,0 +1,128 @@
+"""The parts of a choice in OpenAI's words: deltas of a stream, the message of a whole answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from web.parsing.reasoning import ReasoningParser
+from web.parsing.text import CallArguments, CallBegun, Content, Part, Reasoning
+from web.parsing.tool_calls import ToolCallParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsing:
+    """How a call's texts are read. ``reasoning`` and ``tools`` are names of parsers, empty for none; ``named``: the one
+    tool whose arguments the text is; ``most_calls``: None for any number."""
+
+    reasoning: str = ""
+    show_reasoning: bool = True
+    tools: str = ""
+    names: tuple[str, ...] = ()
+    named: str = ""
+    most_calls: int | None = None
+
+
+class OutputParser:
+    """Reads one choice. ``key`` is the same wherever the choice is read again: ids of calls follow from it.
+    What comes of the first ``num_seen`` characters is left out: the client has it."""
+
+    def __init__(self, parsing: Parsing, key: str, num_seen: int = 0) -> None:
+        self._parsing = parsing
+        self._key = key
+        self._unseen_from = num_seen
+        self._reasoning = ReasoningParser(parsing.reasoning) if parsing.reasoning else None
+        self._tools = None
+        if parsing.tools:
+            self._tools = ToolCallParser(
+                parsing.tools, parsing.names, named=parsing.named, most=parsing.most_calls
+            )  # fmt: skip
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether there has been a call, and not because the client had named the tool."""
+        return self._tools is not None and self._tools.num_calls > 0 and not self._parsing.named
+
+    def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
+        """What is new with ``text``, and with the end of the output."""
+        if self._unseen_from:
+            seen, text = text[: self._unseen_from], text[self._unseen_from :]
+            self._unseen_from -= len(seen)
+            for _ in self._parts(seen, ended=False):
+                pass
+        return [self._delta(part) for part in _joined(self._parts(text, ended=ended))]
+
+    def _parts(self, text: str, *, ended: bool) -> Iterator[Part]:
+        found: Iterable[Part] = [Content(text)] if text else []
+        if self._reasoning is not None:
+            found = list(self._reasoning.feed(text))
+            found += self._reasoning.finish() if ended else ()
+        for part in found:
+            if isinstance(part, Reasoning):
+                if self._parsing.show_reasoning:
+                    yield part
+            elif self._tools is not None and isinstance(part, Content):
+                yield from self._tools.feed(part.text)
+            else:
+                yield part
+        if ended and self._tools is not None:
+            yield from self._tools.finish()
+
+    def _delta(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Content):
+            return {"content": part.text}
+        if isinstance(part, Reasoning):
+            return {"reasoning_content": part.text, "reasoning": part.text}
+        if isinstance(part, CallArguments):
+            return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+        return {"tool_calls": [{"index": part.index, **self._call(part, "")}]}
+
+    def _call(self, begun: CallBegun, arguments: str) -> dict[str, Any]:
+        function = {"name": begun.name, "arguments": arguments}
+        return {"id": call_id(self._key, begun.index, self._parsing), "type": "function", "function": function}
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The whole message of a choice that has ended."""
+        content, reasoning = "", ""
+        begun: list[CallBegun] = []
+        arguments: dict[int, str] = {}
+        for part in self._parts(text, ended=True):
+            if isinstance(part, Content):
+                content += part.text
+            elif isinstance(part, Reasoning):
+                reasoning += part.text
+            elif isinstance(part, CallBegun):
+                begun.append(part)
+            else:
+                arguments[part.index] = arguments.get(part.index, "") + part.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._reasoning is not None and self._parsing.show_reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning or None
+        if begun:
+            message["content"] = content or None
+            message["tool_calls"] = [self._call(each, arguments.get(each.index, "")) for each in begun]
+        return message
+
+
+def call_id(key: str, index: int, parsing: Parsing) -> str:
+    """The same for the same call. Mistral's templates want nine letters and digits."""
+    digest = hashlib.blake2b(f"{key}/{index}".encode(), digest_size=12).hexdigest()
+    return digest[:9] if parsing.tools == "mistral" else f"call_{digest}"
+
+
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """Neighbours of one kind as one part."""
+    last: Part | None = None
+    for part in parts:
+        if isinstance(last, Content) and isinstance(part, Content):
+            last = Content(last.text + part.text)
+        elif isinstance(last, Reasoning) and isinstance(part, Reasoning):
+            last = Reasoning(last.text + part.text)
+        else:
+            if last is not None:
+                yield last
+            last = part
+    if last is not None:
+        yield last

@@ -334,6 +334,24 @@ class Settings:
         low=1,
         high=64,
     )
+    enable_auto_tool_choice: bool = setting(
+        False, help="let models call tools as they like; needs --tool-call-parser", group=SERVICE
+    )
+    tool_call_parser: str | None = setting(
+        None,
+        help="how the model writes calls of tools: hermes (Qwen too), llama3_json or mistral",
+        group=SERVICE,
+        choices=("hermes", "llama3_json", "mistral"),
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        help="how the model marks its reasoning: deepseek_r1 (the chat template opens the tag) or qwen3",
+        group=SERVICE,
+        choices=("deepseek_r1", "qwen3"),
+    )
+    allow_unknown_fields: bool = setting(
+        False, help="ignore fields of requests that are not known, instead of answering 400", group=SERVICE
+    )
     structured_output_timeout_s: float = setting(
         5.0,
         help="seconds within which the schema, expression or grammar of a structured output must be made ready",
@@ -391,6 +409,8 @@ class Settings:
             if value is not None and (value != spec.default or spec.default is not None):
                 _check_value(spec.name, value, spec.metadata)
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
             object.__setattr__(self, "enable_prefix_caching", False)
 

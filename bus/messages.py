@@ -78,6 +78,10 @@ class GenerateRequest:
     """Tells one time that a client asks for this request from another. One that differs joins what is under way."""
     chat_template: str | None = None
     """A template of the client's own, in place of the model's."""
+    tools: tuple[JsonValue, ...] = ()
+    """For the template: functions that the model may call."""
+    documents: tuple[JsonValue, ...] = ()
+    """For the template: what the model may rely on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

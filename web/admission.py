@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from web.auth import ApiKey
 from web.errors import ApiError, overloaded
@@ -127,6 +128,8 @@ def cost_of(asked: Asked, model: ServedModel) -> int:
     output = asked.sampling.max_tokens
     if output is None:
         output = UNSTATED_OUTPUT_TOKENS
+    if asked.tools:
+        output += _estimate(str(asked.tools))  # which the template writes into the prompt
     costs = (min(num_prompt_tokens(prompt) + output, most) for prompt in asked.prompts)
     return asked.sampling.n * int(sum(costs))
 
@@ -136,8 +139,14 @@ def num_prompt_tokens(prompt: Prompt) -> int:
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
     if prompt.messages is not None:
-        return sum(MESSAGE_TOKENS + _estimate(message["content"]) for message in prompt.messages)
+        return sum(MESSAGE_TOKENS + _estimate(_text_of(message)) for message in prompt.messages)
     return _estimate(prompt.text or "")
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """All that a template may write of a message."""
+    more = [str(message[name]) for name in ("tool_calls", "reasoning_content") if name in message]
+    return "".join([message["content"], *more])
 
 
 def _estimate(text: str) -> int:

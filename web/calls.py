@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bus.messages import FinishReason
 from web.errors import ApiError
+from web.parsing.output import OutputParser
 from web.report import PromptInfo, Report, Token, TokenTexts
 
 
@@ -33,6 +34,8 @@ class Choice:
     tokens: list[Token] = field(default_factory=list)
     """What has come and was not taken yet, for calls that report tokens."""
     cumulative_logprob: float = 0.0
+    parser: OutputParser | None = None
+    """Reads the text, if there may be more in it than content."""
     end_seen: bool = False
     """Whether the client, which has come back for the rest, has the end of this choice."""
 
@@ -40,6 +43,12 @@ class Choice:
         """The tokens since the last call, once."""
         tokens, self.tokens = self.tokens, []
         return tokens
+
+    @property
+    def shown_finish_reason(self) -> str | None:
+        """As the client is to know it: a model that stops to have its calls answered has not just stopped."""
+        calls = self.finish_reason == "stop" and self.parser is not None and self.parser.calls_tools
+        return "tool_calls" if calls else self.finish_reason
 
     def take_text(self) -> str:
         """The text since the last call, once."""
@@ -109,10 +118,16 @@ class Call:
         self._changed: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def skip(self, seen: Sequence[tuple[int, int, bool]]) -> None:
-        """The client has so many (tokens, characters) of each choice already, and perhaps its end."""
-        for choice, (num_tokens, num_chars, ended) in zip(self.choices, seen, strict=True):
+    def tell(self, report: Report | None, seen: Sequence[tuple[int, int, bool]] | None = None) -> None:
+        """What the answer reports. ``seen``: how much (tokens, characters) of each choice the client has already, and
+        whether its end. A parser is given the characters once more: it has to read a text from its beginning."""
+        self.report = report
+        for choice, (num_tokens, num_chars, ended) in zip(self.choices, seen or (), strict=seen is not None):
             choice.num_tokens, choice.num_chars, choice.end_seen = num_tokens, num_chars, ended
+        if report is not None and report.parsing is not None:
+            for choice in self.choices:
+                key = f"{choice.request.request_id}/{choice.index}"
+                choice.parser, choice.num_chars = OutputParser(report.parsing, key, choice.num_chars), 0
 
     @property
     def resumable(self) -> bool:

@@ -129,7 +129,11 @@ class Fields:
         return value
 
     def finish(
-        self, unsupported: Mapping[str, tuple[Any, ...]], harmless: Mapping[str, Callable[[Any], bool]] | None = None
+        self,
+        unsupported: Mapping[str, tuple[Any, ...]],
+        harmless: Mapping[str, Callable[[Any], bool]] | None = None,
+        *,
+        allow_unknown: bool = False,
     ) -> None:
         """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
         if self._listener:
@@ -145,7 +149,7 @@ class Fields:
             elif name in unsupported:
                 if value is not None and not any(same(value, neutral) for neutral in unsupported[name]):
                     raise not_supported(self.path(name))
-            else:
+            elif not allow_unknown:
                 raise unknown_field(self.path(name if len(name) <= 100 else name[:100] + "..."))
 
 

@@ -212,7 +212,8 @@ class Inbox:
                 continue
             choice = request.choices[index]
             new_tokens = num_tokens - choice.num_tokens
-            if choice.finish_reason is not None or (new_tokens <= 0 and finish is None):
+            is_new = new_tokens > 0 or (choice.parser is not None and offset + len(text) > choice.num_chars)
+            if choice.finish_reason is not None or (not is_new and finish is None):
                 continue
             if finish in ("error", "abort"):
                 self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)

@@ -26,6 +26,10 @@ MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
 MAX_METADATA = 16
 MAX_TEMPLATE_CHARS = 2**16
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 16
+"""Of one answer that has to have some."""
+MAX_DOCUMENTS = 128
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_KWARGS_DEPTH = 4
 MAX_TEMPLATE_KWARGS_NODES = 256

@@ -33,6 +33,11 @@ class ServedModel:
     """Most beams of one search (``--max-beam-width``)."""
     request_templates: bool = False
     """Whether requests may bring chat templates (``--trust-request-chat-template``)."""
+    tool_parser: str = ""
+    auto_tools: bool = False
+    """Whether models may call tools as they like (``--enable-auto-tool-choice``)."""
+    reasoning_parser: str = ""
+    allow_unknown_fields: bool = False
 
     @property
     def name(self) -> str:
@@ -68,4 +73,8 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         priorities=settings.scheduling_policy == "priority",
         max_beam_width=settings.max_beam_width,
         request_templates=settings.trust_request_chat_template,
+        tool_parser=settings.tool_call_parser or "",
+        auto_tools=settings.enable_auto_tool_choice,
+        reasoning_parser=settings.reasoning_parser or "",
+        allow_unknown_fields=settings.allow_unknown_fields,
     )

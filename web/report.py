@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bus.messages import Int32Array, PromptReply
+from web.parsing.output import Parsing
 
 LOWEST = -9999.0
 """What stands for a log probability of minus infinity, which JSON has not."""
@@ -27,6 +28,8 @@ class Report:
     prompt_only: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False
+    parsing: Parsing | None = None
+    """How the texts are read for calls of tools and reasoning; None: they are content."""
     said: str = ""
     """What an assistant's message begins with, because it said so already."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bus.messages import SamplingParams
 from web.errors import bad_field
 from web.fields import Fields
 from web.limits import MAX_LOGPROBS, MAX_N
+from web.parsing.output import Parsing
 from web.report import Report
 
 PLAIN = Report()
@@ -38,7 +40,12 @@ def read_completion_report(
 
 
 def read_chat_report(
-    fields: Fields, sampling: SamplingParams, messages: Sequence[Mapping[str, str]], *, stream: bool
+    fields: Fields,
+    sampling: SamplingParams,
+    messages: Sequence[Mapping[str, Any]],
+    parsing: Parsing | None,
+    *,
+    stream: bool,
 ) -> tuple[SamplingParams, Report | None]:
     """As for completions, in the chat's own fields. ``echo`` is about what the assistant has said already, if the last
     message is its own."""
@@ -47,6 +54,7 @@ def read_chat_report(
     if num_top and not wanted:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     asked, report = _read(fields, sampling, num_top if wanted else None, stream=stream, echo=False)
+    report = replace(report, parsing=parsing)
     if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
         report = replace(report, said=messages[-1]["content"])
     return asked, None if report == replace(PLAIN, num_choices=sampling.n) else report

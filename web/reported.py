@@ -11,6 +11,7 @@ from web.calls import Call, Choice, OpenRequest
 from web.report import (
     PromptInfo,
     Report,
+    Token,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
@@ -46,11 +47,16 @@ def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
     """A choice of a whole chat."""
     text, tokens = choice.take_text(), choice.take_tokens()
     logprobs = None if report.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, report)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if choice.parser is not None:
+        message = choice.parser.message(text)
+    if report.said:
+        message["content"] = report.said + (message["content"] or "")
     body: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": report.said + text, "refusal": None},
+        "message": message,
         "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": choice.shown_finish_reason,
         "stop_reason": choice.stop_reason,
     }
     if report.token_ids:
@@ -114,17 +120,28 @@ class ReportedChatChunks(ChatChunks):
             if report.said:
                 body["delta"] = {"content": report.said}
                 events += _event(self, body | {"finish_reason": None}, choice)
-        text, tokens = choice.take_text(), choice.take_tokens()
-        if text or tokens or (self.options.continuous and choice.finish_reason is None):
+        tokens = choice.take_tokens()
+        for delta in self._deltas(choice, tokens):
             logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)
-            body = {"index": choice.index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+            body = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
             if report.token_ids:
                 body["token_ids"] = [token.id for token in tokens]
+            tokens = []
             events += _event(self, body, choice)
         if choice.finish_reason is not None:
-            body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.finish_reason}
+            body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.shown_finish_reason}
             events += _event(self, body | {"stop_reason": choice.stop_reason}, choice)
         return events
+
+    def _deltas(self, choice: Choice, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+        """What is new. Tokens go with the first of several; if there is no text to go with, with an empty one."""
+        text, ended = choice.take_text(), choice.finish_reason is not None
+        deltas = [{"content": text}] if text else []
+        if choice.parser is not None:
+            deltas = choice.parser.deltas(text, ended=ended)
+        if not deltas and (tokens or (self.options.continuous and not ended)):
+            return [{"content": ""}]
+        return deltas
 
 
 def _event(chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None) -> bytes:

@@ -14,7 +14,7 @@ import orjson
 
 from bus.messages import GenerateRequest, Int32Array, SamplingParams
 from web.beams import check_width, read_beams, wants_beams
-from web.chat_messages import read_messages, read_template_kwargs
+from web.chat_messages import read_documents, read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, Schema, type_name
 from web.limits import (
@@ -31,6 +31,7 @@ from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
+from web.tools import read_reasoning, read_tools
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -57,19 +58,14 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
-    "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": _NEVER,
-    "parallel_tool_calls": (True,),
     "prediction": _NEVER,
     "reasoning_effort": _NEVER,
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": _NEVER,
 }
@@ -105,7 +101,7 @@ class Prompt:
 
     text: str | None = None
     token_ids: Int32Array | None = None
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +125,8 @@ class Asked:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    tools: tuple[dict[str, Any], ...] = ()
+    documents: tuple[dict[str, str], ...] = ()
     chat_template: str | None = None
     truncate_prompt_tokens: int | None = None
     priority: int = 0
@@ -151,6 +149,8 @@ class Asked:
                 add_generation_prompt=self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
                 chat_template_kwargs=self.chat_template_kwargs,
+                tools=self.tools,
+                documents=self.documents,
                 chat_template=self.chat_template,
                 truncate_prompt_tokens=self.truncate_prompt_tokens,
                 priority=self.priority,
@@ -201,7 +201,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         timeout_s=_read_timeout(fields),
         report=report,
     )
-    fields.finish(UNSUPPORTED_COMPLETION, HARMLESS)
+    fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
 
 
@@ -217,7 +217,9 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     sampling = read_structured(fields, read_beams(fields, sampling, wanted=beams))
     check_width(sampling, model)
     messages = read_messages(fields)
-    sampling, report = read_chat_report(fields, sampling, messages, stream=stream)
+    sampling, tools = read_tools(fields, sampling, model)
+    parsing = read_reasoning(fields, sampling, tools.parsing, model)
+    sampling, report = read_chat_report(fields, sampling, messages, parsing, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:
@@ -233,13 +235,15 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         continue_final_message=continues,
         chat_template_kwargs=read_template_kwargs(fields),
         chat_template=_read_template(fields, model),
+        tools=tools.told,
+        documents=read_documents(fields),
         truncate_prompt_tokens=_read_truncation(fields, model),
         priority=_read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=_read_timeout(fields),
         report=report,
     )
-    fields.finish(UNSUPPORTED_CHAT, HARMLESS)
+    fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
 
 

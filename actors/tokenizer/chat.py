@@ -84,6 +84,10 @@ class ChatTemplate:
             raise Refusal(
                 "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
             )
+        if request.tools:
+            kwargs["tools"] = list(request.tools)
+        if request.documents:
+            kwargs["documents"] = list(request.documents)
         marked = self._special.search(_all_text((messages, kwargs))) is not None
         if marked:
             messages, kwargs = self._mark(messages), self._mark(kwargs)

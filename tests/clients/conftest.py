@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from fake_backend import MODEL, SENTENCE, Served, start_served
 
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from web.model import ServedModel
 
 API_KEY = "test-key"
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,8 @@ class Target:
 class Background:
     """A served ingress on an event loop of its own thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: ServedModel = MODEL) -> None:
+        self._model = model
         self._ready: Future[tuple[Served, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
@@ -79,7 +81,7 @@ class Background:
     async def _run(self) -> None:
         server, stop = MemoryServer(), asyncio.Event()
         try:
-            served = await start_served(lambda: MemoryBus(server), api_key=(API_KEY,))
+            served = await start_served(lambda: MemoryBus(server), self._model, api_key=(API_KEY,))
         except BaseException as error:
             self._ready.set_exception(error)
             raise
@@ -89,9 +91,9 @@ class Background:
 
 
 @contextmanager
-def fake_backend() -> Iterator[Target]:
-    """The real ingress in front of a backend that always says the same sentence."""
-    with Background() as served:
+def fake_backend(model: ServedModel = MODEL) -> Iterator[Target]:
+    """The real ingress in front of a backend that always says the same sentence, or what it is told to say."""
+    with Background(model) as served:
         expects = Expectations(
             model=MODEL.name, max_model_len=MODEL.max_model_len or 0, completion="".join(SENTENCE), api_key=API_KEY
         )
@@ -131,6 +133,13 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
         return
     with fake_backend() if request.param == "fake backend" else whole_system() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def calling() -> Iterator[Target]:
+    """A server with parsers for calls of tools and reasoning, with the fake backend."""
+    with fake_backend(replace(MODEL, auto_tools=True, tool_parser="hermes", reasoning_parser="qwen3")) as target:
+        yield target
 
 
 @pytest.fixture

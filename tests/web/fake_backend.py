@@ -37,6 +37,7 @@ from web.model import ServedModel
 KINDS = (("tokenizer", "tokenizer-0"), ("scheduler", "leader"), ("executor", "executor-0"), ("detokenizer", "detok-0"))
 SENTENCE = ("Hello", " there", ",", " dear", " friend", ".")
 MODEL = ServedModel(names=("fake-model", "alias"), vocab_size=1000, max_model_len=512, created_s=1_700_000_000)
+SAY = "Say: "
 CACHED_TOKENS = 1
 
 
@@ -83,10 +84,15 @@ def num_prompt_tokens(request: GenerateRequest) -> int:
 
 
 def speak(request: GenerateRequest, choice: int) -> list[Delta]:
-    """The deltas of one choice: the sentence, cut by stop strings or by max_tokens."""
+    """The deltas of one choice: the sentence, or what the last message says that it should say; cut by stop strings or
+    by max_tokens."""
     sampling = request.sampling
     limit = 200 if sampling.max_tokens is None else sampling.max_tokens
     words = [*SENTENCE[:-1], f" {choice}", SENTENCE[-1]] if choice else list(SENTENCE)
+    last_message = request.messages[-1]["content"] if request.messages else ""
+    if last_message.startswith(SAY):
+        told = last_message.removeprefix(SAY)
+        words = [told[place : place + 7] for place in range(0, len(told), 7)]
     finish: FinishReason = "stop"
     if sampling.ignore_eos:
         words = (words * limit)[:limit]

@@ -17,7 +17,7 @@ def nested(depth: int) -> str:
     [
         ('{"prompt": "x", "metadata": {"a": @300}}', "invalid_value", "metadata"),
         ('{"prompt": "x", "user": @300}', "invalid_value", "user"),
-        ('{"prompt": "x", "response_format": @300}', "unsupported_parameter", "response_format"),
+        ('{"prompt": "x", "response_format": @300}', "invalid_type", "response_format"),
         ('{"prompt": "x", "unheard_of": @300}', "unknown_parameter", "unheard_of"),
         ('{"prompt": @300}', "invalid_type", "prompt[0][0]"),
         ('{"prompt": "x", "metadata": @1025}', "invalid_json", None),

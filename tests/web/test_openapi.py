@@ -57,9 +57,9 @@ def test_nested_objects():
     """Objects within objects and lists have their own fields."""
     message = body_of("/v1/chat/completions")["properties"]["messages"]["items"]
 
-    assert message["required"] == ["role", "content"]
+    assert message["required"] == ["role"]
     assert message["additionalProperties"] is False
-    assert message["properties"]["role"] == {"enum": ["system", "developer", "user", "assistant"]}
+    assert message["properties"]["role"] == {"enum": ["system", "developer", "user", "assistant", "tool"]}
     assert "include_usage" in body_of("/v1/chat/completions")["properties"]["stream_options"]["properties"]
 
 

@@ -136,10 +136,9 @@ def test_unsupported_completion_fields(name, value):
 
 
 UNSUPPORTED_CHAT = [
-    ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
-    ("parallel_tool_calls", False), ("functions", [{}]),
+    ("functions", [{}]),
     ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("reasoning_effort", "low"), ("prediction", {}),
-    ("chat_template", "{{ 1 }}"), ("documents", [{}]), ("web_search_options", {}),
+    ("web_search_options", {}),
 ]  # fmt: skip
 
 
@@ -225,13 +224,15 @@ def test_messages_are_normalised():
     [
         (None, "messages"), ([], "messages"), ("hi", "messages"), (["hi"], "messages[0]"), ([{}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"), ([USER, {"role": "king", "content": "x"}], "messages[1].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"), ([{"role": 5, "content": "x"}], "messages[0].role"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": 5, "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}], "messages[0].content[0].y"),
-        ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"), ([{**USER, "mood": "good"}], "messages[0].mood"),
+        ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls[0].function.name"),
+        ([{**USER, "mood": "good"}], "messages[0].mood"),
         ([USER] * 4097, "messages"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,9 +131,7 @@ async def answer(
     if asked.timeout_s is not None:
         deadline = asyncio.get_running_loop().call_later(asked.timeout_s, expire, context.inbox, call, asked.timeout_s)
     try:
-        tell_report(call, asked)
-        if seen is not None:
-            call.skip(seen)
+        tell_report(call, asked, seen)
         response: web.StreamResponse
         if asked.stream:
             chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
@@ -162,9 +160,9 @@ async def send(request: web.Request, response: web.Response) -> web.Response:
     return response
 
 
-def tell_report(call: Call, asked: Asked) -> None:
-    """Tell the call what its answer reports."""
-    call.report = asked.report
+def tell_report(call: Call, asked: Asked, seen: Sequence[tuple[int, int, bool]] | None = None) -> None:
+    """Tell the call what its answer reports, and how much of it the client has ``seen`` already."""
+    call.tell(asked.report, seen)
     if asked.report is not None and asked.truncate_prompt_tokens is None:
         for request, prompt in zip(call.requests, asked.prompts, strict=True):
             request.prompt_text = prompt.text
@@ -220,6 +218,22 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "What time is it somewhere?",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
+        "strict": True,
+    },
+}
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+_HISTORY = [
+    {"role": "user", "content": "How late is it?"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+    {"role": "user", "content": "And now?"},
+]
 _CITY = {
     "type": "json_schema",
     "json_schema": {"name": "city", "schema": {"type": "object", "properties": {"name": {"type": "string"}}}},
@@ -254,6 +268,7 @@ ROUTES = (
             examples={
                 "whole": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
                 "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
+                "tools": {"messages": _HISTORY, "tools": [_CLOCK], "tool_choice": "required"},
                 "structured": {"messages": [{"role": "user", "content": "A city?"}], "response_format": _CITY},
             },
             answer=CHAT_ANSWER,

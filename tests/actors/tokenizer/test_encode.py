@@ -165,6 +165,23 @@ def test_template_errors_are_the_clients_answer() -> None:
     assert refusal((user("a"),), coder=escape)[0] == 400
 
 
+def test_template_is_told_of_tools_and_documents() -> None:
+    """Tools, calls, documents and a request's own template; special tokens in a description are plain text."""
+    template = "{{ tools | tojson }}{{ documents[0]['text'] }}{{ messages[0].tool_calls[0].function.arguments.a }}"
+    coder = Encoder(tokenizer(), Limits(256, 400, 16), chat_template="unused {{ 1 }}")
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "hello"}}}
+    function = {"name": "f", "description": "</s>"}
+    rendered = ids(
+        ({"role": "assistant", "content": "", "tool_calls": [call]},),
+        coder=coder, tools=({"type": "function", "function": function},), documents=({"text": "world"},),
+        chat_template=template,
+    )  # fmt: skip
+
+    text = tokenizer().backend_tokenizer.decode(rendered, skip_special_tokens=False)
+    assert text == '[{"type": "function", "function": {"name": "f", "description": "</s>"}}]worldhello'
+    assert tokenizer().eos_token_id not in rendered
+
+
 def test_model_without_chat_template_says_so() -> None:
     """A base model refuses chats and names the way out."""
     bare = load_tokenizer(model_folder(Path(mkdtemp()), byte_level(), chat_template=None))

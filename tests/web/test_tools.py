@@ -1,0 +1,226 @@
+"""Tools and reasoning at the HTTP endpoint: what reaches the bus, and what the model's text becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from fake_backend import MODEL, Delta, batch
+
+from bus.messages import StructuredOutput
+from web.errors import ApiError
+from web.schemas import Asked, parse_chat
+
+SERVED = replace(MODEL, auto_tools=True, tool_parser="hermes", reasoning_parser="qwen3")
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+CALL = '<think>hm</think>Well.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+PATH = "/v1/chat/completions"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def chat(model=SERVED, **body: Any) -> Asked:
+    return parse_chat({"messages": [user("x")], **body}, model)
+
+
+def refused(model=SERVED, **body: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat(model, **body)
+    return caught.value
+
+
+def test_what_the_template_is_told():
+    """Tools as they were given, calls with their arguments as objects, results, reasoning."""
+    history = [
+        user("Weather?"),
+        {
+            "role": "assistant", "content": None, "reasoning_content": "hm", "refusal": None,
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "rain"}]},
+    ]  # fmt: skip
+    asked = chat(messages=history, tools=[WEATHER, CLOCK], documents=[{"title": "t", "text": "d"}])
+    (message,) = asked.messages_for_bus(["id"], "ingress", 0.0)
+
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}, "id": "1"}
+    assert message.messages == (
+        user("Weather?"),
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "rain", "tool_call_id": "1"},
+    )
+    assert message.tools == (WEATHER, CLOCK)
+    assert message.documents == ({"title": "t", "text": "d"},)
+    assert message.sampling.skip_special_tokens is False
+
+
+def test_no_tools():
+    """Without any, or without a choice, nothing is different; parallel calls are what there is anyway."""
+    assert chat(tools=[], parallel_tool_calls=True) == chat()
+    assert chat(tools=[WEATHER], tool_choice="none") == chat()
+
+
+def test_calls_that_have_to_be():
+    """Of one tool, the output is its arguments; of any, it is an array of calls."""
+    named = chat(tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "weather"}})
+    required = chat(MODEL, tools=[WEATHER, CLOCK], tool_choice="required", parallel_tool_calls=False)
+
+    assert json.loads(named.sampling.structured_output.text) == PARAMETERS
+    schema = json.loads(required.sampling.structured_output.text)
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["weather", "clock"]
+    assert named.report.parsing.reasoning == ""  # what is kept to a schema has nothing in front of it
+
+
+def test_definitions_of_several_tools():
+    """References within parameters still find what they refer to; two meanings of one name are refused."""
+    defined = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"const": value}}},
+            },
+        }
+        for name, value in (("one", 1), ("two", 1), ("three", 2))
+    ]  # fmt: skip
+    asked = chat(tools=defined[:2], tool_choice="required")
+
+    assert json.loads(asked.sampling.structured_output.text)["$defs"] == {"a": {"const": 1}}
+    assert refused(tools=defined, tool_choice="required").param == "tools[2].function.parameters.$defs.a"
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("tools", {"tools": "x"}),
+        ("tools[0]", {"tools": ["x"]}),
+        ("tools[0].type", {"tools": [{"type": "custom"}]}),
+        ("tools[0].function", {"tools": [{"type": "function"}]}),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {}}]}),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
+        ("tools[0].function.parameter", {"tools": [{"type": "function", "function": {"name": "a", "parameter": {}}}]}),
+        ("tool_choice", {"tools": [CLOCK], "tool_choice": "always"}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tools": [CLOCK], "tool_choice": 5}),
+        ("tool_choice.type", {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools"}}),
+        (
+            "tool_choice.function.name",
+            {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        ),
+        ("tools", {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x"}]}),
+        ("messages[0].tool_call_id", {"messages": [{**user("x"), "tool_call_id": "1"}]}),
+        ("messages[0].reasoning_content", {"messages": [{**user("x"), "reasoning": "1"}]}),
+        (
+            "messages[0].tool_calls[0].function.arguments",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[]"}}]}]},
+        ),
+        ("documents[0]", {"documents": [{"text": 5}]}),
+        ("chat_template", {"chat_template": "{{ 1 }}"}),
+    ],
+)
+def test_what_is_refused(param, body):
+    """A form that is wrong, and what cannot be combined."""
+    assert refused(**body).param == param
+
+
+def test_what_a_server_was_not_started_for():
+    """Calls as the model likes need a parser; templates of requests, unknown fields need a flag."""
+    assert refused(MODEL, tools=[CLOCK]).param == "tool_choice"
+    trusting = replace(MODEL, request_templates=True, allow_unknown_fields=True)
+    assert chat(trusting, chat_template="{{ 1 }}", unheard_of=1).chat_template == "{{ 1 }}"
+
+
+async def test_calls_and_reasoning_of_a_whole_answer(serve, http):
+    """The message has its parts, and the finish reason says that calls wait to be answered."""
+    served = await serve(model=SERVED)
+    body = {"messages": [user(f"Say: {CALL}")], "tools": [WEATHER]}
+
+    async with http.post(served.url + PATH, json=body) as response:
+        choice = (await response.json())["choices"][0]
+
+    (call,) = choice["message"].pop("tool_calls")
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant", "content": "Well.", "refusal": None, "reasoning_content": "hm", "reasoning": "hm",
+    }  # fmt: skip
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+async def test_calls_and_reasoning_of_a_stream(serve, http, more):
+    """Deltas in order, with and without log probabilities: every token's is told once."""
+    served = await serve(model=SERVED)
+    body = {"messages": [user(f"Say: {CALL}")], "tools": [WEATHER], "stream": True, **more}
+
+    async with http.post(served.url + PATH, json=body) as response:
+        lines = (await response.text()).split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line and "DONE" not in line]
+
+    names = [next(iter(chunk["delta"]), "") for chunk in chunks]
+    assert [name for name in dict.fromkeys(names) if name] == ["role", "reasoning_content", "content", "tool_calls"]
+    arguments = "".join(
+        chunk["delta"]["tool_calls"][0]["function"]["arguments"] for chunk in chunks if "tool_calls" in chunk["delta"]
+    )
+    assert arguments == '{"city": "Oslo"}'
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    if more:
+        told = sum(len((chunk["logprobs"] or {"content": ()})["content"]) for chunk in chunks)
+        assert told == -(-len(CALL) // 7)
+
+
+async def test_reasoning_is_left_out(serve, http):
+    """If the client does not want it."""
+    served = await serve(model=SERVED)
+    body = {"messages": [user("Say: <think>hm</think>Yes.")], "include_reasoning": False}
+
+    async with http.post(served.url + PATH, json=body) as response:
+        message = (await response.json())["choices"][0]["message"]
+
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+
+
+async def test_a_stream_of_calls_is_resumed(serve, http):
+    """A client that lost the connection in the middle of the arguments gets the rest of them, from a text that is made
+    again from its beginning, in other pieces."""
+    served = await serve(answers=False, model=SERVED)
+    seen, headers = 72, {"Idempotency-Key": "k", "Last-Event-ID": "20.72"}
+    body = {"messages": [user("x")], "tools": [WEATHER], "stream": True}
+    asking = asyncio.create_task(http.post(served.url + PATH, json=body, headers=headers))
+    (sent,) = await served.backend.requested()
+    pieces = [
+        Delta(sent.request_id, CALL[:30], 8, text_offset=0),
+        Delta(sent.request_id, CALL[30:90], 23, text_offset=30),
+    ]
+    end = Delta(sent.request_id, CALL[90:], 31, text_offset=90, finish_reason="stop")
+    for delta in (*pieces, end):
+        await served.backend.send(sent.ingress, batch([delta]))
+
+    async with await asking as response:
+        lines = [line async for line in response.content if line.startswith(b"data: {")]
+    chunks = [orjson.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines]
+
+    arguments = "".join(
+        chunk["delta"]["tool_calls"][0]["function"]["arguments"] for chunk in chunks if "tool_calls" in chunk["delta"]
+    )
+    assert CALL[:seen].endswith('"arguments": {"ci')
+    assert arguments == 'ty": "Oslo"}'
+    assert [set(chunk["delta"]) for chunk in chunks[:-1]] == [{"tool_calls"}] * (len(chunks) - 1)
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+
+
+def test_structured_output_of_tools_names_its_field():
+    """So that a schema which cannot be served is the tool's."""
+    wanted = chat(tools=[CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}}).sampling
+    assert wanted.structured_output == StructuredOutput(kind="json", text='{"type":"object"}', field="tool_choice")

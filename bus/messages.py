@@ -82,6 +82,8 @@ class GenerateRequest:
     """For the template: functions that the model may call."""
     documents: tuple[JsonValue, ...] = ()
     """For the template: what the model may rely on."""
+    tokens_only: bool = False
+    """Nothing is to be generated: the answer is a PromptReply of the tokenizer, with the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

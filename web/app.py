@@ -37,7 +37,7 @@ from web.model import ServedModel, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.openapi import describe
-from web.routes import batches, docs, files, generation, models, observatory, page, service
+from web.routes import batches, docs, files, generation, messages, models, observatory, page, service, tokens
 from web.sse import Streams
 
 ROUTES = (
@@ -48,6 +48,8 @@ ROUTES = (
     *generation.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
+    *messages.ROUTES,
+    *tokens.ROUTES,
     *observatory.ROUTES,
 )
 SHUTDOWN_S = 3.0

@@ -1,4 +1,7 @@
-"""API keys: ``Authorization: Bearer <key>``. Every route needs one unless it is listed here as open."""
+"""API keys: ``Authorization: Bearer <key>``, or ``x-api-key: <key>`` as Anthropic's clients send it.
+
+Every route needs one unless it is listed here as open.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,8 @@ class KeyRing:
         """Whose request it is; None: it may not go on."""
         if not self._keys or request.match_info.route.name in OPEN_ROUTES:
             return ANYBODY
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        authorization = request.headers.get("Authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        scheme, _, key = authorization.partition(" ")
         given = digest_of(key.strip())
         found = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
         return found[0] if found and scheme.lower() == "bearer" else None

@@ -74,6 +74,7 @@ class OpenRequest:
         "prompt_text",
         "request_id",
         "started_s",
+        "tokens_only",
     )
 
     def __init__(self, request_id: str, attempt: str, call: Call, first_index: int, n: int, now_s: float) -> None:
@@ -86,6 +87,8 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.first_token_seen = False
         self.started_s = now_s
+        self.tokens_only = False
+        """Whether what it tells of the prompt is the whole answer."""
         self.needs_prompt = False
         """Whether the answer tells something about the prompt, which has to come before any choice ends."""
         self.prompt: PromptInfo | None = None

@@ -95,6 +95,7 @@ class Inbox:
                 other.call.fail(superseded())
             self._open[request.request_id] = opened
             opened.needs_prompt = request.sampling.returns_prompt
+            opened.tokens_only = request.tokens_only
             self._outbox.publish(self._names.requests, request)
         self._idle.clear()
         return call
@@ -257,6 +258,13 @@ class Inbox:
         if request is not None and request.prompt is None:
             request.prompt = read_prompt(reply)
             request.call.texts.add(reply.token_texts, reply.token_bytes)
+            if request.tokens_only:
+                request.num_unfinished = 0
+                del self._open[request.request_id]
+                if not self._open:
+                    self._idle.set()
+                request.choices[0].finish_reason = "stop"
+                request.call.touched(request.choices[0])
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         request = self._open.get(failure.request_id)

@@ -176,7 +176,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/completions``."""
     fields = Fields(data)
-    name = _read_model(fields, model)
+    name = read_model(fields, model)
     beams = wants_beams(fields)
     stream, options = _read_stream(fields)
     echo = fields.boolean("echo", False)
@@ -208,7 +208,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
 def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/chat/completions``."""
     fields = Fields(data)
-    name = _read_model(fields, model)
+    name = read_model(fields, model)
     beams = wants_beams(fields)
     stream, options = _read_stream(fields)
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
@@ -247,7 +247,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     return asked
 
 
-def _read_model(fields: Fields, model: ServedModel) -> str:
+def read_model(fields: Fields, model: ServedModel) -> str:
     name = fields.string("model", None, max_chars=INT32_MAX, choices=model.names)
     if name is None:
         return model.name

@@ -160,6 +160,10 @@ class Chunks:
             return DONE
         return event({**self.head, "choices": [], "usage": usage_of(call.requests)}) + DONE
 
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that has begun and cannot go on."""
+        return error_events(error)
+
     def _choice(self, choice: Choice) -> bytes:
         raise NotImplementedError
 

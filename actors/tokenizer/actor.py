@@ -22,7 +22,7 @@ from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
 from actors.tokenizer.grammar_check import GrammarChecker
 from actors.tokenizer.refusal import Refusal
 from bus.contract import BusUnavailable, Entry
-from bus.messages import GenerateRequest, Message, TokenizedRequest
+from bus.messages import GenerateRequest, Message, PromptReply, TokenizedRequest
 from bus.streams import TOKENIZER_GROUP
 
 READ_COUNT = 128
@@ -59,6 +59,7 @@ class TokenizerActor(Actor):
         self.bus_away = False
         self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized")
         self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests")
+        self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for")
         self._refused = self.metrics.counter("pagebus:tokenizer_refused", "Requests refused by the tokenizer (4xx)")
         self._failures = self.metrics.counter("pagebus:tokenizer_failed", "Requests the tokenizer failed on (5xx)")
 
@@ -184,6 +185,8 @@ class TokenizerActor(Actor):
             self._tokens.inc(len(outcome.reply.prompt_token_ids))
             if self.settings.enable_log_requests:
                 log.info("tokenized", prompt_tokens=len(outcome.reply.prompt_token_ids))
+        elif isinstance(outcome.reply, PromptReply):
+            self._told.inc()
         elif outcome.error is not None:
             self._failures.inc()
             log.error("tokenizing failed", error=describe(outcome.error))

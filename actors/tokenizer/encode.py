@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from actors.block_hash import hash_blocks, hashes_to_array
 from actors.tokenizer.chat import ChatTemplate, Rendered
 from actors.tokenizer.refusal import Refusal
-from bus.messages import GenerateRequest, Int32Array, RequestFailed, SamplingParams, TokenizedRequest
+from bus.messages import GenerateRequest, Int32Array, PromptReply, RequestFailed, SamplingParams, TokenizedRequest
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
 MAX_BAD_WORD_TOKENS = 1024
@@ -39,7 +39,7 @@ class Outcome:
     """What became of a request; ``error`` is set if something unforeseen went wrong (the reply is a 500 then)."""
 
     request: GenerateRequest
-    reply: TokenizedRequest | RequestFailed
+    reply: TokenizedRequest | RequestFailed | PromptReply
     error: Exception | None = None
 
 
@@ -134,6 +134,8 @@ class Encoder:
         try:
             if isinstance(prompt, Exception):
                 raise prompt
+            if request.tokens_only:
+                return Outcome(request, self._told(request, np.asarray(prompt, np.int32)))
             ids = self._checked(request, np.asarray(prompt, np.int32))
             sampling = self._resolved(request, len(ids))
             hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt)
@@ -156,6 +158,15 @@ class Encoder:
             return Outcome(request, refusal.reply(request))
         except Exception as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
+
+    def _told(self, request: GenerateRequest, ids: Int32Array) -> PromptReply:
+        """The tokens of a prompt, what they are called, and for a prompt of ids their text."""
+        if self._backend is None:
+            raise Refusal(NO_TOKENIZER)
+        names = {token_id: self._backend.id_to_token(token_id) or "" for token_id in set(ids.tolist())}
+        as_ids = request.prompt is None and request.messages is None
+        text = self._backend.decode(ids.tolist(), skip_special_tokens=False) if as_ids else ""
+        return PromptReply(request_id=request.request_id, text=text, token_texts=names, token_ids=ids)
 
     def _checked(self, request: GenerateRequest, ids: Int32Array) -> Int32Array:
         """The prompt's ids, truncated as asked for; never empty, never outside the vocabulary, never too long."""

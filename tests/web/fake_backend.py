@@ -254,6 +254,9 @@ class FakeBackend:
             )
             await self.send(request.ingress, failure)
             return
+        if request.tokens_only:
+            await self.send(request.ingress, replace(tell_prompt(request), request_id=request.request_id))
+            return
         rows = [speak(request, choice) for choice in range(request.sampling.n)]
         steps = max(map(len, rows))
         if request.sampling.returns_prompt:

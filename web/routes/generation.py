@@ -30,7 +30,7 @@ from web.reported import (
 from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import Asked, parse_chat, parse_completion, parse_json
-from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, error_events, usage_of
+from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
 
 
 class Endpoint(ABC):
@@ -49,6 +49,10 @@ class Endpoint(ABC):
     @abstractmethod
     def reported(self, call: Call, report: Report) -> dict[str, Any]:
         """Choices, and whatever else belongs into the answer, with what ``report`` asks for."""
+
+    def translated(self, chunks: Chunks, public_id: str, model: str) -> Chunks:
+        """Chunks in the endpoint's own shape."""
+        return chunks
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
@@ -135,6 +139,7 @@ async def answer(
         response: web.StreamResponse
         if asked.stream:
             chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
+            chunks = endpoint.translated(chunks, public_id, asked.model)
             response = await stream(request, context, call, chunks)
         else:
             await call.finished()
@@ -193,7 +198,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         if not events.opened:
             raise
         context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
-        return await events.end(error_events(error))
+        return await events.end(chunks.failed(error))
     finally:
         events.close()
 

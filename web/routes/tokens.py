@@ -1,0 +1,102 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from bus.messages import SamplingParams
+from web.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
+from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
+from web.errors import bad_field
+from web.fields import Fields
+from web.limits import INT32_MAX
+from web.model import ServedModel
+from web.report import PromptInfo, TokenTexts
+from web.routes import About, Route, json_response
+from web.sampling import check_token_ids
+from web.schemas import Asked, Prompt, StreamOptions, parse_chat, parse_json, read_model
+
+MAX_IDS = 2**20
+
+
+def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, bool]:
+    """A prompt, or a chat; and whether the tokens' texts are wanted."""
+    fields = Fields(data)
+    wants_texts = fields.boolean("return_token_strs", False)
+    rest = {name: value for name, value in data.items() if name != "return_token_strs"}
+    if data.get("messages") is not None:
+        return parse_chat(rest, model), wants_texts
+    name, text = read_model(fields, model), fields.string("prompt", None, max_chars=INT32_MAX)
+    if text is None:
+        raise bad_field("prompt", "is required")
+    special = fields.boolean("add_special_tokens", True)
+    fields.finish({})
+    return _asked(name, Prompt(text=text), special), wants_texts
+
+
+def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
+    """Token ids."""
+    fields = Fields(data)
+    name, ids = read_model(fields, model), fields.array("tokens", max_items=MAX_IDS)
+    if ids is None:
+        raise bad_field("tokens", "is required")
+    check_token_ids(ids, "tokens", model.vocab_size)
+    fields.finish({})
+    return _asked(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
+
+
+def _asked(model: str, prompt: Prompt, special: bool) -> Asked:
+    return Asked(model=model, prompts=(prompt,), sampling=SamplingParams(), stream=False,
+                 stream_options=StreamOptions(), add_special_tokens=special)  # fmt: skip
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The tokens of a text, or of a chat as the model's template renders it."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    asked, wants_texts = parse_tokenize(parse_json(await context.bodies.read(request)), context.model)
+    told, names = await ask_tokenizer(request, asked)
+    texts = [names.text(token_id) for token_id in told.ids] if wants_texts else None
+    count, most = len(told.tokens), context.model.max_model_len
+    return json_response({"count": count, "max_model_len": most, "tokens": told.ids, "token_strs": texts})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of tokens."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    asked = parse_detokenize(parse_json(await context.bodies.read(request)), context.model)
+    if asked.prompts[0].token_ids is not None and not len(asked.prompts[0].token_ids):
+        return json_response({"prompt": ""})
+    told, _ = await ask_tokenizer(request, asked)
+    return json_response({"prompt": told.text})
+
+
+async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo, TokenTexts]:
+    """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
+    context, key = request.app[CONTEXT], request[API_KEY]
+    with context.admission.admitted(key, replace(asked, sampling=SamplingParams(max_tokens=1)), context.model):
+        ids = bus_request_ids(f"tok-{request[REQUEST_ID]}", given=request[REQUEST_ID_GIVEN], count=1)
+        (message,) = asked.messages_for_bus(ids, context.address, time.time())
+        call = context.inbox.submit([replace(message, tokens_only=True)], streaming=False)
+        try:
+            await call.finished()
+            assert call.requests[0].prompt is not None
+            return call.requests[0].prompt, call.texts
+        finally:
+            context.inbox.close(call, delivered=True)
+
+
+TOKENS = record(count=COUNT, max_model_len=nullable(COUNT), tokens=array(COUNT), token_strs=nullable(array(TEXT)))
+ROUTES = (
+    Route("POST", "/tokenize", "tokenize", tokenize,
+          About(tag="Tokens", body=OBJECT, answer=TOKENS)),
+    Route("POST", "/detokenize", "detokenize", detokenize,
+          About(tag="Tokens", parse=parse_detokenize, examples={"tokens": {"tokens": [1, 2, 3]}},
+                answer=record(prompt=TEXT))),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Other shapes of the same conversations: bodies become chats, and chats' answers become theirs."""

@@ -327,6 +327,9 @@ class Settings:
     max_file_bytes: int = setting(200 * 2**20, help="bytes of one file", group=SERVICE, low=1, high=2**40)
     max_files_bytes: int = setting(16 * 2**30, help="bytes of all files", group=SERVICE, low=1, high=2**50)
     max_batch_lines: int = setting(50_000, help="requests of one batch", group=SERVICE, low=1, high=2**31)
+    response_ttl_s: float = setting(
+        3600.0, help="seconds that a response of /v1/responses is kept", group=SERVICE, low=1, high=31 * 86400
+    )
     max_beam_width: int = setting(
         16,
         help="most beams of one beam search, each of which takes a place in the batch",

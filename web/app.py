@@ -37,7 +37,8 @@ from web.model import ServedModel, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.openapi import describe
-from web.routes import batches, docs, files, generation, messages, models, observatory, page, service, tokens
+from web.responses import Responses
+from web.routes import batches, docs, files, generation, messages, models, observatory, page, responses, service, tokens
 from web.sse import Streams
 
 ROUTES = (
@@ -48,6 +49,7 @@ ROUTES = (
     *generation.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
+    *responses.ROUTES,
     *messages.ROUTES,
     *tokens.ROUTES,
     *observatory.ROUTES,
@@ -117,6 +119,7 @@ class IngressActor(Actor):
         """End what still runs with an error, say so on the bus, close."""
         if self.context is not None:
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
+            await self.context.responses.stop()
             await self.context.observatory.shut()
         for server in self._listening:
             server.close()
@@ -171,6 +174,7 @@ class IngressActor(Actor):
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
             queue_batch=queue_batch,
+            responses=Responses(self.bus, membership, address, self.settings.response_ttl_s),
             store=open_store(self.settings),
         )
 

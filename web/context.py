@@ -21,6 +21,7 @@ from web.membership import Membership
 from web.metrics import IngressMetrics
 from web.model import ServedModel
 from web.observatory.observatory import Observatory
+from web.responses import Responses
 from web.sse import Streams
 
 
@@ -48,6 +49,7 @@ class Context:
     render_metrics: Callable[[], Awaitable[str]]
     queue_batch: Callable[[str], Awaitable[None]]
     """Has a jobs actor work on the batch of this id, once its record is there."""
+    responses: Responses
     store: Store | None = None
     """Files and batches, if this server keeps any."""
 

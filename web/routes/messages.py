@@ -59,7 +59,7 @@ MESSAGES = Messages()
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error as Anthropic's clients know it."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
 
 
 def error_event(error: ApiError) -> bytes:

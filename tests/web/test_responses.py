@@ -1,0 +1,225 @@
+"""Responses, spoken by OpenAI's client: whole, streamed, kept, continued, in the background and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from fake_backend import MODEL, SENTENCE, Served, start_served, until
+
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.messages import CancelRequest, RequestFailed
+from web.errors import ApiError
+from web.shapes.response_events import ResponseEvents
+from web.shapes.response_input import read_response
+
+TEXT = "".join(SENTENCE)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    server = MemoryServer()
+    started = await start_served(lambda: MemoryBus(server))
+    yield started
+    await started.stop()
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as made:
+        yield made
+
+
+async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
+    """Wait for the end of a background response."""
+    while (response := await client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        pass
+    return response
+
+
+async def test_a_response(served: Served, client: openai.AsyncOpenAI) -> None:
+    """To a string, with instructions; its input can be read, and it can be forgotten."""
+    response = await client.responses.create(
+        model=MODEL.name, input="What is a dog?", instructions="Be brief.", max_output_tokens=20,
+        metadata={"for": "test"}, temperature=0.5,
+    )  # fmt: skip
+    assert (response.output_text, response.status, response.metadata) == (TEXT, "completed", {"for": "test"})
+    assert response.usage is not None
+    assert response.usage.output_tokens == len(SENTENCE)
+    (request,) = served.backend.requests
+    roles = [(each["role"], each["content"]) for each in request.messages or ()]
+    assert roles == [("system", "Be brief."), ("user", "What is a dog?")]
+    assert (request.sampling.max_tokens, request.sampling.temperature) == (20, 0.5)
+
+    assert (await client.responses.retrieve(response.id)).output_text == TEXT
+    items = await client.responses.input_items.list(response.id)
+    assert [(item.role, item.content[0].text) for item in items.data] == [("user", "What is a dog?")]
+    await client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response.id)
+
+
+async def test_an_incomplete_response(client: openai.AsyncOpenAI) -> None:
+    """One that was cut says why."""
+    response = await client.responses.create(model=MODEL.name, input="x", max_output_tokens=2, store=False)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(response.id)
+
+
+async def test_a_stream(client: openai.AsyncOpenAI) -> None:
+    """Events are numbered without a gap, in OpenAI's order, and add up to the response."""
+    stream = await client.responses.create(model=MODEL.name, input="x", stream=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("output_text.delta")
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    assert events[-1].response.output_text == TEXT
+
+
+async def test_a_conversation_goes_on(served: Served, client: openai.AsyncOpenAI) -> None:
+    """Behind a previous response, without its instructions; twice in a row."""
+    first = await client.responses.create(model=MODEL.name, input="one", instructions="Be brief.")
+    second = await client.responses.create(model=MODEL.name, input="two", previous_response_id=first.id)
+    await client.responses.create(model=MODEL.name, input="three", previous_response_id=second.id)
+    told = [(each["role"], each["content"]) for each in served.backend.requests[-1].messages or ()]
+    assert told == [("user", "one"), ("assistant", TEXT), ("user", "two"), ("assistant", TEXT), ("user", "three")]
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model=MODEL.name, input="x", previous_response_id="resp_none")
+
+
+async def test_in_the_background(client: openai.AsyncOpenAI) -> None:
+    """Queued at once, there later; its events can be read from any number on, again and again."""
+    response = await client.responses.create(model=MODEL.name, input="x", background=True)
+    assert response.status == "queued"
+    assert (await ended(client, response.id)).output_text == TEXT
+    events = [event async for event in await client.responses.retrieve(response.id, stream=True)]
+    assert events[-1].type == "response.completed"
+    for after in (0, 3, len(events) - 2):
+        rest = [
+            event async for event in await client.responses.retrieve(response.id, stream=True, starting_after=after)
+        ]
+        assert [event.sequence_number for event in rest] == list(range(after + 1, len(events)))
+
+
+async def test_a_reader_comes_back(served: Served, client: openai.AsyncOpenAI) -> None:
+    """A client that leaves a background stream in the middle reads the rest while it is computed."""
+    served.backend.answers = False
+    stream = await client.responses.create(model=MODEL.name, input="x", background=True, stream=True)
+    (request,) = await served.backend.requested(1)
+    await stream.close()
+    await served.backend._answer(request)
+    rest = [event async for event in await client.responses.retrieve(request.request_id, stream=True, starting_after=1)]
+    assert rest[0].sequence_number == 2
+    assert rest[-1].response.output_text == TEXT
+
+
+async def test_a_background_response_is_cancelled(served: Served, client: openai.AsyncOpenAI) -> None:
+    """The scheduler is told to end it; what is kept of it says so."""
+    served.backend.answers = False
+    response = await client.responses.create(model=MODEL.name, input="x", background=True)
+    (request,) = await served.backend.requested(1)
+    assert (await client.responses.cancel(response.id)).status == "cancelled"
+    await until(lambda: CancelRequest(request_id=response.id) in served.backend.questions)
+    ended_by_us = RequestFailed(request_id=request.request_id, status=503, error_type="", message="ended")
+    await served.backend.send(request.ingress, ended_by_us)
+    assert (await ended(client, response.id)).status == "cancelled"
+
+
+async def test_a_refused_background_response_fails(client: openai.AsyncOpenAI) -> None:
+    """What is wrong with it is told by what is kept of it."""
+    response = await client.responses.create(model=MODEL.name, input="word " * 600, background=True)
+    failed = await ended(client, response.id)
+    assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
+
+
+async def test_an_ingress_that_is_gone(served: Served, client: openai.AsyncOpenAI) -> None:
+    """What it was computing in the background has failed, and its stream ends."""
+    response = await client.responses.create(model=MODEL.name, input="x", background=True)
+    await ended(client, response.id)
+    name = f"response:{response.id}"
+    (record,) = await served.backend.bus.get_state(name)
+    assert record is not None
+    left = {**record, "address": "ingress-7@1", "response": {**record["response"], "status": "in_progress"}}
+    await served.backend.bus.put_state(name, left)
+    assert (await client.responses.retrieve(response.id)).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"background": True, "store": False}, "store"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+    ],
+)
+def test_fields_that_are_refused(change: dict[str, Any], param: str) -> None:
+    """Each by its name."""
+    with pytest.raises(ApiError) as caught:
+        read_response({"input": "x"} | change)
+    assert caught.value.param == param
+
+
+def test_tools_and_formats_become_a_chats() -> None:
+    """Written flat here, nested there; calls and their results are messages."""
+    wanted = read_response(
+        {
+            "input": [
+                {"role": "user", "content": "How warm?"},
+                {"type": "reasoning", "id": "r", "summary": []},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "21"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True, "description": None}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+            "reasoning": {"effort": "low"},
+        }
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert wanted.chat["messages"] == [
+        {"role": "user", "content": "How warm?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "21"},
+    ]
+    assert wanted.chat["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}}]
+    assert wanted.chat["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    assert wanted.chat["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert wanted.chat["reasoning_effort"] == "low"
+
+
+def test_calls_and_thoughts_become_items() -> None:
+    """One at a time; the conversation goes on with the calls, without the thoughts."""
+    events, told = ResponseEvents("r", "m", {}), []
+    for delta in (
+        {"reasoning": "Hm."},
+        {"content": "So."},
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+    ):
+        told += events.chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    told += events.end()
+    assert [item["type"] for item in events.response["output"]] == ["reasoning", "message", "function_call"]
+    assert {item["status"] for item in events.response["output"]} == {"completed"}
+    assert [each["type"] for each in told].count("response.output_item.done") == 3
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert events.messages() == [{"role": "assistant", "content": "So.", "tool_calls": [call]}]

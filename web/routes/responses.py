@@ -1,0 +1,215 @@
+"""``/v1/responses``: OpenAI's newer API on the chat path.
+
+Responses are kept, and computed in the background if so asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from web.answer_schemas import OBJECT, TEXT, TIME, array, record
+from web.context import API_KEY, CONTEXT, Context
+from web.errors import ApiError, bad_field
+from web.responses import Record
+from web.routes import EVENTS, JSON, About, Route, json_response
+from web.routes.generation import CHAT, make_chunks, tell_report
+from web.schemas import Asked, parse_chat, parse_json
+from web.shapes.response_events import OVER, ResponseEvents
+from web.shapes.response_input import Wanted, read_response
+from web.shapes.translated import Event, TranslatedChunks, named
+from web.sse import EventStream
+
+MAX_ID_CHARS = 100
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """Answer an input, perhaps behind a previous response, perhaps in the background.
+
+    With `stream`, as named events with sequence numbers. A background response can be read from any number on.
+    """
+    context, key = request.app[CONTEXT], request[API_KEY]
+    context.check_ready()
+    context.admission.check_room(key)
+    wanted = read_response(parse_json(await context.bodies.read(request)))
+    before: list[dict[str, Any]] = []
+    if wanted.previous is not None:
+        before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
+    asked = parse_chat(wanted.body(before), context.model)
+    if key.private_cache:
+        asked = replace(asked, cache_salt=key.salted(asked.cache_salt))
+    events = ResponseEvents(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown)
+    kept: Record = {"items": wanted.items, "messages": [*before, *wanted.chat["messages"]], "owner": key.name}
+    admitted = context.admission.admitted(key, asked, context.model)
+    if wanted.background:
+        return await _in_background(request, wanted, asked, events, kept, admitted)
+    with admitted:
+        told = computed(context, asked, events, kept if wanted.store else None)
+        if wanted.stream:
+            return await stream(request, told)
+        async for _ in told:
+            pass
+    return _whole(events)
+
+
+def _whole(events: ResponseEvents) -> web.Response:
+    return json_response(events.response)
+
+
+async def _in_background(
+    request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record,
+    admitted: contextlib.AbstractContextManager[None],
+) -> web.StreamResponse:  # fmt: skip
+    """Compute whether or not the client waits; what it may read of it is kept piece by piece."""
+    context, response_id = request.app[CONTEXT], events.response["id"]
+    room = contextlib.ExitStack()
+    room.enter_context(admitted)  # or a 429, now
+    try:
+        await context.responses.keep({**kept, "response": events.response})
+    except BaseException:
+        room.close()
+        raise
+
+    async def work() -> None:
+        with room:
+            piece = 0
+            async for data in computed(context, asked, events, kept):
+                await context.responses.add_events(response_id, piece, data)
+                piece += 1
+
+    queued = {**events.response, "status": "queued"}
+    context.responses.run(work())
+    if wanted.stream:
+        return await stream(request, context.responses.events(response_id, kept["owner"], -1))
+    return json_response(queued)
+
+
+async def computed(
+    context: Context, asked: Asked, events: ResponseEvents, kept: Record | None
+) -> AsyncIterator[bytes]:  # fmt: skip
+    """The events of a response as it is computed; before the last one it is kept, if it is to be.
+
+    Raises:
+        ApiError: it was refused, before there was any event, and its client waits for it.
+    """
+    response_id, background = events.response["id"], events.response["background"]
+    call = context.inbox.submit(asked.messages_for_bus([response_id], context.address, time.time()), streaming=True)
+    chunks = TranslatedChunks(make_chunks(CHAT, asked, response_id, int(time.time())), events, lambda _: b"")
+    told = b""
+    """What is to be written next."""
+    begun = background
+    try:
+        tell_report(call, asked)
+        if background:
+            yield written(events.begin())
+        while changed := await call.changes():
+            told = b"" if begun else written(events.begin())
+            told += chunks.of(changed)
+            begun = True
+            if call.done:
+                break
+            if told:
+                yield told
+                told = b""
+        told += chunks.last(call)
+    except ApiError as error:
+        if not begun:
+            raise
+        cancelled = background and await context.responses.is_cancelled(response_id)
+        told = written(events.failed(error, "cancelled" if cancelled else "failed"))
+    finally:
+        context.inbox.close(call, delivered=True)
+    if kept is not None:
+        conversation = [*kept["messages"], *events.messages()]
+        await context.responses.keep({**kept, "messages": conversation, "response": events.response})
+    yield told
+
+
+def written(events: Iterable[Event]) -> bytes:
+    return b"".join(map(named, events))
+
+
+async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
+    """Write events as they come."""
+    events = EventStream(request, request.app[CONTEXT].streams)
+    try:
+        async for data in told:
+            await events.write(data)
+        return await events.end(b"")
+    finally:
+        events.close()
+
+
+async def find(context: Context, response_id: str, owner: str, param: str = "response_id") -> Record:
+    found = await context.responses.find(response_id, owner) if len(response_id) <= MAX_ID_CHARS else None
+    if found is None:
+        text = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
+        raise ApiError(404, text, param=param, code="response_not_found")
+    return found
+
+
+async def retrieve(request: web.Request) -> web.StreamResponse:
+    """A response that was kept; with `stream`, the events of one from the background, after `starting_after`."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    found = await find(context, response_id, request[API_KEY].name)
+    if request.query.get("stream") not in ("true", "True", "1"):
+        return json_response(found["response"])
+    after = request.query.get("starting_after", "-1")
+    if not after.lstrip("-").isdigit() or len(after) > 9:
+        raise bad_field("starting_after", "must be the sequence number of an event")
+    if not found["response"]["background"]:
+        raise bad_field("stream", "only a response that was created with background can be streamed again")
+    return await stream(request, context.responses.events(response_id, request[API_KEY].name, int(after)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """End a response that is computed in the background."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    found = await find(context, response_id, request[API_KEY].name)
+    if not found["response"]["background"]:
+        raise bad_field("response_id", "only a response that was created with background can be cancelled")
+    if found["response"]["status"] not in OVER:
+        await context.responses.cancel(response_id)
+        context.inbox.cancel(response_id)
+        found["response"]["status"] = "cancelled"
+    return json_response(found["response"])
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a response."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    await find(context, response_id, request[API_KEY].name)
+    await context.responses.delete(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """What a response was an answer to, the newest first unless `order` is asc."""
+    found = await find(request.app[CONTEXT], request.match_info["response_id"], request[API_KEY].name)
+    items = found["items"] if request.query.get("order") == "asc" else found["items"][::-1]
+    return json_response({"object": "list", "data": items, "first_id": items[0]["id"], "last_id": items[-1]["id"],
+                          "has_more": False})  # fmt: skip
+
+
+RESPONSE = record(id=TEXT, object={"const": "response"}, created_at=TIME, status=TEXT, model=TEXT,
+                  output=array(OBJECT))  # fmt: skip
+TAG = "Responses"
+ROUTES = (
+    Route("POST", "/v1/responses", "responses", create,
+          About(tag=TAG, body=OBJECT, answer=RESPONSE, answer_types=(JSON, EVENTS))),
+    Route("GET", "/v1/responses/{response_id}", "response", retrieve,
+          About(tag=TAG, answer=RESPONSE, answer_types=(JSON, EVENTS),
+                query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}})),
+    Route("DELETE", "/v1/responses/{response_id}", "response_delete", delete,
+          About(tag=TAG, answer=record(id=TEXT, deleted={"const": True}))),
+    Route("POST", "/v1/responses/{response_id}/cancel", "response_cancel", cancel, About(tag=TAG, answer=RESPONSE)),
+    Route("GET", "/v1/responses/{response_id}/input_items", "response_input", input_items,
+          About(tag=TAG, answer=record(object={"const": "list"}, data=array(OBJECT)),
+                query={"order": {"enum": ["asc", "desc"]}})),
+)  # fmt: skip

@@ -20,6 +20,7 @@ from web.limits import (
     MAX_TOOLS,
 )
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNSUPPORTED_ROLES = ("function",)
 Message = dict[str, Any]
@@ -160,7 +161,11 @@ def _read_part(part: object, path: str) -> str:
 
 
 def read_template_kwargs(fields: Fields) -> dict[str, object]:
-    """Take ``chat_template_kwargs``: a few plain values for the model's template (``enable_thinking`` and the like)."""
+    """Take ``chat_template_kwargs``: a few plain values for the model's template (``enable_thinking`` and the like).
+    ``reasoning_effort`` is one of them that has a field of its own."""
+    effort = fields.string("reasoning_effort", None, choices=EFFORTS)
+    if effort not in (None, *EFFORTS):
+        raise bad_field("reasoning_effort", f"must be one of {', '.join(EFFORTS)}, got {effort[:40]!r}")
     given = fields.object("chat_template_kwargs", _TEMPLATE_KWARGS) or {}
     if len(given) > MAX_TEMPLATE_KWARGS:
         raise bad_field("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_KWARGS} entries, got {len(given)}")
@@ -171,7 +176,7 @@ def read_template_kwargs(fields: Fields) -> dict[str, object]:
             raise not_supported(f"chat_template_kwargs.{key}")
     if _count_nodes(given, MAX_TEMPLATE_KWARGS_DEPTH) > MAX_TEMPLATE_KWARGS_NODES:
         raise bad_field("chat_template_kwargs", f"must hold at most {MAX_TEMPLATE_KWARGS_NODES} values")
-    return dict(given)
+    return given if effort is None else {"reasoning_effort": effort, **given}
 
 
 def read_documents(fields: Fields) -> tuple[dict[str, str], ...]:

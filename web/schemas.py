@@ -47,7 +47,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "session_id": _NEVER,
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
-    "truncation_side": _NEVER,
+    "truncation_side": ("left",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -65,7 +65,6 @@ UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "modalities": (["text"],),
     "moderation": _NEVER,
     "prediction": _NEVER,
-    "reasoning_effort": _NEVER,
     "verbosity": ("medium",),
     "web_search_options": _NEVER,
 }

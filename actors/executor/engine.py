@@ -188,7 +188,8 @@ class Engine:
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
         self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
-        self._grammars = Grammars(self._loaded.batch.limits, self._load_vocabulary, pinned=device.type == "cuda")
+        limits, pinned = self._loaded.batch.limits, device.type == "cuda"
+        self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
             self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,44 +26,51 @@ from actors.grammar import GrammarError, make_matcher
 from bus.messages import Int32Array, StepPlan
 
 if TYPE_CHECKING:  # imported when the first grammar comes
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT = 256
 """Grammars that are kept ready for sequences to come."""
 NUM_BUILDERS = 2
+MAX_FILLERS = 4
 
 
 @dataclass(slots=True)
 class _Follower:
-    """Follows the sequence in a slot. ``history``: tokens it had when it entered. ``over``: there is nothing left to
-    follow, because it has ended or its grammar cannot be followed any further."""
+    """Follows the sequence in a slot. ``start``: what sequences of its grammar begin with. ``tokens`` are still to be
+    followed. ``over``: there is nothing left to follow. ``broken``: because that was not possible any further."""
 
     sequence_id: int
     start: Future[LLMatcher]
-    history: list[int]
+    tokens: list[int]
     matcher: LLMatcher | None = None
     over: bool = False
+    broken: bool = False
 
-    def ready(self) -> LLMatcher:
-        """Its matcher, behind the history; waits until the grammar is ready.
-
-        Raises:
-            GrammarError: the grammar cannot be used.
-        """
-        if self.matcher is None:
-            self.matcher = self.start.result().deep_copy()
-            self.matcher.consume_tokens(self.history)
-        return self.matcher
+    def fill(self, address: int, num_bytes: int) -> None:
+        """Write the next mask to ``address``, behind all tokens; waits until the grammar is ready."""
+        try:
+            if self.matcher is None:
+                self.matcher = self.start.result().deep_copy()
+            self.matcher.consume_tokens(self.tokens)
+            self.tokens.clear()
+            self.matcher.unsafe_compute_mask_ptr(address, num_bytes)
+            self.broken = self.matcher.is_error()
+        except GrammarError:
+            self.broken = True
 
 
 class Grammars:
     """The followers of all slots. Device thread only, but for :meth:`prepare`, :meth:`landed` and :meth:`close`.
 
-    ``load`` reads the vocabulary; it is called in another thread, when the first grammar comes.
+    ``load`` reads the vocabulary; it is called in another thread, when the first grammar comes. ``end_ids`` are the
+    tokens that end a text.
     """
 
-    def __init__(self, limits: BatchLimits, load: Callable[[], LLTokenizer], *, pinned: bool) -> None:
+    def __init__(
+        self, limits: BatchLimits, load: Callable[[], LLTokenizer], end_ids: Collection[int], *, pinned: bool
+    ) -> None:
         self._limits = limits
+        self._ends = frozenset(end_ids)
         self._load = load
         self._pinned = pinned
         self._builders: ThreadPoolExecutor | None = None
@@ -73,7 +80,7 @@ class Grammars:
         self._followers: dict[int, _Follower] = {}
         self._awaited: deque[StepWork] = deque()
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
-        self._filler: LLExecutor | None = None
+        self._fillers: ThreadPoolExecutor | None = None
         self._masks = torch.empty((0, -(-limits.vocab_size // 32)), dtype=torch.int32)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
@@ -91,8 +98,9 @@ class Grammars:
     def close(self) -> None:
         """No more tokens will come: end a device thread that waits for them."""
         self._tokens.put(None)
-        if self._builders is not None:
-            self._builders.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._builders, self._fillers):
+            if threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, grammar: str) -> Future[LLMatcher]:
         """The matcher that sequences of a grammar begin with."""
@@ -141,53 +149,50 @@ class Grammars:
             EngineError: the tokens of the step before will not come.
         """
         self._catch_up()
-        if self._filler is None:
-            from llguidance import LLExecutor
-
-            self._filler = LLExecutor()
+        if not len(self._masks):
             shape = (self._limits.max_num_seqs, self._masks.shape[1])
             self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._pinned)
-        masks = self._masks[: len(work.constrained)]
-        followed: list[tuple[int, _Follower, LLMatcher]] = []
-        for index, row in enumerate(work.constrained.tolist()):
-            follower = self._followers[int(work.sample_slots[row])]
-            masks[index] = -1
-            if not follower.over:
-                try:
-                    followed.append((index, follower, follower.ready()))
-                except GrammarError:
-                    _give_up(follower, work, row)
-        pairs = [(matcher, index) for index, _, matcher in followed]
-        if pairs:
-            self._filler.unsafe_compute_mask_ptr(pairs, masks.data_ptr(), 4 * masks.shape[1], len(masks))
-        for index, follower, matcher in followed:
-            if matcher.is_error():
+        followers = [self._followers[slot] for slot in work.sample_slots[work.constrained].tolist()]
+        masks = self._masks[: len(followers)]
+        self._fill(followers)
+        for index, follower in enumerate(followers):
+            if follower.broken and not follower.over:
+                work.broken.append(int(work.constrained[index]))
+                follower.over = True
+            if follower.over:
                 masks[index] = -1
-                _give_up(follower, work, int(work.constrained[index]))
         return masks
 
+    def _fill(self, followers: list[_Follower]) -> None:
+        """Masks of those that are not over, in the buffer. Copies of one matcher share what it has found out about its
+        grammar, which one thread at a time may use: so each grammar has a thread, and a single one has this."""
+        address, num_bytes = self._masks.data_ptr(), 4 * self._masks.shape[1]
+        groups: dict[int, list[tuple[_Follower, int]]] = {}
+        for index, follower in enumerate(followers):
+            if not follower.over:
+                groups.setdefault(id(follower.start), []).append((follower, address + index * num_bytes))
+
+        def fill(group: list[tuple[_Follower, int]]) -> None:
+            for follower, place in group:
+                follower.fill(place, num_bytes)
+
+        if len(groups) == 1:
+            fill(*groups.values())
+        elif groups:
+            if self._fillers is None:
+                self._fillers = ThreadPoolExecutor(MAX_FILLERS, thread_name_prefix="masks")
+            list(self._fillers.map(fill, groups.values()))
+
     def _catch_up(self) -> None:
-        """Follow the tokens of all steps before, waiting for them."""
+        """Take the tokens of all steps before, waiting for them."""
         while self._awaited:
             work, tokens = self._awaited.popleft(), self._tokens.get()
             if tokens is None:
                 raise EngineError("no tokens of the step before: the completion thread has ended")
-            assert self._filler is not None
-            assert self._vocabulary is not None
-            ends = self._vocabulary.result().eos_tokens
-            new: list[tuple[LLMatcher, int]] = []
-            for row in work.constrained.tolist():
-                follower, token = self._followers.get(int(work.sample_slots[row])), int(tokens[row])
-                if follower is None or follower.over or follower.sequence_id != work.sequence_ids[row]:
-                    continue
-                if token in ends:
-                    follower.over = True
-                else:
-                    new.append((follower.ready(), token))
-            if new:
-                self._filler.consume_token_par(new)
-
-
-def _give_up(follower: _Follower, work: StepWork, row: int) -> None:
-    follower.over = True
-    work.broken.append(row)
+            rows = work.constrained
+            columns = (work.sample_slots[rows].tolist(), work.sequence_ids[rows].tolist(), tokens[rows].tolist())
+            for slot, sequence_id, token in zip(*columns, strict=True):
+                follower = self._followers.get(slot)
+                if follower is not None and follower.sequence_id == sequence_id and not follower.over:
+                    follower.tokens.append(token)
+                    follower.over = token in self._ends

@@ -137,7 +137,7 @@ def test_unsupported_completion_fields(name, value):
 
 UNSUPPORTED_CHAT = [
     ("functions", [{}]),
-    ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("reasoning_effort", "low"), ("prediction", {}),
+    ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
     ("web_search_options", {}),
 ]  # fmt: skip
 

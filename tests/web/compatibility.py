@@ -1,0 +1,119 @@
+"""The table of ``docs/compatibility.md``: each field of OpenAI's and vLLM's API, and what becomes of it here.
+
+    python -m tests.web.compatibility
+
+writes it anew. What is served is what the parsers say (as in ``/openapi.json``); which fields there are comes from the
+types of OpenAI's client, and from vLLM's protocol.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import orjson
+from fake_backend import MODEL
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+
+from web.body_schema import body_schema
+from web.limits import INT32_MAX, INT64_MAX
+from web.routes.generation import ROUTES
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+BEGIN, END = "<!-- fields -->", "<!-- end of fields -->"
+VLLM = [
+    "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params", "ignore_eos",
+    "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids", "min_p", "min_tokens",
+    "priority", "prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id", "return_prompt_text",
+    "return_token_ids", "return_tokens_as_token_ids", "session_id", "skip_special_tokens",
+    "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs",
+    "thinking_token_budget", "top_k", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs",
+    "watermarking",
+]  # fmt: skip
+VLLM_CHAT = [
+    "add_generation_prompt", "chat_template", "chat_template_kwargs", "continue_final_message", "documents", "echo",
+    "include_reasoning", "media_io_kwargs", "mm_processor_kwargs",
+]  # fmt: skip
+VLLM_COMPLETION = ["prompt_embeds", "response_format"]
+OLD = ["guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"]
+OWN = ["early_stopping", "timeout"]
+"""Neither OpenAI's nor vLLM's (today)."""
+
+
+def fields_of(*types: Any) -> set[str]:
+    """The names of all parameters of OpenAI's client."""
+    return {name for each in types for name in get_type_hints(each)}
+
+
+OPENAI_CHAT = fields_of(
+    chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming
+)  # fmt: skip
+OPENAI_COMPLETION = fields_of(
+    completion_params.CompletionCreateParamsNonStreaming, completion_params.CompletionCreateParamsStreaming
+)
+
+
+def known_here() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Schemas of the fields that the parsers of chats and completions take."""
+    schemas = {}
+    for route in ROUTES:
+        assert route.about.parse is not None
+        schemas[route.path] = body_schema(route.about.parse, list(route.about.examples.values()), MODEL)["properties"]
+    return schemas["/v1/chat/completions"], schemas["/v1/completions"]
+
+
+def describe(name: str, schemas: Mapping[str, Any], others: Iterable[str]) -> str:
+    """What becomes of one field at one endpoint."""
+    if name not in others and name not in schemas:
+        return ""
+    schema = schemas.get(name)
+    if schema is None:
+        return "400"
+    values = [value for value in schema.get("enum", ()) if value is not None]
+    if values and name not in ("model",) and len(values) == 1:
+        return f"only `{_json(values[0])}`, else 400"
+    if "minimum" in schema or "exclusiveMinimum" in schema:
+        return f"served, {_range(schema)}"
+    return "served"
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    above = "above " if "exclusiveMinimum" in schema else ""
+    high = schema.get("maximum", INT64_MAX)
+    if high >= INT32_MAX:
+        return f"{above or 'from '}{low:g}" if low > -INT32_MAX else "any integer"
+    return f"{above}{low:g} to {high:g}"
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def table() -> str:
+    """All fields, by name."""
+    chat, completion = known_here()
+    in_chat = OPENAI_CHAT | set(VLLM) | set(VLLM_CHAT) | set(OLD) | set(OWN)
+    in_completion = OPENAI_COMPLETION | set(VLLM) | set(VLLM_COMPLETION) | set(OLD) | set(OWN)
+    lines = ["| field | of | chat | completions |", "| --- | --- | --- | --- |"]
+    for name in sorted(in_chat | in_completion | set(chat) | set(completion)):
+        openai = name in OPENAI_CHAT | OPENAI_COMPLETION
+        origin = "OpenAI" if openai else "Pagebus" if name in OWN else "vLLM"
+        here = describe(name, chat, in_chat), describe(name, completion, in_completion)
+        lines.append(f"| `{name}` | {origin} | {here[0]} | {here[1]} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str) -> str:
+    """The page with the table as it should be."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import queue
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from actors.executor.engine import Engine
 from actors.model_config import ModelConfig
@@ -237,6 +239,15 @@ class Driver:
             scheduler.process(result)
             if on_result is not None:
                 on_result(result)
+
+    def synchronize(self) -> None:
+        """Wait for the whole device, which nobody may while graphs are captured."""
+        graphs = self.engine._graphs
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while graphs is not None and not graphs.complete:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        torch.cuda.synchronize()
 
     def close(self) -> None:
         assert self.engine.stop()

@@ -61,26 +61,37 @@ class Buckets:
         self._decodes = decode_sizes(most_rows)
         self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
         self._tokens = token_sizes(largest)
+        mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
+        self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
 
     def largest(self) -> Bucket:
         """The largest that is not for decodes alone."""
         return self._mixed(self._rows[-1], self._tokens[-1])
 
     def first(self) -> list[Bucket]:
-        """The largest, then those for powers of two of decodes: together they need every kernel that there is."""
+        """The largest and its halves, which hold any step with prompts that a bucket holds, padded to at most twice its
+        tokens, and those for powers of two of decodes: together they need every kernel that there is."""
+        largest, mixed = self.largest(), []
+        tokens = largest.tokens
+        while tokens > largest.rows:
+            mixed.append(self._mixed(largest.rows, tokens))
+            tokens //= 2
+        mixed.append(self._mixed(largest.rows, largest.rows))
         sizes = [size for size in self._decodes if size & (size - 1) == 0 or size == self._decodes[-1]]
-        return [self.largest(), *(Bucket(size, size) for size in reversed(sizes))]
+        return list(dict.fromkeys([*mixed, *(Bucket(size, size) for size in reversed(sizes))]))
 
     def later(self) -> list[Bucket]:
-        """Those of prompts beside a full batch and a nearly empty one, and all others for decodes alone."""
+        """All others for decodes alone, and those of prompts beside a full batch and a nearly empty one."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [Bucket(size, size) for size in reversed(self._decodes)]
-        return [bucket for bucket in mixed + decodes if bucket not in self.first()]
+        return [bucket for bucket in decodes + mixed if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
-        """The larger ones for decodes alone, in order."""
-        return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
+        """The larger ones of its kind, those with the fewest tokens first."""
+        if not bucket.spans:
+            return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
+        return [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
 
     def fitting(self, work: StepWork) -> Bucket | None:
         """The smallest that holds the step; None if none does, or if its attention would suffer."""

@@ -1,4 +1,4 @@
-"""The engine: a thread that launches steps on the device, and one that waits for their tokens.
+"""The engine: a thread that launches steps on the device, one that waits for their tokens, one that captures graphs.
 
 The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work; it
 never waits for the device, except when as many steps as there are read-back buffers are in flight. The completion
@@ -10,7 +10,6 @@ Whatever fails in either thread ends the engine: plans after it could only compu
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -28,6 +27,7 @@ from actors.executor.batch import StepWork
 from actors.executor.device import new_event, new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
+from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
@@ -36,14 +36,12 @@ from actors.executor.swap import CopyWatch
 from actors.grammar import load_vocabulary
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
-from actors.spans import EAGER, LAUNCH, Spans
+from actors.spans import CAPTURE, EAGER, LAUNCH, Spans
 from bus.messages import Int32Array, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-IDLE_S = 0.2
-"""After so long without a plan the engine does what it has put off."""
 JOIN_S = 10.0
 """How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
 
@@ -116,6 +114,7 @@ class Engine:
         self._plans: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
+        self._graphs: Graphs | None = None
         self._epoch = 0
         self._step = 0
         self._stopping = False
@@ -174,7 +173,10 @@ class Engine:
                 device = resolve_device(self._settings)
                 with _own_stream(device):
                     self._prepare(device)
-                    self._run_plans()
+                    try:
+                        self._run_plans()
+                    finally:
+                        self._end_capturing()
                     self._free_host_memory()
                     self._follow.close()
         except BaseException as error:
@@ -196,6 +198,12 @@ class Engine:
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
+        self._graphs = self._loaded.runner.graphs
+        if self._graphs is not None:
+            arguments = (self._graphs, device, dtype)
+            capturing = threading.Thread(target=self._graph_thread, args=arguments, name="engine-graphs", daemon=True)
+            self._threads.append(capturing)
+            capturing.start()
         self._loaded.copies.memory.lock_rest()
         self.stats.ready_s = time.time()
         self.ready.set_result(self._loaded.info)
@@ -222,7 +230,7 @@ class Engine:
         self._on_progress(phase, share)
 
     def _run_plans(self) -> None:
-        while (queued := self._next_plan()) is not None:
+        while (queued := self._plans.get()) is not None:
             if self._failure is not None:
                 return
             self._check_order(queued)
@@ -230,20 +238,6 @@ class Engine:
                 self._step_on_cpu(queued)
             else:
                 self._launch(queued, self._pool)
-
-    def _next_plan(self) -> _Queued | None:
-        """Wait for a plan. Once there has been nothing to do for a while, capture graphs: some hundredths of a second
-        each. (Between two steps of a small batch there is often nothing to do for less than a millisecond.)"""
-        runner, pool = self._loaded.runner, self._pool
-        capturing = runner.graphs is not None and pool is not None
-        while capturing:
-            with contextlib.suppress(queue.Empty):
-                return self._plans.get(timeout=IDLE_S)
-            assert runner.graphs is not None
-            assert pool is not None
-            while capturing and pool.idle and self._plans.empty():
-                capturing = runner.graphs.capture_next(runner)
-        return self._plans.get()
 
     def _check_order(self, queued: _Queued) -> None:
         """Plans of one scheduler come without gaps; those of a new one find an empty batch."""
@@ -305,6 +299,28 @@ class Engine:
             return self._loaded.copies.apply(queued.plan)
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
+
+    # -- graphs -------------------------------------------------------------------------------------------------------
+
+    def _graph_thread(self, graphs: Graphs, device: torch.device, dtype: torch.dtype) -> None:
+        """Captures the graphs that are not there yet, beside the steps."""
+
+        def note(began_s: float) -> None:
+            if self._spans is not None:
+                self._spans.add(CAPTURE, 0, began_s, time.time())
+
+        try:
+            with torch.inference_mode(), _own_stream(device):
+                prepare_thread(self._settings, device, dtype)
+                graphs.capture_missing(self._loaded.runner, note)
+        except BaseException as error:
+            self._fail(error)
+            self._plans.put(None)
+
+    def _end_capturing(self) -> None:
+        if self._graphs is not None:
+            self._graphs.close()
+            self._threads[-1].join(JOIN_S)
 
     # -- completion ---------------------------------------------------------------------------------------------------
 

@@ -2,15 +2,17 @@
 
 A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
 sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
-serves any content. A few are captured before the engine is ready; they need all the kernels there are. The others are
-captured while the engine has nothing to do, or when one is first needed and no larger one will do: capturing a step
-takes the host little longer than launching it.
+serves any content. A few are captured before the engine is ready; they need all the kernels there are, and one of them
+holds any step that another graph would. The others are captured by a thread of its own beside the steps: capturing
+computes nothing on the device.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+import queue
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,38 +37,33 @@ class _Captured:
 
 
 class Graphs:
-    """The graphs of a runner's ``buckets``. Device thread only. ``patience``: how many steps a missing one may cost."""
-
-    patience = 8
+    """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
         self._captured: dict[Bucket, _Captured] = {}
-        self._later = buckets.later()
-        self._missed: Counter[Bucket] = Counter()
+        self._later = deque(buckets.later())
+        self._missed: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
+        self._asked: set[Bucket] = set()
+        self._closed = False
         self._pool: Any = None
 
     def bucket(self, work: StepWork) -> Bucket | None:
-        """What to pad the step to; None if it runs without a graph.
+        """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
 
-        While theirs is missing, decodes take a larger one. Steps with prompts do without, until that has cost about as
-        much as capturing it does (at an idle moment it is captured before).
+        If a smaller one could be captured, that is the next to be.
         """
         bucket = self.buckets.fitting(work)
         if bucket is None or bucket in self._captured:
             return bucket
-        if bucket.spans:
-            self._missed[bucket] += 1
-            if self._missed[bucket] > self.patience:
-                return bucket
-            if self._missed[bucket] == 1:
-                self._later.append(bucket)
-            return None
-        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), bucket)
+        if bucket not in self._asked:
+            self._asked.add(bucket)
+            self._missed.put(bucket)
+        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
 
     def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
-        captured = self._captured.get(bucket) or self._capture(runner, bucket)
+        captured = self._captured[bucket]
         captured.graph.replay()
         return captured.logits, captured.sampled
 
@@ -84,16 +81,35 @@ class Graphs:
                 self._capture(runner, bucket)
             progress((done + 1) / len(buckets))
 
-    def capture_next(self, runner: Runner) -> bool:
-        """Capture one that will probably be needed; False if there is none."""
-        while self._later:
-            bucket = self._later.pop(0)
-            if bucket not in self._captured:
-                self._capture(runner, bucket)
-                return True
-        return False
+    def capture_missing(self, runner: Runner, captured: Callable[[float], None] = lambda began_s: None) -> None:
+        """Capture what is missing, first of all what a step has missed, until :meth:`close`; ``captured`` is told when
+        each began. For a thread of its own, on a stream of its own.
 
-    def _capture(self, runner: Runner, bucket: Bucket) -> _Captured:
+        Meanwhile nobody may synchronize with the whole device: that fails, and breaks the capture.
+        """
+        if not runner.kv_cache.is_meta:
+            _set_up_library(runner)
+        while not self._closed:
+            try:
+                bucket = self._missed.get(block=not self._later)
+            except queue.Empty:
+                bucket = self._later.popleft()
+            if bucket is not None and bucket not in self._captured:
+                began_s = time.time()
+                self._capture(runner, bucket)
+                captured(began_s)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing, and nothing is being captured. Any thread."""
+        return {*self.buckets.first(), *self.buckets.later(), *self._asked} <= self._captured.keys()
+
+    def close(self) -> None:
+        """End :meth:`capture_missing`, after the graph at which it is."""
+        self._closed = True
+        self._missed.put(None)
+
+    def _capture(self, runner: Runner, bucket: Bucket) -> None:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
@@ -106,8 +122,7 @@ class Graphs:
                     f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
                 ) from error
             graph.capture_end()
-        self._captured[bucket] = captured = _Captured(graph, _borrow(logits), sampled)
-        return captured
+        self._captured[bucket] = _Captured(graph, _borrow(logits), sampled)
 
 
 def empty_step() -> StepWork:
@@ -128,6 +143,15 @@ def padded_pass(runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Ten
         hidden = hidden.index_select(0, header.hidden_index[: bucket.rows])
     logits = runner.model.logits(hidden)
     return logits, runner.sample_plainly(logits, any_random=True)
+
+
+def _set_up_library(runner: Runner) -> None:
+    """cuBLAS makes itself a handle and a workspace for every thread, which cannot be done while capturing."""
+    for dtype in {torch.float32, runner.model.parameters.dtype}:
+        square = torch.zeros(16, 16, dtype=dtype, device=runner.kv_cache.device)
+        torch.nn.functional.linear(square, square, square[0])
+        torch.mm(square, square)
+    torch.cuda.current_stream().synchronize()
 
 
 def _run_empty(runner: Runner, bucket: Bucket) -> None:

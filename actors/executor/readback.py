@@ -47,15 +47,9 @@ class ReadbackPool:
     """The buffers of the steps in flight; :meth:`take` waits while all are in use, which bounds how many there are."""
 
     def __init__(self, max_num_seqs: int, size: int) -> None:
-        self._size = size
         self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
         for _ in range(size):
             self._free.put(Readback(max_num_seqs))
-
-    @property
-    def idle(self) -> bool:
-        """No step is in flight."""
-        return self._free.qsize() == self._size
 
     def take(self) -> Readback:
         """A free buffer.

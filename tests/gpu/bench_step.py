@@ -91,6 +91,7 @@ def bench_model(name: str, batches: list[int], **settings: Any) -> dict[str, Any
             max_num_seqs=max(batches), pipeline_depth=DEPTH, **settings,
         )  # fmt: skip
     ready_s = time.perf_counter() - began
+    driver.synchronize()  # all graphs are there
     rows = [measure(driver, batch) for batch in batches]
     driver.close()
     info = driver.info

@@ -115,7 +115,7 @@ def decode_steps(driver: Driver, blocks_each_way: int) -> dict[str, float]:
         driver.engine.submit(plan, driver.epoch)
     for _ in range(DEPTH):
         driver.result()
-    torch.cuda.synchronize()
+    driver.synchronize()
     gaps = [(b - a) * 1e3 for a, b in itertools.pairwise(times[first:])]
     step_ms = statistics.median(gaps)
     rate = 2 * blocks_each_way * info.block_bytes / (statistics.mean(gaps) / 1e3) / 1e9
@@ -169,7 +169,7 @@ def ttft(driver: Driver, seed: int) -> dict[str, float]:
     for number in range(3):
         core.send(f"filler {number}", tokens(driver, SHARED_TOKENS - TAIL_TOKENS, seed + 100 + number), 4)
         core.run()
-    torch.cuda.synchronize()
+    driver.synchronize()
     hits = core.replica.tier.num_hits
     figures["host_s"] = ask("host", 3)
     figures["host_hit_tokens"] = core.replica.tier.num_hits - hits
@@ -205,6 +205,7 @@ def main() -> None:
     }  # fmt: skip
     memory = driver.engine._loaded.copies.memory
     memory.wait(memory.num_blocks, timeout_s=180)
+    driver.synchronize()
     report["locked_s"], report["host_blocks"] = time.perf_counter() - began, driver.engine.num_host_blocks
     report["rates_gb_per_s"] = rates | {"blocks": block_rates(driver)}
     report["decode"] = [decode_steps(driver, count) for count in (0, 16, 32, 64, 0)]

@@ -200,6 +200,8 @@ def profile_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
         print(f"{name}: ready in {time.perf_counter() - began:.1f} s", flush=True)
     run_plans(driver, make_plans(driver, trace, 60))  # warm
+    if arguments.device == "cuda":
+        driver.synchronize()
     host, busy = HostTimes(driver), device_times(driver)
     runs = []
     for _ in range(arguments.runs):
@@ -234,7 +236,7 @@ def profile_stretch(driver: Driver, trace: Trace, limit: int | None, out: Path |
     run_plans(driver, plans[:first])
     with profiled() as profiler:
         run_plans(driver, chosen)
-        torch.cuda.synchronize()
+        driver.synchronize()
     run_plans(driver, plans[first + PROFILED_STEPS :])
     table, idle, seconds = kernel_table(profiler)
     kinds = [kind_of(plan) for plan in chosen]

@@ -89,7 +89,7 @@ def test_random_copies_leave_what_their_order_says(driver: Driver) -> None:
     num_hosts = 20
     with torch.inference_mode():
         cache.copy_(torch.arange(40, device=cache.device).view(-1, *[1] * (cache.dim() - 1)).expand_as(cache))
-    torch.cuda.synchronize()
+    driver.synchronize()
     device, host = list(range(40)), [-1] * num_hosts
     driver.scheduler()
     for step in range(1, 301):
@@ -108,7 +108,7 @@ def test_random_copies_leave_what_their_order_says(driver: Driver) -> None:
         driver.engine.submit(plan, driver.epoch)
     for _ in range(300):
         driver.result()
-    torch.cuda.synchronize()
+    driver.synchronize()
 
     flat = cache.view(40, -1)
     assert flat[:, 0].cpu().int().tolist() == device
@@ -124,7 +124,7 @@ def test_copies_are_reported_done(driver: Driver) -> None:
     first = driver.run_plan(
         StepPlan(step=1, planned_s=0.0, num_decodes=0, swap_out_blocks=blocks, swap_out_hosts=blocks)
     )
-    torch.cuda.synchronize()
+    driver.synchronize()
     second = driver.run_plan(StepPlan(step=2, planned_s=0.0, num_decodes=0))
 
     assert first.copied_step in (0, 1)

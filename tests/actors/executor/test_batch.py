@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from actors.executor.graphs import Graphs, empty_step
 from actors.executor.loading import graph_tokens
 from actors.executor.ops import Ops
 from actors.executor.results import ResultBuilder
+from actors.executor.runner import Runner
 from actors.executor.upload import Uploader
 from actors.executor.warmup import full_prompt_steps, small_steps
 from actors.model_config import ModelConfig
@@ -388,27 +390,61 @@ def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
     assert buckets.fitting(rows_of(1, 500)) == Bucket(16, 512, 40)
     assert buckets.fitting(rows_of(13, 500)) is None
     assert buckets.fitting(empty_step()) is None
-    assert buckets.first() == [Bucket(20, 512, 40), *(Bucket(size, size) for size in (20, 16, 8, 4, 2, 1))]
-    assert buckets.later()[:3] == [Bucket(20, 32, 33), Bucket(20, 64, 33), Bucket(20, 96, 34)]
+    assert buckets.first() == [
+        *(Bucket(20, 2**n, 32 + max(1, 2**n // 64)) for n in (9, 8, 7, 6, 5)),
+        *(Bucket(size, size) for size in (20, 16, 8, 4, 2, 1)),
+    ]
+    assert [each for each in buckets.later() if each.rows == 20][:2] == [Bucket(20, 96, 34), Bucket(20, 160, 35)]
     assert Bucket(16, 512, 40) in buckets.later()
 
 
-def test_decodes_take_the_next_larger_graph_while_theirs_is_missing() -> None:
-    """Steps with prompts do not: they do without, until theirs has been missed often enough to be captured."""
+def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
+    """With prompts or without; what is missing is asked for once."""
     buckets = Buckets(256, 512, 64)
     graphs = Graphs(buckets)
     decodes, mixed = rows_of(*[1] * 70, num_decodes=70), rows_of(1, 100, num_decodes=1)
 
-    def chosen(*captured: Bucket) -> Bucket | None:
+    def chosen(work: StepWork, *captured: Bucket) -> Bucket | None:
         graphs._captured = dict.fromkeys(captured)  # type: ignore[assignment]
-        return graphs.bucket(decodes)
+        return graphs.bucket(work)
 
-    assert chosen() == Bucket(72, 72)
-    assert chosen(Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
-    assert chosen(Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
-    assert [graphs.bucket(mixed) for _ in range(Graphs.patience)] == [None] * Graphs.patience
-    assert graphs.bucket(mixed) == Bucket(16, 128, 34)
-    assert graphs.bucket(rows_of(600)) is None
+    assert chosen(decodes, Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
+    assert chosen(decodes, Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
+    assert chosen(mixed, *buckets.first()) == Bucket(256, 256, 36)
+    assert chosen(mixed, *buckets.first(), Bucket(64, 128, 34)) == Bucket(64, 128, 34)
+    assert chosen(rows_of(600), *buckets.first()) is None
+    assert [graphs._missed.get(), graphs._missed.get()] == [Bucket(72, 72), Bucket(16, 128, 34)]
+    assert graphs._missed.empty()
+
+
+class CountingGraphs(Graphs):
+    """Notes what it is to capture."""
+
+    def _capture(self, runner: Runner, bucket: Bucket) -> None:
+        assert bucket not in self._captured
+        self._captured[bucket] = cast("Any", None)
+
+
+def test_missing_graphs_are_captured_until_told_otherwise() -> None:
+    """None twice; one that a step misses goes before those that wait."""
+    buckets = Buckets(256, 512, 64)
+    missed = [Bucket(16, 128, 34), Bucket(64, 128, 34)]
+    graphs = CountingGraphs(buckets)
+    wanted = {*buckets.later(), *missed}
+    graphs._missed.put(missed[0])
+
+    def captured(began_s: float) -> None:
+        if len(graphs._captured) == 3:
+            graphs._missed.put(missed[1])
+        if len(graphs._captured) == len(wanted):
+            graphs.close()
+
+    runner = SimpleNamespace(kv_cache=torch.empty(0, device="meta"))
+    graphs.capture_missing(cast("Any", runner), captured)
+
+    order = list(graphs._captured)
+    assert [order[0], order[3]] == missed
+    assert set(order) == wanted
 
 
 def test_steps_that_do_not_suit_a_bucket_have_none() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from actors.executor.batch import StepWork
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
-from actors.executor.graphs import Graphs, empty_step, padded_pass
+from actors.executor.graphs import Graphs, padded_pass
 from actors.executor.layers.attention import KernelPass
 from actors.executor.runner import Runner
 from actors.executor.upload import Uploader
@@ -207,11 +207,12 @@ def test_a_full_batch_of_the_longest_sequences(folder: Path) -> None:
 class EagerGraphs(Graphs):
     """Runs what the graph of a bucket holds, instead of the graph, with garbage wherever no input of the step is."""
 
-    patience = 0
-
     def __init__(self, buckets: Buckets) -> None:
         super().__init__(buckets)
         self.replayed: set[Bucket] = set()
+
+    def bucket(self, work: StepWork) -> Bucket | None:
+        return self.buckets.fitting(work)
 
     def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         self.replayed.add(bucket)
@@ -384,15 +385,3 @@ def test_attention_of_a_gpu_is_refused_on_a_cpu(settings: dict[str, Any], messag
     check_attention(Settings(**settings), torch.device("cuda"))
     with pytest.raises(SettingsError, match=message):
         check_attention(Settings(**settings), torch.device("cpu"))
-
-
-def test_a_graph_that_is_missed_often_enough_is_wanted() -> None:
-    """Steps with prompts run without a graph a few times; meanwhile it stands in line for an idle moment."""
-    graphs = Graphs(Buckets(6, 40, 4))
-    work = replace(empty_step(), num_tokens=9, slots=np.arange(2, dtype=np.int32), starts=np.zeros(2, np.int32),
-                   query_start=np.array([0, 4, 9], np.int32))  # fmt: skip
-    wanted = [graphs.bucket(work) for _ in range(Graphs.patience + 1)]
-
-    assert wanted[:-1] == [None] * Graphs.patience
-    assert wanted[-1] == graphs.buckets.fitting(work)
-    assert graphs._later[-1] == wanted[-1]

@@ -75,7 +75,8 @@ class Graphs:
         buckets = self.buckets.first()
         gc.collect()
         for done, bucket in enumerate(buckets):
-            _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
+            with runner.model.few_layers():
+                _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
             if not runner.kv_cache.is_meta:
                 torch.cuda.current_stream().synchronize()
                 self._capture(runner, bucket)

@@ -132,7 +132,8 @@ def _load(
     runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens)
     measured = known_bytes is None
     if known_bytes is None:
-        known_bytes = _profile(settings, device, batch, runner, use_graphs=most_tokens > 0)
+        with model.few_layers():
+            known_bytes = _profile(settings, device, batch, runner, use_graphs=most_tokens > 0)
     limits = replace(limits, num_blocks=blocks_in(known_bytes, demand, settings, device, measured=measured))
     batch.limits = runner.limits = limits
     runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, device)
@@ -209,7 +210,8 @@ def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
 def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:
     """Compile what small steps need, then capture the graphs."""
     progress(0.0)
-    run_small_steps(batch, runner)
+    with runner.model.few_layers():
+        run_small_steps(batch, runner)
     if use_graphs:
         graphs = Graphs(runner.buckets)
         graphs.capture(runner, progress)

@@ -41,6 +41,7 @@ def rehearse(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> Non
     batch, runner = make_runner(settings, config, dtype)
     if is_float8(runner.kv_cache.dtype) and settings.calculate_kv_scales:
         calculate_scales(runner.model)
-    run_all_steps(batch, runner)
+    with runner.model.few_layers():
+        run_all_steps(batch, runner)
     if graph_tokens(settings, config, META):
         Graphs(runner.buckets).capture(runner, lambda share: None)

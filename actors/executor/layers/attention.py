@@ -116,7 +116,7 @@ class Attention:
         self._num_heads = config.num_heads + 2 * config.num_kv_heads
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
-        self._window = config.layer_windows[layer]
+        self.window = config.layer_windows[layer]
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
         self.qkv = Linear(parameters, prefix, sizes, config.hidden_size, ops, bias=config.attention_bias)
@@ -137,5 +137,5 @@ class Attention:
         q = self._ops.rotary_kv_write(
             qkv, positions, self._rotary, k_cache, v_cache, attention.batch.slot_mapping, kv_scales=scales, **self.norms
         )
-        attended = attention.attend(q, k_cache, v_cache, self._scale, self._window, scales)
+        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales)
         return self.out(attended.flatten(1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,17 @@ class LlamaModel:
             self.layers.append(LlamaLayer(config, parameters, prefix, ops, attention))
         self.norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps, ops)
         self.head = Head(parameters, "lm_head", self.embedding, ops, tied=config.tie_word_embeddings)
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """In this block a pass goes through one layer of each kind only: others launch the same kernels, and take no
+        memory of their own. For warming up."""
+        layers = self.layers
+        self.layers = list({layer.attention.window: layer for layer in reversed(layers)}.values())
+        try:
+            yield
+        finally:
+            self.layers = layers
 
     @torch.inference_mode()
     def forward(

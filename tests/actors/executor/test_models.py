@@ -183,3 +183,19 @@ def test_there_are_three_models_of_each_family() -> None:
     assert {family: families.count(family) for family in set(families)} == dict.fromkeys(set(families), 3)
     assert len({config.name for config in REFERENCE_CONFIGS}) == len(REFERENCE_CONFIGS)
     assert len(ARCHITECTURES) == 4
+
+
+@pytest.mark.parametrize(("arch", "kinds"), [("llama3", 1), ("qwen3", 2)])
+def test_few_layers_are_one_of_each_kind(arch: str, kinds: int, tmp_path: Path) -> None:
+    """The first of each window; afterwards all are there again."""
+    windows = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1} if kinds == 2 else {}
+    folder = make_model(tmp_path, arch, seed=1, num_hidden_layers=4, **windows)
+    config = ModelConfig.load(folder)
+    model = build_model(config, torch.device("meta"), torch.float32, Ops.reference(), max_model_len=32)
+    everything = list(model.layers)
+
+    with model.few_layers():
+        found = [everything.index(layer) for layer in model.layers]
+
+    assert sorted(found) == [*range(kinds)]
+    assert model.layers == everything

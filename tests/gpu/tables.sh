@@ -45,8 +45,13 @@ online() { # WORKLOAD: of a server of llama8b that is started for the first
     --continuous-usage-stats ${SERVE_SIZES:-}
 }
 
+stop_server() {
+  [ -z "${server:-}" ] || { kill "$server" && wait "$server"; }
+  server=
+}
+
 shapes=$(mktemp -d)
-trap 'rm -rf "$shapes"; [ -z "${server:-}" ] || { kill "$server"; wait "$server"; }' EXIT
+trap 'rm -rf "$shapes"; stop_server' EXIT
 for model in llama8b qwen06b; do python3 -m actors.cli bench shape "$model" "$shapes" >/dev/null; done
 
 case $part in
@@ -69,6 +74,7 @@ case $part in
     online chat256
     online shared-prefix
     online long4k
+    stop_server
     engine qwen06b-fp8 qwen06b --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8
     ;;
   deterministic)

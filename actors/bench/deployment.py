@@ -40,6 +40,7 @@ class Deployment:
     """A deployment that answers. ``info`` is what its executor's lease says; times are seconds of the wall clock."""
 
     bus: Bus
+    bus_url: str
     names: Names
     executor: str
     scheduler: str
@@ -82,7 +83,7 @@ async def deployed(settings: Settings, log: Path) -> AsyncIterator[Deployment]:
         try:
             process = await _spawn(settings.replace(bus=url), log)
             try:
-                yield await _until_ready(process, bus, settings, started_s, redis_s, log)
+                yield await _until_ready(process, bus, settings.replace(bus=url), started_s, redis_s, log)
             finally:
                 await _stop(process)
         finally:
@@ -116,6 +117,7 @@ async def _until_ready(
         if executors and addresses and await http_status(*addresses[0], "/health") == 200:
             return Deployment(
                 bus=bus,
+                bus_url=settings.bus or "",
                 names=Names(settings.name),
                 executor=executors[0].name,
                 scheduler=next(str(lease.info["actor"]) for lease in leases if lease.kind == "scheduler"),

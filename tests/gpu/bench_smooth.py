@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import signal
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from actors.bench.shapes import SHAPES, write_model_folder
-from bus.connect import open_bus
+from actors.bench.deployment import Deployment
+from actors.bench.shapes import SHAPES
 from bus.contract import Bus
 from bus.messages import AbortRequest, GenerateRequest, SamplingParams, StepResult
-from bus.private_redis import PrivateRedis
-from tests.gpu.bench_serve import NAMES, start_server
+from tests.gpu.served import served
 
 STREAMS, STREAM_PROMPT_TOKENS, STREAM_TOKENS = 16, 512, 12_000
 WARM_TOKENS = 150
 LONG_TOKENS, LONG_PROMPTS = 16_384, 3
-LIMITS = ["--max-model-len", "17000", "--no-enable-prefix-caching", "--swap-space", "0"]
+LIMITS = ["--max-model-len", "17000", "--swap-space", "0"]
 
 
 def generate(name: str, num_prompt: int, max_tokens: int, vocab_size: int, seed: int) -> GenerateRequest:
@@ -69,13 +66,14 @@ class Watch:
             self.counts[sequence_id] = self.counts.get(sequence_id, 0) + 1
 
 
-async def measure(bus: Bus, executor: str, vocab_size: int) -> dict[str, Any]:
+async def measure(deployment: Deployment) -> dict[str, Any]:
     """The gaps before the long prompts, and during each."""
-    stream = NAMES.results(executor)
+    bus, on_bus, vocab_size = deployment.bus, deployment.names, deployment.vocab_size
+    stream = on_bus.results(deployment.executor)
     watch = Watch(bus, stream, await bus.last_id(stream))
     names = [f"stream-{index}" for index in range(STREAMS)]
     sent = [generate(name, STREAM_PROMPT_TOKENS, STREAM_TOKENS, vocab_size, i) for i, name in enumerate(names)]
-    await bus.publish((NAMES.requests, request) for request in sent)
+    await bus.publish((on_bus.requests, request) for request in sent)
     while len(watch.counts) < STREAMS or min(watch.counts.values()) < WARM_TOKENS:
         await watch.read()
     watch.gaps.clear()
@@ -86,12 +84,12 @@ async def measure(bus: Bus, executor: str, vocab_size: int) -> dict[str, Any]:
         known = set(watch.counts)
         watch.gaps.clear()
         began = time.time()
-        await bus.publish([(NAMES.requests, generate(f"long-{index}", LONG_TOKENS, 1, vocab_size, 1000 + index))])
+        await bus.publish([(on_bus.requests, generate(f"long-{index}", LONG_TOKENS, 1, vocab_size, 1000 + index))])
         while watch.counts.keys() == known:
             await watch.read()
         (new,) = watch.counts.keys() - known
         rows.append(_row(f"prompt {index + 1}", watch, watch.times[new][0] - began))
-    await bus.publish((NAMES.control, AbortRequest(request_id=name)) for name in names)
+    await bus.publish((on_bus.control, AbortRequest(request_id=name)) for name in names)
     return {"rows": rows}
 
 
@@ -109,22 +107,9 @@ def _row(name: str, watch: Watch, ttft_s: float) -> dict[str, Any]:
 
 
 async def bench(name: str, target_ms: float, extra: list[str]) -> dict[str, Any]:
-    vocab_size = int(SHAPES[name]["vocab_size"])  # type: ignore[call-overload]
     target = ["--itl-target-ms", str(target_ms)] if target_ms else []
-    with tempfile.TemporaryDirectory() as folder:
-        redis = PrivateRedis(Path(folder) / "redis")
-        url = await redis.start()
-        server, _ = await start_server(write_model_folder(name, Path(folder)), url, 8125, [*LIMITS, *target, *extra])
-        bus = open_bus(url, "bench")
-        await bus.connect()
-        try:
-            (executor,) = [lease.name for lease in await bus.leases("executor")]
-            figures = await measure(bus, executor, vocab_size)
-        finally:
-            await bus.close()
-            server.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(server.wait(), 60)
-            await redis.stop()
+    async with served(name, [*LIMITS, *target, *extra]) as deployment:
+        figures = await measure(deployment)
     return {"model": name, "itl_target_ms": target_ms or None, **figures}
 
 

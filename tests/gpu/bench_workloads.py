@@ -2,7 +2,7 @@
 
     python -m tests.gpu.bench_workloads llama8b --workloads chat1000 --seeds 0 7 [--record FOLDER] [--json FILE]
 
-Starts ``pagebus serve --load-format dummy`` as :mod:`tests.gpu.bench_serve` does, submits the requests of the workloads
+Starts ``pagebus serve --load-format dummy``, submits the requests of the workloads
 of :mod:`actors.simulator.workloads` as token ids over the bus (all at once, greedy, ``ignore_eos``), and reads the
 executor's results. Output tokens per second count from the first submission to the last token. With ``--record`` every
 run is also recorded by ``pagebus record``, for ``pagebus simulate`` and ``python -m actors.simulator.fit``.
@@ -21,25 +21,23 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actors.bench.shapes import SHAPES, write_model_folder
+from actors.bench.deployment import Deployment as Served
+from actors.bench.shapes import SHAPES
 from actors.settings import Settings
 from actors.simulator.deployment import Deployment
 from actors.simulator.profile import Profile, load_profile
 from actors.simulator.report import make_report
 from actors.simulator.trace import Trace
 from actors.simulator.workloads import WORKLOADS, make_workload
-from bus.connect import open_bus
-from bus.contract import Bus, EntryId
+from bus.contract import EntryId
 from bus.messages import GenerateRequest, SamplingParams, StepResult
-from bus.private_redis import PrivateRedis
-from tests.gpu.bench_serve import NAMES, start_server
+from tests.gpu.served import served
 
 DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
 SETTLE_S = 4.0
@@ -61,13 +59,13 @@ def requests_of(trace: Trace, vocab_size: int, run: str) -> list[GenerateRequest
     ]
 
 
-async def run_trace(bus: Bus, executor: str, trace: Trace, vocab_size: int, run: str) -> dict[str, float]:
+async def run_trace(served: Served, trace: Trace, run: str) -> dict[str, float]:
     """Submit all requests at once and watch the results until the last token."""
-    stream = NAMES.results(executor)
+    bus, stream = served.bus, served.names.results(served.executor)
     position: EntryId = await bus.last_id(stream)
-    requests = requests_of(trace, vocab_size, run)
+    requests = requests_of(trace, served.vocab_size, run)
     started = time.time()
-    await bus.publish((NAMES.requests, request) for request in requests)
+    await bus.publish((served.names.requests, request) for request in requests)
     left = int(trace.output_tokens.sum())
     first_tokens: list[float] = []
     done_s = started
@@ -115,9 +113,10 @@ def compare(model: str, row: dict[str, Any], profile: str = "") -> str:
     return f"{model} {row['workload']:10s} seed {row['seed']}: " + "; ".join(parts)
 
 
-async def recorder(url: str, out: Path) -> asyncio.subprocess.Process:
+async def recorder(served: Served, out: Path) -> asyncio.subprocess.Process:
     """``pagebus record``, reading once it has returned from here."""
-    command = [sys.executable, "-m", "actors.cli", "record", "--bus", url, "--name", "bench", "--out", str(out)]
+    source = ["--bus", served.bus_url, "--name", "bench"]
+    command = [sys.executable, "-m", "actors.cli", "record", *source, "--out", str(out)]
     process = await asyncio.create_subprocess_exec(*command)
     await asyncio.sleep(2)
     return process
@@ -126,35 +125,21 @@ async def recorder(url: str, out: Path) -> asyncio.subprocess.Process:
 async def bench(
     name: str, workloads: list[str], seeds: list[int], record: Path | None, extra: list[str]
 ) -> dict[str, Any]:
-    vocab_size = int(SHAPES[name]["vocab_size"])  # type: ignore[call-overload]
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        redis = PrivateRedis(Path(folder) / "redis")
-        url = await redis.start()
-        limits = ["--no-enable-prefix-caching", *extra]
-        server, _ = await start_server(write_model_folder(name, Path(folder)), url, 8124, limits)
-        bus = open_bus(url, "bench")
-        await bus.connect()
-        try:
-            (executor,) = [lease.name for lease in await bus.leases("executor")]
-            for warm, requests in (("single", 4), ("chat", 200)):
-                await run_trace(bus, executor, make_workload(warm, requests=requests, seed=1), vocab_size, warm)
-                await asyncio.sleep(SETTLE_S)
-            for seed, workload in itertools.product(seeds, workloads):
-                run = f"{workload}-{seed}"
-                recording = await recorder(url, record / f"{name}-{run}.jsonl") if record else None
-                figures = await run_trace(bus, executor, make_workload(workload, seed=seed), vocab_size, run)
-                if recording:
-                    await asyncio.sleep(1)
-                    recording.send_signal(signal.SIGINT)
-                    await asyncio.wait_for(recording.wait(), 20)
-                rows.append({"workload": workload, "seed": seed, **figures})
-                print(name, json.dumps(rows[-1]), flush=True)
-        finally:
-            await bus.close()
-            server.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(server.wait(), 60)
-            await redis.stop()
+    async with served(name, extra) as deployment:
+        for warm, requests in (("single", 4), ("chat", 200)):
+            await run_trace(deployment, make_workload(warm, requests=requests, seed=1), warm)
+            await asyncio.sleep(SETTLE_S)
+        for seed, workload in itertools.product(seeds, workloads):
+            run = f"{workload}-{seed}"
+            recording = await recorder(deployment, record / f"{name}-{run}.jsonl") if record else None
+            figures = await run_trace(deployment, make_workload(workload, seed=seed), run)
+            if recording:
+                await asyncio.sleep(1)
+                recording.send_signal(signal.SIGINT)
+                await asyncio.wait_for(recording.wait(), 20)
+            rows.append({"workload": workload, "seed": seed, **figures})
+            print(name, json.dumps(rows[-1]), flush=True)
     return {"model": name, "rows": rows}
 
 

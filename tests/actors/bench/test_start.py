@@ -30,7 +30,7 @@ def deployment(log: Path) -> Deployment:
     """One that started at midnight and was ready after 7 s."""
     values: dict[str, Any] = {
         "bus": MemoryBus(MemoryServer(), Names()), "names": Names(), "executor": "e", "scheduler": "s",
-        "detokenizers": (), "info": {}, "base_url": "", "log": log,
+        "detokenizers": (), "info": {}, "base_url": "", "bus_url": "", "log": log,
         "started_s": START_S, "redis_s": START_S + 0.5, "ready_s": START_S + 7,
     }  # fmt: skip
     return Deployment(**values)

@@ -81,7 +81,8 @@ def entries(stream: str, messages: Sequence[Message], first: int = 1) -> list[Lo
 async def watched(bus: MemoryBus, log: Sequence[LogEntry], *mails: tuple[str, Message]) -> Run:
     """A run of one request, during which these entries are written."""
     deployment = Deployment(
-        bus=bus, names=NAMES, executor="executor-0", scheduler="scheduler-0", detokenizers=("detokenizer-0",), info={},
+        bus=bus, bus_url="", names=NAMES, executor="executor-0", scheduler="scheduler-0",
+        detokenizers=("detokenizer-0",), info={},
         base_url="", started_s=0.0, redis_s=0.0, ready_s=0.0, log=Path(),
     )  # fmt: skip
     request = GenerateRequest(

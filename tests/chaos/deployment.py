@@ -33,20 +33,22 @@ LASTING = re.compile(r"pb:\{pagebus\}:(lease|granted|state):|pb:\{pagebus\}:(lea
 
 
 class Deployment:
-    """Processes, not tasks: it lives longer than the event loop of one test."""
+    """Processes, not tasks: it lives longer than the event loop of one test. A ``step_ms`` of 0 is for the shipped
+    model instead of an oracle."""
 
     def __init__(
         self, folder: Path, *arguments: str, step_ms: int = 15, servers: OneServer | Replicated | None = None
     ) -> None:
         self.folder = folder
         self.model = make_oracle(folder / "model", step_ms=step_ms)
+        model = (str(self.model), "--load-format", "dummy") if step_ms else ()
         self.servers = servers or OneServer()
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         with (folder / "stderr").open("wb") as stderr, (folder / "stdout").open("wb") as stdout:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "actors.cli", "serve", str(self.model), "--load-format", "dummy"),
+                    *(sys.executable, "-m", "actors.cli", "serve", *model),
                     *("--bus", self.servers.url, "--port", str(port), "--served-model-name", "oracle"),
                     *("--device", "cpu", "--threads", "1", "--max-num-seqs", "128", "--cpu-kv-cache-gib", "0.002"),
                     *("--swap-space", "0.002", "--resume-timeout-s", "8", *arguments),

@@ -34,6 +34,10 @@ class Job:
     path: str
     body: Mapping[str, Any]
 
+    def without(self, *fields: str) -> Job:
+        """The same, but for some fields of the body."""
+        return Job(self.path, {name: value for name, value in self.body.items() if name not in fields})
+
 
 @dataclass(slots=True)
 class Answer:

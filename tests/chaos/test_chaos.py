@@ -72,6 +72,16 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
 
 
 @pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """One of each kind, with the shipped model. On a CPU the last bits of its logits depend on the size of the batch:
+    log probabilities are not compared, the text is."""
+    with deployed(tmp_path_factory.mktemp("shipped"), "--cpu-kv-cache-gib", "0.1", step_ms=0) as deployment:
+        jobs = [job.without("logprobs", "top_logprobs") for job in make_jobs(CLIENTS, seed=1, most_tokens=96)]
+        yield deployment, Load(deployment.url, jobs)
+        assert deployment.stop() == 0, deployment.log()
+
+
+@pytest.fixture(scope="module")
 def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
     """One of each kind, over a Redis that writes its file once a second, as ``pagebus serve`` configures it."""
     yield from loaded(tmp_path_factory.mktemp("on_disk"), servers=OneServer(fsync="everysec"))
@@ -191,6 +201,18 @@ async def test_random_actors_are_killed(single: tuple[Deployment, Load], clients
     async with busy(deployment, load, keyed=1 if keyed else 0.5, patience_s=150):
         for _ in range(30):
             deployment.kill(rng.choice(KINDS if keyed else BEHIND_INGRESS))
+            await asyncio.sleep(2)
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+async def test_random_actors_are_killed_with_the_shipped_model(shipped: tuple[Deployment, Load], tell: Tell) -> None:
+    """One every 2 s for 60 s, the last of them the executor."""
+    deployment, load = shipped
+    rng = random.Random(6)
+    async with busy(deployment, load, keyed=1, patience_s=200):
+        for kind in (*rng.choices(KINDS, k=29), "executor"):
+            deployment.kill(kind)
             await asyncio.sleep(2)
     tell(answers=load.answers, reconnects=load.reconnects)
 

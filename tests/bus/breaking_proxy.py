@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 
 class BreakingProxy:
     """Passes bytes on. The answer to exchange number ``breaks_at`` (from 0, over all connections) is thrown away, and
-    every connection is closed; ``None``: no answer is. What a client sends in one piece is one exchange."""
+    every connection is closed; ``None``: no answer is. What a client sends in one piece is one exchange.
 
-    def __init__(self, server: str, socket: Path) -> None:
+    With a ``chance`` any exchange may lose its connection: half of them before the command has arrived, half after.
+    """
+
+    def __init__(self, server: str, socket: Path, *, seed: int = 0) -> None:
         self.url = f"unix://{socket}"
         self.exchanges = 0
         self.breaks_at: int | None = None
+        self.chance = 0.0
+        self.broken = 0
+        self._rng = random.Random(seed)
         self._server = server
         self._socket = socket
         self._writers: set[asyncio.StreamWriter] = set()
@@ -38,18 +45,35 @@ class BreakingProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream = await asyncio.open_unix_connection(self._server)
         self._writers |= {writer, upstream}
+        breaking = asyncio.Event()
+        answering = asyncio.create_task(self._answer(upstream_reader, writer, breaking))
         with contextlib.suppress(OSError):
             while command := await reader.read(2**20):
                 number, self.exchanges = self.exchanges, self.exchanges + 1
-                upstream.write(command)
-                answer = await upstream_reader.read(2**20)
-                if number == self.breaks_at:
-                    self._close_all()
+                breaks = self._rng.random() < self.chance
+                self.broken += breaks
+                if breaks and self._rng.random() < 0.5:
                     break
-                writer.write(answer)
+                if breaks or number == self.breaks_at:
+                    breaking.set()
+                upstream.write(command)
+                if breaking.is_set():
+                    await answering
+                    if number == self.breaks_at:
+                        self._close_all()
+                    break
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
         for each in (writer, upstream):
             self._writers.discard(each)
             each.close()
+
+    @staticmethod
+    async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, breaking: asyncio.Event) -> None:
+        """Pass answers on, until the first one that is to be lost has come."""
+        with contextlib.suppress(OSError):
+            while (answer := await reader.read(2**20)) and not breaking.is_set():
+                writer.write(answer)
 
     def _close_all(self) -> None:
         for writer in self._writers:

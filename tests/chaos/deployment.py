@@ -117,6 +117,16 @@ class Deployment:
             assert time.monotonic() < deadline_s, self.log()
             time.sleep(0.05)
 
+    def until_ready(self, name: str) -> None:
+        """Wait until this actor does its work (a second scheduler: until it stands by)."""
+        deadline_s = time.monotonic() + START_S
+        key = f"pb:{{pagebus}}:lease:{name.partition('-')[0]}:{name}"
+        while name not in self.actors() or not (
+            name.startswith("scheduler") or b'"ready"' in (self.redis.get(key) or b"")
+        ):
+            assert time.monotonic() < deadline_s, self.log()
+            time.sleep(0.05)
+
     def _healthy(self) -> bool:
         try:
             return self.health()[0] == 200

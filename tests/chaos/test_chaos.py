@@ -350,3 +350,15 @@ async def test_the_clock_of_redis_jumps(own_clock: tuple[Deployment, Load], tell
             await asyncio.sleep(LEASE_S)
     assert {name: child.pid for name, child in deployment.actors().items()} == before
     tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
+async def test_every_actor_is_restarted_in_turn(double: tuple[Deployment, Load], tell: Tell) -> None:
+    """SIGTERM for each of two actors of all five kinds: it finishes or hands over what it has, and is started again."""
+    deployment, load = double
+    async with busy(deployment, load):
+        for name, process in deployment.actors().items():
+            process.terminate()
+            await asyncio.to_thread(process.wait, 60)
+            await asyncio.to_thread(deployment.until_ready, name)
+    tell(answers=load.answers, reconnects=load.reconnects, refused=load.refused)

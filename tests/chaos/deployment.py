@@ -65,9 +65,9 @@ class Deployment:
 
     # -- processes ----------------------------------------------------------------------------------------------------
     def actors(self) -> dict[str, psutil.Process]:
-        """The actor processes by name."""
+        """The actor processes by name (not what they have started themselves)."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
                 if name := re.search(r"--actor-name=(\S+)", " ".join(child.cmdline())):
                     found[name[1]] = child
@@ -121,11 +121,12 @@ class Deployment:
         """Wait until this actor does its work (a second scheduler: until it stands by)."""
         deadline_s = time.monotonic() + START_S
         key = f"pb:{{pagebus}}:lease:{name.partition('-')[0]}:{name}"
-        while name not in self.actors() or not (
-            name.startswith("scheduler") or b'"ready"' in (self.redis.get(key) or b"")
-        ):
+        while name not in self.actors() or not (name.startswith("scheduler") or self._says_ready(key)):
             assert time.monotonic() < deadline_s, self.log()
             time.sleep(0.05)
+
+    def _says_ready(self, lease: str) -> bool:
+        return b'"ready"' in (self.redis.get(lease) or b"")
 
     def _healthy(self) -> bool:
         try:
@@ -199,10 +200,10 @@ class Deployment:
     # -- the end ------------------------------------------------------------------------------------------------------
     def stop(self) -> int:
         """As SIGTERM does; returns the exit code. Nothing may be left."""
-        children = self.actors()
+        children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(60)
-        alive = [name for name, child in children.items() if child.is_running()]
+        alive = [child for child in children if child.is_running()]
         assert not alive, f"left over: {alive}"
         return code
 

@@ -161,9 +161,10 @@ async def measure(arguments: argparse.Namespace) -> int:
                         workload=arguments.workload, requests=arguments.requests, scale=arguments.scale,
                         vocab_size=deployment.vocab_size, extra_body={"return_token_ids": True})  # fmt: skip
             calls = make_calls(spec)
-            show("warm-up", await run(deployment, calls), None)
+            warm_up = await run(deployment, calls)
+            show("warm-up", warm_up, None)
             calm = await run(deployment, calls)
-            show("undisturbed", calm, calm)
+            show("undisturbed, compared with the warm-up", calm, warm_up)
             failed = calm["ended well"] < len(calls)
             for kind in arguments.kill:
                 figures = await run(deployment, calls, kind, calm["seconds"] / 2)

@@ -18,6 +18,7 @@ from bus.streams import Names
 from tests.bus.breaking_proxy import BreakingProxy
 from tests.chaos.load import Load, make_jobs
 from tests.oracle import make_oracle
+from web.app import IngressActor
 
 CHANCE = 0.02
 """Of each exchange, to lose its connection."""
@@ -39,9 +40,9 @@ async def deployed(settings: Settings, url: str) -> AsyncIterator[tuple[str, Red
     bus = open_bus("test")
     runs = [asyncio.create_task(actor.run(), name=actor.name) for actor in actors]
     try:
-        while len([lease for lease in await bus.leases() if lease.info["state"] == "ready"]) < len(actors):  # noqa: ASYNC110
+        while any(actor.state != "ready" for actor in actors):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        (port,) = [lease.info["port"] for lease in await bus.leases("ingress")]
+        (port,) = [actor.port for actor in actors if isinstance(actor, IngressActor)]
         yield f"http://127.0.0.1:{port}", bus
         for actor in actors:
             actor.request_drain()

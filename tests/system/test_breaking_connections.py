@@ -23,7 +23,7 @@ from web.app import IngressActor
 CHANCE = 0.02
 """Of each exchange, to lose its connection."""
 CLIENTS = 24
-ANSWERS = 60
+ANSWERS = 40
 SEEDS = 8 if os.environ.get("PAGEBUS_TEST_CHAOS") == "full" else 1
 
 
@@ -82,7 +82,7 @@ async def test_no_answer_changes(
         await clients
         proxy.chance = 0.0
         assert load.problems == []
-        assert proxy.broken > 20
+        assert proxy.broken > 10
         streams = (bus.names.requests, bus.names.tokenized, bus.names.control, bus.names.journal)
         async with asyncio.timeout(45):
             while any([await bus.length(stream) for stream in streams]):  # noqa: ASYNC110

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 def share_budget(replica: Replica, now_s: float, slots: Slots, behind: Int32Array) -> tuple[Slots, Int32Array, int]:
     """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
-    run, decodes = replica.running, slots[behind == 1]
+    run, is_decode = replica.running, behind == 1
+    decodes, prompts = slots[is_decode], ~is_decode
     budget = replica.budget - len(decodes)
-    wanted = dict(zip(slots.tolist(), behind.tolist(), strict=True))
-    others = sorted(slots[behind > 1].tolist(), key=lambda each: run.at(each).key)
+    wanted = dict(zip(slots[prompts].tolist(), behind[prompts].tolist(), strict=True))
+    others = sorted(wanted, key=lambda each: run.at(each).key)
     if replica.pacer is not None and len(decodes):
         work = Work(decodes=len(decodes), decode_context=int(run.computed[decodes].sum()))
         prefills = [prefill_of(run.at(slot), int(run.computed[slot]), wanted[slot]) for slot in others]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.scheduler.heads import Heads
 from actors.scheduler.order import INTERACTIVE, JOB
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Sequence
@@ -27,8 +28,9 @@ class Fleet:
     and :meth:`Replica.room`, as of the last :meth:`refresh`. ``due``: rows touched since the core last planned.
     """
 
-    def __init__(self, replicas: Iterable[Replica] = ()) -> None:
+    def __init__(self, replicas: Iterable[Replica] = (), heads: Heads | None = None) -> None:
         self.replicas = list(replicas)
+        self.heads = Heads() if heads is None else heads
         self._rows = {replica.name: row for row, replica in enumerate(self.replicas)}
         count = len(self.replicas)
         self.load = np.zeros((len(_LEVELS), count), np.int64)
@@ -72,10 +74,14 @@ class Fleet:
             self.room[row] = replica.room()
             self.load[:, row] = replica.load(JOB)
             self.open[:, row] = replica.is_open(JOB)
+            for block_hash in replica.index.new_heads:
+                self.heads.add(block_hash, replica.name)
+            replica.index.new_heads.clear()
             if replica.running.num_jobs:
                 self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
                 self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
         self._stale.clear()
+        self.heads.sweep(self._lists)
 
     def can_hold(self, sequence: Sequence) -> Rows:
         """Where the sequence, alone, could run to its limit (:meth:`Replica.can_hold`)."""
@@ -92,8 +98,8 @@ class Fleet:
         if self.replicas[0].caching:
             sequence.extend_hashes(self.replicas[0].block_size)
         if sequence.hashes:
-            first, device, host = sequence.hashes[0], self._device, self._host
-            holders = [row for row in np.flatnonzero(rows).tolist() if first in device[row] or first in host[row]]
+            found = sorted(self._rows[name] for name in self.heads.find(sequence.hashes[0], self._lists))
+            holders = [row for row in found if rows[row]]
         known = sequence.swapped.replica if sequence.swapped is not None else None
         for replica in (known, sequence.leader.replica if sequence.leader is not None else None):
             row = self._rows.get(replica.name) if replica is not None else None
@@ -105,13 +111,21 @@ class Fleet:
         """Whether a block is cached there, in either tier."""
         return block_hash in self._device[row] or block_hash in self._host[row]
 
+    def _lists(self, name: str, block_hash: bytes) -> bool:
+        row = self._rows.get(name)
+        return row is not None and self.lists(row, block_hash)
+
     def check_integrity(self) -> None:
-        """Rows of replicas that were not touched say how it is.
+        """Rows of replicas that were not touched say how it is, and first blocks that are cached can be found.
 
         Raises:
             AssertionError: they do not.
         """
         for row, replica in enumerate(self.replicas):
+            for sequence in replica.running.occupied():
+                first = sequence.hashes[0] if sequence.hashes else b""
+                known = first in replica.index.new_heads or replica.name in self.heads.find(first, self._lists)
+                assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"
             if row in self._stale:
                 continue
             assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"

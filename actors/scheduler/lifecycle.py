@@ -84,7 +84,8 @@ class Lifecycle:
             return  # a search that another scheduler began is begun again
         for choice_index in range(request.sampling.n):
             self._add_sequence(request, choice_index, hashes)
-        self._restore(request, outputs)
+        if outputs:
+            self._restore(request, outputs)
 
     def _add_sequence(self, request: Request, choice_index: int, hashes: list[bytes]) -> Sequence:
         self._order += 1

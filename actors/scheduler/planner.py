@@ -182,7 +182,7 @@ class Planner:
             pacer=self._new_pacer(),
             preemption_mode=self._config.preemption_mode,
         )
-        self.fleet = Fleet(self.replicas.values())
+        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
         self._out.append(Note("replica joined", who))
 
@@ -202,7 +202,7 @@ class Planner:
         if replica is None:
             return
         self.next_steps[name] = replica.step + 1
-        self.fleet = Fleet(self.replicas.values())
+        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         self._past_preemptions += replica.num_preemptions
         sequences = replica.give_up()
         for sequence in sequences:

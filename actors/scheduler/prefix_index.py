@@ -14,6 +14,8 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, int] = {}
+        self.new_heads: list[bytes] = []
+        """Blocks that a sequence begins with, listed since somebody last looked (and took them away)."""
         self._hashes: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -46,6 +48,14 @@ class PrefixIndex:
         self.blocks[block_hash] = block
         self._hashes[block] = block_hash
         return True
+
+    def insert_all(self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int) -> None:
+        """List the confirmed blocks ``start`` to ``end`` of a sequence, as far as they have been hashed."""
+        end = min(end, len(hashes))
+        if start == 0 < end:
+            self.new_heads.append(hashes[0])
+        for i in range(start, end):
+            self.insert(hashes[i], blocks[i])
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, if one is listed."""

@@ -311,7 +311,7 @@ class Replica:
 
     def _list_blocks(self, slots: Slots) -> None:
         """List the blocks that have become full of confirmed tokens."""
-        run, size, insert = self.running, self.block_size, self.index.insert
+        run, size = self.running, self.block_size
         full, listed = run.confirmed[slots] // size, run.indexed[slots]
         rows = (full > listed).nonzero()[0]
         if not len(rows):
@@ -321,9 +321,7 @@ class Replica:
         for slot, start, end in zip(slots.tolist(), listed[rows].tolist(), full.tolist(), strict=True):
             sequence = run.at(slot)
             sequence.extend_hashes(size)
-            hashes, blocks = sequence.hashes, sequence.blocks
-            for i in range(start, end):
-                insert(hashes[i], blocks[i])
+            self.index.insert_all(sequence.hashes, sequence.blocks, start, end)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
     def remove(self, sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from actors.scheduler.lanes import Lanes
 from actors.scheduler.output import Output, Scores
 from actors.scheduler.sequence import Sequence
-from bus.messages import PROMPT_TAIL_TOKENS, SequenceEnded, SequenceStarted
+from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, SequenceEnded, SequenceStarted
 
 
 def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
@@ -63,15 +63,23 @@ def _started(
         skip_special_tokens=sampling.skip_special_tokens,
         spaces_between_special_tokens=sampling.spaces_between_special_tokens,
         arrived_s=request.arrived_s,
-        prompt_tail=np.array(request.prompt[-PROMPT_TAIL_TOKENS:], np.int32),
+        prompt_tail=_ints(request.prompt[-PROMPT_TAIL_TOKENS:]),
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         return_token_ids=sampling.return_token_ids,
-        prompt_token_ids=np.array(request.prompt if tells_prompt else (), np.int32),
+        prompt_token_ids=_ints(request.prompt) if tells_prompt else _NO_INTS,
         output_end=output.end,
-        output_token_ids=np.array(output.tokens, np.int32),
-        output_bits=np.array(scores.bits, np.int32),
-        output_top_counts=np.array(scores.top_counts, np.int32),
-        output_top_ids=np.array(scores.top_ids, np.int32),
-        output_top_bits=np.array(scores.top_bits, np.int32),
+        output_token_ids=_ints(output.tokens),
+        output_bits=_ints(scores.bits),
+        output_top_counts=_ints(scores.top_counts),
+        output_top_ids=_ints(scores.top_ids),
+        output_top_bits=_ints(scores.top_bits),
     )
+
+
+_NO_INTS = np.empty(0, np.int32)
+
+
+def _ints(values: array[int]) -> Int32Array:
+    """A copy."""
+    return np.frombuffer(values.tobytes(), np.int32) if values else _NO_INTS

@@ -232,8 +232,7 @@ class HostTier:
             self._builder.swap_in_blocks += blocks
             self.num_in += count
             full = sequence.num_cached // self._block_size  # of a swapped sequence the last one may not be
-            for block_hash, block in zip(sequence.hashes[load.first : full], blocks, strict=False):
-                self._index.insert(block_hash, block)
+            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, min(full, load.first + count))
 
     # -- checks -------------------------------------------------------------------------------------------------------
     @property

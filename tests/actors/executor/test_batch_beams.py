@@ -13,7 +13,7 @@ from actors.executor.errors import PlanError
 from actors.executor.ops import Ops
 from actors.executor.results import ResultBuilder
 from bus.messages import END_LENGTH, StepPlan
-from tests.actors.executor.test_batch import LIMITS, entering, new, plan, running
+from tests.actors.executor.batch_plans import LIMITS, entering, new, plan, running
 from tests.engine_driver import ints
 
 

@@ -1,0 +1,154 @@
+"""The shapes that steps are padded to, and which of them have a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from actors.bench.shapes import write_model_folder
+from actors.executor.batch import StepWork
+from actors.executor.buckets import Bucket, Buckets, decode_sizes, token_sizes
+from actors.executor.graphs import Graphs, empty_step
+from actors.executor.loading import graph_tokens
+from actors.executor.runner import Runner
+from actors.model_config import ModelConfig
+from actors.settings import Settings
+
+
+def test_decode_buckets_grow_by_eight_and_end_at_the_largest() -> None:
+    """1, 2, 4, 8, 16, 24 ...; the largest batch has its own. Above 256 sixteen of them double the size."""
+    assert decode_sizes(256) == [1, 2, 4, *range(8, 257, 8)]
+    assert decode_sizes(600)[-4:] == [512, 544, 576, 600]
+    assert decode_sizes(3) == [1, 2, 3]
+    assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+
+
+def test_token_buckets_waste_an_eighth_at_most() -> None:
+    """From 256 tokens on; below, less than 32 tokens."""
+    sizes = token_sizes(2048)
+
+    assert sizes[:8] == list(range(32, 257, 32))
+    assert sizes[-1] == 2048
+    assert all(after - before <= max(32, before // 8) for before, after in itertools.pairwise(sizes))
+    assert token_sizes(20) == [20]
+
+
+def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
+    """Larger steps compute for as long as they take to launch; decodes of all slots always have one."""
+
+    def tokens(name: str, **settings: Any) -> int:
+        config = ModelConfig.load(write_model_folder(name, tmp_path))
+        return graph_tokens(Settings(model=name, **settings), config, torch.device("cuda"))
+
+    assert tokens("qwen06b") == 2048
+    assert 256 < tokens("llama8b") < 512
+    assert tokens("llama8b", max_num_seqs=600) == 600
+    assert tokens("llama8b", max_cudagraph_capture_size=1000) == 1000
+    assert tokens("llama8b", enforce_eager=True) == 0
+
+
+def rows_of(*lengths: int, num_decodes: int = 0) -> StepWork:
+    """A step whose rows compute so many tokens each."""
+    return dataclasses.replace(
+        empty_step(), num_decodes=num_decodes, num_tokens=sum(lengths), max_query_len=max(lengths),
+        slots=np.arange(len(lengths), dtype=np.int32), query_start=np.cumsum([0, *lengths], dtype=np.int32),
+    )  # fmt: skip
+
+
+def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
+    """Steps above the largest have none, decodes have their own."""
+    buckets = Buckets(20, 512, 64)
+
+    assert [buckets.fitting(rows_of(*[1] * rows, num_decodes=rows)) for rows in (1, 3, 9, 17, 20)] == [
+        Bucket(1, 1), Bucket(4, 4), Bucket(16, 16), Bucket(20, 20), Bucket(20, 20)
+    ]  # fmt: skip
+    assert buckets.fitting(rows_of(1)) == Bucket(16, 32, 33)
+    assert buckets.fitting(rows_of(*[1] * 16, 17, num_decodes=16)) == Bucket(20, 64, 33)
+    assert buckets.fitting(rows_of(1, 500)) == Bucket(16, 512, 40)
+    assert buckets.fitting(rows_of(13, 500)) is None
+    assert buckets.fitting(empty_step()) is None
+    assert buckets.first() == [
+        *(Bucket(20, 2**n, 32 + max(1, 2**n // 64)) for n in (9, 8, 7, 6, 5)),
+        *(Bucket(size, size) for size in (20, 16, 8, 4, 2, 1)),
+    ]
+    assert [each for each in buckets.later() if each.rows == 20][:2] == [Bucket(20, 96, 34), Bucket(20, 160, 35)]
+    assert Bucket(16, 512, 40) in buckets.later()
+
+
+def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
+    """With prompts or without; what is missing is asked for once."""
+    buckets = Buckets(256, 512, 64)
+    graphs = Graphs(buckets)
+    decodes, mixed = rows_of(*[1] * 70, num_decodes=70), rows_of(1, 100, num_decodes=1)
+
+    def chosen(work: StepWork, *captured: Bucket) -> Bucket | None:
+        graphs._captured = dict.fromkeys(captured)  # type: ignore[assignment]
+        return graphs.bucket(work)
+
+    assert chosen(decodes, Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
+    assert chosen(decodes, Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
+    assert chosen(mixed, *buckets.first()) == Bucket(256, 256, 36)
+    assert chosen(mixed, *buckets.first(), Bucket(64, 128, 34)) == Bucket(64, 128, 34)
+    assert chosen(rows_of(600), *buckets.first()) is None
+    assert [graphs._missed.get(), graphs._missed.get()] == [Bucket(72, 72), Bucket(16, 128, 34)]
+    assert graphs._missed.empty()
+
+
+class CountingGraphs(Graphs):
+    """Notes what it is to capture."""
+
+    def _capture(self, runner: Runner, bucket: Bucket) -> None:
+        assert bucket not in self._captured
+        self._captured[bucket] = cast("Any", None)
+
+
+def test_missing_graphs_are_captured_until_told_otherwise() -> None:
+    """None twice; one that a step misses goes before those that wait."""
+    buckets = Buckets(256, 512, 64)
+    missed = [Bucket(16, 128, 34), Bucket(64, 128, 34)]
+    graphs = CountingGraphs(buckets)
+    wanted = {*buckets.later(), *missed}
+    graphs._missed.put(missed[0])
+
+    def captured(began_s: float) -> None:
+        if len(graphs._captured) == 3:
+            graphs._missed.put(missed[1])
+        if len(graphs._captured) == len(wanted):
+            graphs.close()
+
+    runner = SimpleNamespace(kv_cache=torch.empty(0, device="meta"))
+    graphs.capture_missing(cast("Any", runner), captured)
+
+    order = list(graphs._captured)
+    assert [order[0], order[3]] == missed
+    assert set(order) == wanted
+
+
+def test_steps_that_do_not_suit_a_bucket_have_none() -> None:
+    """More short prompts than there are blocks of queries for; long chunks behind long contexts."""
+    buckets = Buckets(64, 2048, 64)
+    long = rows_of(1500)
+
+    assert buckets.fitting(rows_of(*[3] * 33)) == Bucket(64, 128, 34)
+    assert buckets.fitting(rows_of(*[3] * 40)) is None
+    assert buckets.fitting(long) == Bucket(16, 1536, 56)
+    assert buckets.fitting(dataclasses.replace(long, max_context_len=8192)) is None
+
+
+@pytest.mark.parametrize(("max_num_seqs", "largest"), [(1, 1), (1, 2048), (3, 2), (100, 64), (256, 2048), (8192, 8192)])
+def test_every_bucket_has_a_token_for_each_row(max_num_seqs: int, largest: int) -> None:
+    """Whatever the limits, also those that are captured unasked."""
+    buckets = Buckets(max_num_seqs, largest, 64)
+
+    every = [*buckets.first(), *buckets.later()]
+
+    assert len(set(every)) == len(every)
+    assert all(0 < bucket.rows <= min(bucket.tokens, max_num_seqs) for bucket in every)
+    assert all(bucket.tokens <= largest for bucket in every)

@@ -1,0 +1,79 @@
+"""What a step sends to the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from actors.executor.batch import PersistentBatch
+from actors.executor.buckets import Bucket
+from actors.executor.upload import Uploader
+from tests.actors.executor.batch_plans import DECODE, LIMITS, entering, new, plan, running
+from tests.engine_driver import ints
+
+
+def test_upload_holds_rows_and_deltas() -> None:
+    """Header rows and every delta arrive as they were, in views of one buffer."""
+    batch = PersistentBatch(LIMITS)
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1)
+    work = batch.apply(entering(new(1, 2, 20), new(2, 0, 3), scheduled=[20, 3]))
+
+    deltas = uploader.send(work, None)
+
+    header = uploader.header
+    assert header.slots[:2].tolist() == [2, 0]
+    assert header.query_start[:3].tolist() == [0, 20, 23]
+    assert header.positions[:2].tolist() == [20, 3]
+    assert {name: values.tolist() for name, values in deltas.items()} == {
+        name: values.tolist() for name, values in work.deltas.items()
+    }
+
+
+def test_a_tail_too_large_for_the_ring_is_sent_apart() -> None:
+    """No plan is too large; the header stays where it is."""
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 8, 1)
+    work = PersistentBatch(LIMITS).apply(entering(new(1, 0, 20)))
+
+    deltas = uploader.send(work, None)
+
+    assert deltas["values"].tolist()[-20:] == list(range(1, 21))
+    assert uploader.header.slots[0] == 0
+
+
+def test_padding_rows_name_the_dummy_slot_and_no_token() -> None:
+    """Rows up to the bucket are empty: context 0, nothing stored."""
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 64, 1)
+    batch = running()
+
+    uploader.send(batch.apply(DECODE), Bucket(4, 4))
+
+    header = uploader.header
+    assert header.slots[:4].tolist() == [0, 4, 4, 4]
+    assert header.query_start[:5].tolist() == [0, 1, 1, 1, 1]
+    assert header.starts[:4].tolist() == [20, 0, 0, 0]
+    assert header.positions[:4].tolist() == [21, -1, -1, -1]
+
+
+def test_padding_of_a_mixed_step_samples_nothing_and_lists_the_blocks_of_queries() -> None:
+    """Decodes have their lengths, other rows are listed by blocks, the last first; what is left over is nothing."""
+    batch = running()
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=5, block_queries=8)
+    step = dataclasses.replace(
+        entering(new(2, 2, 25), new(3, 1, 9, num_blocks=1)), num_decodes=1, slots=ints([0, 2, 1]),
+        num_scheduled=ints([1, 17, 9]),
+    )  # fmt: skip
+
+    uploader.send(batch.apply(step), Bucket(4, 32, 5))
+
+    header = uploader.header
+    assert header.decode_lens[:4].tolist() == [21, 0, 0, 0]
+    assert header.spans.tolist() == [[1, 16], [1, 8], [1, 0], [2, 8], [2, 0]]
+    assert header.query_start[:5].tolist() == [0, 1, 18, 27, 27]
+    assert header.sample_slots[:4].tolist() == [0, 1, 4, 4]
+    assert header.hidden_index[:4].tolist() == [0, 26, 0, 0]
+    assert header.positions[:4].tolist() == [21, 9, -1, -1]
+
+    uploader.send(batch.apply(plan(1, slots=[0], num_scheduled=[1])), Bucket(4, 32, 5))
+
+    assert header.spans[:, 0].tolist() == [-1] * 5

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos soak overload jobs-stress clean
+.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -49,6 +49,14 @@ overload: $(VENV)/.installed-test redis ## ten times the load that can be served
 
 jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, every actor killed in turn; about 20 minutes
 	PAGEBUS_TEST_JOBS=100000 $(BIN)/python -m pytest -p no:randomly tests/chaos/test_jobs.py $(ARGS)
+
+FUZZ ?= 20000
+SEED ?= 1
+fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries and broken streams beside (FUZZ=..., SEED=...)
+	PAGEBUS_TEST_FUZZ=$$(($(FUZZ) / 2)) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
+		tests/web/test_wire_fuzz.py tests/web/test_schemathesis.py $(ARGS)
+	PAGEBUS_TEST_FUZZ=$(FUZZ) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
+		tests/system/test_bus_fuzz.py tests/system/test_resume_fuzz.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

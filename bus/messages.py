@@ -84,6 +84,9 @@ class GenerateRequest:
     """For the template: what the model may rely on."""
     tokens_only: bool = False
     """Nothing is to be generated: the answer is a PromptReply of the tokenizer, with the prompt's tokens."""
+    client: str = ""
+    """Name of the API key it came with; empty: there are none. Requests of one client share what is its by weight."""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,9 @@ class TokenizedRequest:
     attempt: str = ""
     taken_s: float = 0.0
     """When a tokenizer took it up; 0: not known."""
+    client: str = ""
+    weight: float = 1.0
+    """Of its client's share, beside others that have work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

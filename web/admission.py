@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from web.auth import ApiKey
@@ -74,6 +75,44 @@ class Load:
         return max(1, math.ceil(self._promised_s - now_s))
 
 
+class Rate:
+    """Tokens per minute of one key: a bucket that holds a minute's worth and fills all the time."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._tokens = float(per_minute)
+        self._seen_s = clock()
+
+    def take(self, tokens: int) -> None:
+        """Charge a call.
+
+        Raises:
+            ApiError: 429, there are not so many; 400, there never are.
+        """
+        if tokens > self.per_minute:
+            text = f"The request asks for {tokens} tokens; this key has {self.per_minute} per minute."
+            raise ApiError(400, text, code="too_many_tokens")
+        now_s = self._clock()
+        self._tokens = min(self._tokens + (now_s - self._seen_s) * self.per_minute / 60, self.per_minute)
+        self._seen_s = now_s
+        if tokens > self._tokens:
+            wait_s = math.ceil((tokens - self._tokens) * 60 / self.per_minute)
+            raise overloaded("tokens per minute", self.per_minute, max(1, wait_s))
+        self._tokens -= tokens
+
+    def give_back(self, tokens: int) -> None:
+        """Of a call that needed fewer."""
+        self._tokens = min(self._tokens + tokens, self.per_minute)
+
+
+@dataclass(slots=True)
+class Charge:
+    """What a call turned out to need, once that is known."""
+
+    used_tokens: int | None = None
+
+
 class Admission:
     """All loads of one ingress."""
 
@@ -81,6 +120,7 @@ class Admission:
         self._clock = clock
         self.total = Load(max_requests, max_tokens, clock)
         self._of_key: dict[str, Load] = {}
+        self._rates: dict[str, Rate] = {}
 
     def check_room(self, key: ApiKey) -> None:
         """Look before the body is read.
@@ -92,8 +132,8 @@ class Admission:
             load.check(1, 0)
 
     @contextmanager
-    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel) -> Iterator[None]:
-        """While a call is under way.
+    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel) -> Iterator[Charge]:
+        """While a call is under way. Whoever knows in the end how many tokens it needed, notes them.
 
         Raises:
             ApiError: 429 or 400, it is too much.
@@ -102,14 +142,27 @@ class Admission:
         loads = self._loads(key)
         for load in loads:
             load.check(requests, tokens)
+        rate = self._rate_of(key)
+        if rate is not None:
+            rate.take(tokens)
         for load in loads:
             load.enter(requests, tokens)
-        began_s = self._clock()
+        began_s, charge = self._clock(), Charge()
         try:
-            yield
+            yield charge
         finally:
             for load in loads:
                 load.leave(requests, tokens, self._clock() - began_s)
+            if rate is not None and charge.used_tokens is not None:
+                rate.give_back(tokens - charge.used_tokens)
+
+    def _rate_of(self, key: ApiKey) -> Rate | None:
+        if key.tokens_per_minute is None:
+            return None
+        rate = self._rates.get(key.name)
+        if rate is None or rate.per_minute != key.tokens_per_minute:  # the file may have changed
+            rate = self._rates[key.name] = Rate(key.tokens_per_minute, self._clock)
+        return rate
 
     def _loads(self, key: ApiKey) -> tuple[Load, ...]:
         """Those that a call counts in: the key's own first, whose limits are the narrower ones."""

@@ -28,6 +28,9 @@ class ApiKey:
     max_tokens: int | None = None
     private_cache: bool = False
     """Whether its prompts share no cached blocks with those of other keys."""
+    weight: float = 1.0
+    """Its share of the tokens, beside other keys that have work."""
+    tokens_per_minute: int | None = None
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt for a request that asks for ``cache_salt``."""

@@ -216,10 +216,15 @@ class Inbox:
             is_new = new_tokens > 0 or (choice.parser is not None and offset + len(text) > choice.num_chars)
             if choice.finish_reason is not None or (not is_new and finish is None):
                 continue
+            num_known = num_tokens - len(reported[row]) if row in reported else 0
+            early = finish is not None and request.needs_prompt and request.prompt is None
+            gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
+            if request.attempt and (gap or early):
+                continue  # meant for the connection before this one, which had more: everything is told again
             if finish in ("error", "abort"):
                 self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
                 continue
-            if finish is not None and request.needs_prompt and request.prompt is None:
+            if early:
                 self._log.error("a choice ended before its prompt was told", request_id=request_id)
                 self._fail(request, internal(), others_run=request.num_unfinished > 1)
                 continue

@@ -6,6 +6,8 @@
     key = "a-long-secret"
     max_requests = 16       # under way at once
     max_tokens = 200_000    # of prompts and answers under way at once
+    tokens_per_minute = 1_000_000
+    weight = 2.0            # its share, beside other keys that have work (default 1)
     private_cache = true    # no cached prompts are shared with other keys
 
     [batch]
@@ -23,8 +25,10 @@ from typing import Any
 from actors.settings import SettingsError
 from web.auth import ApiKey, digest_of
 
-FIELDS = frozenset({"key", "sha256", "max_requests", "max_tokens", "private_cache"})
+FIELDS = frozenset({"key", "sha256", "max_requests", "max_tokens", "tokens_per_minute", "weight", "private_cache"})
+LIMITS = ("max_requests", "max_tokens", "tokens_per_minute")
 MIN_KEY_CHARS = 8
+MAX_WEIGHT = 1e6
 
 
 class KeyFile:
@@ -70,11 +74,15 @@ class KeyFile:
             raise self._wrong(f"{name} must be a table: [{name}]")
         if unknown := table.keys() - FIELDS:
             raise self._wrong(f"{name} has the unknown field {min(unknown)!r}")
-        limits = {field: self._read_limit(name, field, table.get(field)) for field in ("max_requests", "max_tokens")}
+        limits = {field: self._read_limit(name, field, table.get(field)) for field in LIMITS}
         private = table.get("private_cache", False)
         if type(private) is not bool:
             raise self._wrong(f"{name}.private_cache must be true or false")
-        return ApiKey(name, self._read_digest(name, table), **limits, private_cache=private)
+        weight = table.get("weight", 1.0)
+        if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
+            raise self._wrong(f"{name}.weight must be a number above 0 and at most {MAX_WEIGHT:g}")
+        digest = self._read_digest(name, table)
+        return ApiKey(name, digest, **limits, private_cache=private, weight=float(weight))
 
     def _read_digest(self, name: str, table: Mapping[str, Any]) -> bytes:
         key, digest = table.get("key"), table.get("sha256")

@@ -130,6 +130,9 @@ class Asked:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    client: str = ""
+    weight: float = 1.0
+    """Name and weight of the API key it came with."""
     timeout_s: float | None = None
     """When the call is to be given up, in seconds after its arrival."""
     report: Report | None = None
@@ -154,6 +157,8 @@ class Asked:
                 truncate_prompt_tokens=self.truncate_prompt_tokens,
                 priority=self.priority,
                 cache_salt=self.cache_salt,
+                client=self.client,
+                weight=self.weight,
                 arrived_s=arrived_s,
                 prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
             )

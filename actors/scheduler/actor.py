@@ -144,6 +144,7 @@ class SchedulerActor(Actor):
                 epoch=self.epoch,
                 eos_token_ids=model.eos_token_ids,
                 resume_timeout_s=settings.resume_timeout_s,
+                vocab_size=model.vocab_size,
             )
         )
         self._portrait = Portrait(self.core)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class CoreConfig:
     """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ. Without ``priorities`` all
     requests have the same; ``priority_aging_s`` is the wait that makes up for one step of it. A request whose client is
-    away is kept for ``resume_timeout_s``."""
+    away is kept for ``resume_timeout_s``. ``vocab_size`` None: token ids are not looked at."""
 
     block_size: int = 16
     pipeline_depth: int = 2
@@ -23,3 +23,4 @@ class CoreConfig:
     epoch: int = 1
     eos_token_ids: tuple[int, ...] = ()
     resume_timeout_s: float = 30.0
+    vocab_size: int | None = None

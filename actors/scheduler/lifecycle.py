@@ -67,7 +67,7 @@ class Lifecycle:
     def _accept(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], *, check_load: bool) -> None:
         config, planner = self._config, self._planner
         request = make_request(message, config.eos_token_ids, self._order_policy)
-        refused = refusal.of_message(message) or self._misfit(request)
+        refused = refusal.of_message(message, config.vocab_size) or self._misfit(request)
         if refused is None and check_load and planner.num_queued_requests >= config.max_num_queued_requests:
             refused = refusal.of_load(request, config.max_num_queued_requests)
         if refused is not None:

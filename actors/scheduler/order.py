@@ -54,7 +54,12 @@ class Order:
         steps = priority if self.priorities else 0
         if is_job:
             steps = JOB_STEPS + max(steps, -JOB_BOOST)
-        return (arrived_s if math.isfinite(arrived_s) else 0.0) + self.aging_s * steps
+        return arrival(arrived_s) + self.aging_s * steps
+
+
+def arrival(arrived_s: float) -> float:
+    """A time of arrival that comes over the bus; 0 if it is none."""
+    return arrived_s if math.isfinite(arrived_s) else 0.0
 
 
 class Jobs:

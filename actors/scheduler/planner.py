@@ -21,6 +21,7 @@ from actors.scheduler.order import INTERACTIVE, JOB, Jobs
 from actors.scheduler.pacing import Pacer
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.shares import Shares
 from actors.scheduler.waiting import Waiting
 from bus.messages import SequencesNamed
 
@@ -33,6 +34,7 @@ class Planner:
         self.fleet = Fleet()
         self.waiting = Waiting()
         self.jobs = Jobs(config.priority_aging_s)
+        self.shares = Shares()
         self.next_steps: dict[str, int] = {}
         """The first step of replicas that are not here, where that is not 1."""
         self.num_queued_requests = 0
@@ -51,12 +53,26 @@ class Planner:
         """A request whose sequences will be waiting."""
         if request.level == JOB:
             self.jobs.add(request)
+        elif request.client:
+            self._charge(request)
         self.num_queued_requests += request.queued
+
+    def _charge(self, request: Request) -> None:
+        """Give a request its place by its client's share."""
+        request.num_charged = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
+        start_s = self.shares.start(request.client, request.weight, request.num_charged, request.start_s)
+        request.due_s += start_s - request.start_s
+        request.start_s = start_s
 
     def dismiss(self, request: Request) -> None:
         """A request has ended."""
         self.jobs.discard(request)
         self._has_run(request)
+        if request.num_charged:
+            num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
+            num_used = len(request.prompt) - (request.num_cached or 0) + num_output if request.started_s else 0
+            self.shares.give_back(request.client, request.weight, request.num_charged - num_used)
+            request.num_charged = 0
 
     def _has_run(self, request: Request) -> None:
         self.num_queued_requests -= request.queued
@@ -120,6 +136,7 @@ class Planner:
         for sequence in admit(self.waiting, self.fleet):
             self.waiting.remove(sequence)
             self._has_run(sequence.request)
+            self.shares.serve(sequence.request.client, sequence.request.start_s)
         for replica in self.fleet.changed():
             if replica.preempted:
                 self.requeue(replica)
@@ -132,7 +149,7 @@ class Planner:
         queued = [each for each in request.sequences if each.state in (State.WAITING, State.LANDING)]
         for sequence in queued:
             self.waiting.remove(sequence)
-        request.level, request.due_s = INTERACTIVE, now_s
+        request.level, request.due_s = INTERACTIVE, self.shares.not_after(now_s)
         for sequence in request.sequences:
             if sequence.state is State.RUNNING and sequence.replica is not None:
                 for each in (sequence,) if sequence.lanes is None else sequence.lanes.members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 
 from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.replica import Replica
@@ -10,6 +11,7 @@ from actors.scheduler.sequence import Request
 from bus.messages import RequestFailed, TokenizedRequest
 
 MAX_SEQUENCES = 64
+MAX_LOGPROBS = 20
 
 
 def _bad(request_id: str, message: str, param: str) -> RequestFailed:
@@ -18,7 +20,7 @@ def _bad(request_id: str, message: str, param: str) -> RequestFailed:
     )
 
 
-def of_message(message: TokenizedRequest) -> RequestFailed | None:
+def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> RequestFailed | None:
     """What tokenizers let nobody send; a scheduler must not fall over it all the same."""
     sampling = message.sampling
     if not len(message.prompt_token_ids):
@@ -30,6 +32,29 @@ def of_message(message: TokenizedRequest) -> RequestFailed | None:
         return _bad(message.request_id, text, "best_of")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         return _bad(message.request_id, f"max_tokens is {sampling.max_tokens}, it must be at least 1.", "max_tokens")
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= MAX_LOGPROBS:
+            return _bad(message.request_id, f"{name} is {count}, it must be from 0 to {MAX_LOGPROBS}.", name)
+    if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
+        return _bad(message.request_id, "The seed is no signed 64-bit number.", "seed")
+    return None if vocab_size is None else _of_tokens(message, vocab_size)
+
+
+def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | None:
+    """An id outside the vocabulary would end the executor: its checks take the scheduler's word for nothing."""
+    sampling, prompt = message.sampling, message.prompt_token_ids
+    lists = {
+        "prompt": (int(prompt.min()), int(prompt.max())),
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": sampling.logit_bias,
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "bad_words": tuple(chain.from_iterable(sampling.bad_words_token_ids)),
+    }
+    for name, ids in lists.items():
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            return _bad(
+                message.request_id, f"{name}: a token id is outside the vocabulary (0 to {vocab_size - 1}).", name
+            )
     return None
 
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from actors.block_hash import hash_blocks, hash_next, hashes_from_array
-from actors.scheduler.order import INTERACTIVE, JOB, Key, Order
+from actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
 from actors.scheduler.output import Scores
 from bus.messages import END_NONE, SamplingParams, TokenizedRequest
 
@@ -35,7 +35,8 @@ class State(Enum):
 class Request:
     """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet.
 
-    ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`).
+    ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`). ``start_s``: when it starts by
+    the share of its ``client``, which it has been charged for ``num_charged`` tokens (:mod:`actors.scheduler.shares`).
     ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
     of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
 
@@ -68,6 +69,10 @@ class Request:
     ended_s: float = 0.0
     num_preemptions: int = 0
     aborted: bool = False
+    client: str = ""
+    weight: float = 1.0
+    start_s: float = 0.0
+    num_charged: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +199,9 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         priority=message.priority,
         taken_s=message.taken_s,
         tokenized_s=message.tokenized_s,
+        client=message.client,
+        weight=message.weight,
+        start_s=arrival(message.arrived_s),
     )
 
 

@@ -152,6 +152,8 @@ class Encoder:
                 is_job=request.is_job,
                 attempt=request.attempt,
                 taken_s=taken_s,
+                client=request.client,
+                weight=request.weight,
             )
             return Outcome(request, reply)
         except Refusal as refusal:

@@ -23,11 +23,20 @@ from web.app import IngressActor
 class Client:
     """Speaks HTTP to an ingress."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, actors: Sequence[Actor]) -> None:
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, actors: Sequence[Actor], runs: Sequence[asyncio.Task[None]]
+    ) -> None:
         self.url = url
         self._session = session
         self.actors = {actor.kind: actor for actor in actors}
         """One of each kind."""
+        self._runs = runs
+
+    def check(self) -> None:
+        """Raises what ended an actor, if one has ended."""
+        for run in self._runs:
+            if run.done():
+                run.result()
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
         """The answer of a call that works."""
@@ -96,7 +105,7 @@ async def serving(
     try:
         await eventually(is_ready)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-            yield Client(f"http://127.0.0.1:{ingress.port}", session, actors)
+            yield Client(f"http://127.0.0.1:{ingress.port}", session, actors, runs)
     finally:
         for actor in actors:
             actor.request_drain()

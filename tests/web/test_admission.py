@@ -71,6 +71,27 @@ def test_limits():
     load.check(2, 100)
 
 
+def test_tokens_per_minute():
+    """A minute's worth at once, then as they come; what a call did not need is given back; Retry-After says when."""
+    clock = Clock()
+    admission, key = Admission(10, 10**6, clock), ApiKey("k", b"", tokens_per_minute=600)
+    call = asked(prompt=[1] * 100, max_tokens=400)
+    with admission.admitted(key, call, LARGE) as charge:
+        with pytest.raises(ApiError) as caught, admission.admitted(key, call, LARGE):
+            pass
+        assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "40")
+        charge.used_tokens = 200
+    with admission.admitted(key, asked(prompt=[1] * 100, max_tokens=300), LARGE):
+        pass  # whose end nobody knows: it costs all of it
+    clock.now_s += 50
+    with admission.admitted(key, call, LARGE), pytest.raises(ApiError), admission.admitted(key, call, LARGE):
+        pass
+    with pytest.raises(ApiError) as caught, admission.admitted(key, asked(max_tokens=601), LARGE):
+        pass
+    assert caught.value.status == 400
+    assert admission.total.requests == admission.total.tokens == 0
+
+
 def test_retry_after_follows_how_long_calls_take():
     """Who is refused comes again when there is room: behind all who were told a time before, and never too late."""
     clock = Clock()

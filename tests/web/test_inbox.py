@@ -169,6 +169,21 @@ async def test_text_that_is_made_anew_is_not_told_twice(inbox: Inbox):
     assert (choice.take_text(), choice.num_tokens, choice.finish_reason) == ("wo three four", 4, "stop")
 
 
+async def test_what_was_on_its_way_to_a_lost_connection_makes_no_gap(inbox: Inbox):
+    """A client comes back with less than it was sent: it gets the answer from there on, when that is told again."""
+    sampling = SamplingParams()
+    message = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt="second")
+    call = inbox.submit([message], streaming=True)
+    call.skip([(1, 3, False)])
+
+    inbox.deliver(batch([Delta("a", " three", 3, text_offset=7, finish_reason="stop")]))
+    assert not call.done
+    inbox.deliver(batch([Delta("a", "one two three", 3, text_offset=0, finish_reason="stop")]))
+
+    assert call.choices[0].take_text() == " two three"
+    assert call.done
+
+
 async def test_the_end_is_confirmed_once_the_client_has_it(inbox: Inbox, outbox: ListOutbox):
     """A client that may come back has not, before it has come and gone with everything."""
     sampling = SamplingParams()

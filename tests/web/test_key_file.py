@@ -10,6 +10,7 @@ import pytest
 from fake_backend import Delta, batch, until
 
 from actors.settings import SettingsError
+from bus.codec import encode
 from web.app import IngressActor
 from web.auth import digest_of
 from web.key_file import KeyFile
@@ -34,12 +35,15 @@ def test_read(tmp_path):
     """A key or its digest, with limits; told once for each change of the file."""
     path = tmp_path / "keys.toml"
     digest = hashlib.sha256(b"bobs-long-secret").hexdigest()
-    path.write_text(f'[alice]\nkey = "{SECRET}"\nmax_tokens = 5\n[bob]\nsha256 = "{digest}"\n')
+    path.write_text(
+        f'[alice]\nkey = "{SECRET}"\nmax_tokens = 5\nweight = 2\ntokens_per_minute = 7\n[bob]\nsha256 = "{digest}"\n'
+    )
     file = KeyFile(str(path))
 
     alice, bob = file.news()
 
     assert (alice.name, alice.digest, alice.max_requests, alice.max_tokens) == ("alice", digest_of(SECRET), None, 5)
+    assert (alice.weight, alice.tokens_per_minute, bob.weight, bob.tokens_per_minute) == (2.0, 7, 1.0, None)
     assert bob.digest == digest_of("bobs-long-secret")
     assert file.news() is None
     path.write_text(f'[alice]\nkey = "{SECRET}2"\n')
@@ -57,6 +61,10 @@ def test_read(tmp_path):
         ('[a]\nkey = "alices-long-secret"\nrate = 1', "unknown field 'rate'"),
         ('[a]\nkey = "alices-long-secret"\nprivate_cache = 1', "true or false"),
         ('[a]\nkey = "alices-long-secret"\nmax_tokens = 0', "positive"),
+        ('[a]\nkey = "alices-long-secret"\ntokens_per_minute = 0.5', "positive"),
+        ('[a]\nkey = "alices-long-secret"\nweight = 0', "above 0"),
+        ('[a]\nkey = "alices-long-secret"\nweight = inf', "above 0"),
+        ('[a]\nkey = "alices-long-secret"\nweight = true', "above 0"),
         ('[a]\nkey = "alices-long-secret"\nmax_requests = true', "positive"),
         ('[a]\nkey = "alices-long-secret"\n[b]\nkey = "alices-long-secret"', "are the same"),
     ],
@@ -138,3 +146,16 @@ async def test_private_caches(serve, http, path):
     assert salts[::2] == salts[1::2]
     assert len(set(salts)) == 6
     assert salts[8:] == [None, None, "s", "s"]
+
+
+async def test_only_the_name_of_a_key_travels(serve, http, tmp_path):
+    """Requests carry name and weight to the scheduler; the key itself is nowhere on the bus."""
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[alice]\nkey = "{SECRET}"\nweight = 2.5\n')
+    served = await serve(api_key_file=str(path))
+
+    assert await status(http, served, SECRET, "/v1/completions", json={"prompt": "x"}) == 200
+
+    (request,) = served.backend.requests
+    assert (request.client, request.weight) == ("alice", 2.5)
+    assert SECRET.encode() not in b"".join(encode(request).values())

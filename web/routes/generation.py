@@ -11,8 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
+from web.admission import Charge
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
+from web.auth import ANYBODY
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
@@ -106,14 +108,14 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
     key = request[API_KEY]
     context.admission.check_room(key)
     asked = endpoint.parse(parse_json(await context.bodies.read(request)), context.model)
-    if key.private_cache:
-        asked = replace(asked, cache_salt=key.salted(asked.cache_salt))
-    with context.admission.admitted(key, asked, context.model):
-        return await answer(request, endpoint, asked, resumption)
+    if key is not ANYBODY:
+        asked = replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
+    with context.admission.admitted(key, asked, context.model) as charge:
+        return await answer(request, endpoint, asked, resumption, charge)
 
 
 async def answer(
-    request: web.Request, endpoint: Endpoint, asked: Asked, resumption: Resumption | None
+    request: web.Request, endpoint: Endpoint, asked: Asked, resumption: Resumption | None, charge: Charge
 ) -> web.StreamResponse:
     """Send what was asked, and answer. However this ends, what still runs then is aborted."""
     context = request.app[CONTEXT]
@@ -150,6 +152,7 @@ async def answer(
         if deadline is not None:
             deadline.cancel()
         context.inbox.close(call, delivered=delivered)
+        charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 
 def expire(inbox: Inbox, call: Call, timeout_s: float) -> None:

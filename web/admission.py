@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from web.auth import ApiKey
+from web.auth import ANYBODY, ApiKey
 from web.errors import ApiError, overloaded
 from web.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from web.model import ServedModel
@@ -104,6 +104,13 @@ class Rate:
     def give_back(self, tokens: int) -> None:
         """Of a call that needed fewer."""
         self._tokens = min(self._tokens + tokens, self.per_minute)
+
+
+def of_client(asked: Asked, key: ApiKey) -> Asked:
+    """The call with what is its key's: name, weight, and a salt of its own if its cache is private."""
+    if key is ANYBODY:
+        return asked
+    return replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ async def test_what_was_on_its_way_to_a_lost_connection_makes_no_gap(inbox: Inbo
     sampling = SamplingParams()
     message = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt="second")
     call = inbox.submit([message], streaming=True)
-    call.skip([(1, 3, False)])
+    call.tell(None, [(1, 3, False)])
 
     inbox.deliver(batch([Delta("a", " three", 3, text_offset=7, finish_reason="stop")]))
     assert not call.done

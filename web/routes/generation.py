@@ -11,10 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from web.admission import Charge
+from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
-from web.auth import ANYBODY
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
@@ -108,8 +107,7 @@ async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamRespon
     key = request[API_KEY]
     context.admission.check_room(key)
     asked = endpoint.parse(parse_json(await context.bodies.read(request)), context.model)
-    if key is not ANYBODY:
-        asked = replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
+    asked = of_client(asked, key)
     with context.admission.admitted(key, asked, context.model) as charge:
         return await answer(request, endpoint, asked, resumption, charge)
 

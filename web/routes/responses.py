@@ -9,11 +9,11 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
+from web.admission import Charge, of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field
@@ -41,21 +41,28 @@ async def create(request: web.Request) -> web.StreamResponse:
     before: list[dict[str, Any]] = []
     if wanted.previous is not None:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
-    asked = parse_chat(wanted.body(before), context.model)
-    if key.private_cache:
-        asked = replace(asked, cache_salt=key.salted(asked.cache_salt))
+    asked = of_client(parse_chat(wanted.body(before), context.model), key)
     events = ResponseEvents(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown)
     kept: Record = {"items": wanted.items, "messages": [*before, *wanted.chat["messages"]], "owner": key.name}
     admitted = context.admission.admitted(key, asked, context.model)
     if wanted.background:
         return await _in_background(request, wanted, asked, events, kept, admitted)
-    with admitted:
+    with admitted as charge:
         told = computed(context, asked, events, kept if wanted.store else None)
-        if wanted.stream:
-            return await stream(request, told)
-        async for _ in told:
-            pass
+        try:
+            if wanted.stream:
+                return await stream(request, told)
+            async for _ in told:
+                pass
+        finally:
+            charge.used_tokens = _used(events)
     return _whole(events)
+
+
+def _used(events: ResponseEvents) -> int | None:
+    """Tokens that a response took; None: it has not ended."""
+    usage = events.response.get("usage") or {}
+    return usage.get("total_tokens")
 
 
 def _whole(events: ResponseEvents) -> web.Response:
@@ -64,12 +71,12 @@ def _whole(events: ResponseEvents) -> web.Response:
 
 async def _in_background(
     request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record,
-    admitted: contextlib.AbstractContextManager[None],
+    admitted: contextlib.AbstractContextManager[Charge],
 ) -> web.StreamResponse:  # fmt: skip
     """Compute whether or not the client waits; what it may read of it is kept piece by piece."""
     context, response_id = request.app[CONTEXT], events.response["id"]
     room = contextlib.ExitStack()
-    room.enter_context(admitted)  # or a 429, now
+    charge = room.enter_context(admitted)  # or a 429, now
     try:
         await context.responses.keep({**kept, "response": events.response})
     except BaseException:
@@ -82,6 +89,7 @@ async def _in_background(
             async for data in computed(context, asked, events, kept):
                 await context.responses.add_events(response_id, piece, data)
                 piece += 1
+            charge.used_tokens = _used(events)
 
     queued = {**events.response, "status": "queued"}
     context.responses.run(work())

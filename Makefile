@@ -38,7 +38,7 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 15 minutes
+chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
 
 soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and faults: does anything grow? (ARGS="--minutes 5")

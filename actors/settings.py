@@ -460,4 +460,5 @@ def _check_value(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
         raise SettingsError(f"{flag} {value}: must be at most {high}")
     problem = check(value) if check is not None else None
     if problem:
-        raise SettingsError(f"{flag}{'' if metadata['secret'] else f' {value!r}'}: {problem}")
+        hidden = metadata["secret"] or "@" in str(value)  # a URL may have a password
+        raise SettingsError(f"{flag}{'' if hidden else f' {value!r}'}: {problem}")

@@ -40,6 +40,8 @@ MAX_CHOICE_STRINGS = 4096
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 """vLLM only asks for more than 0; beyond these, float32 logits overflow."""
 
+MAX_JSON_DEPTH = 64
+"""Objects and arrays within one another, in a field of a body."""
 MIN_BODY_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 64 * 2**20
 BODY_BYTES_PER_TOKEN = 16

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from web.fields import Fields, Schema, type_name
 from web.limits import (
     INT32_MAX,
     MAX_CHOICES,
+    MAX_JSON_DEPTH,
     MAX_METADATA,
     MAX_NAME_CHARS,
     MAX_PROMPTS,
@@ -174,7 +176,20 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
     if type(data) is not dict:
         raise ApiError(400, f"The body must be a JSON object, got {type_name(data)}.", code="invalid_json")
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
+        _check_depth(data)
     return data
+
+
+def _check_depth(data: dict[str, Any]) -> None:
+    """What is read may be deeper than what can be written again, onto the bus."""
+    for name, value in data.items():
+        level = [value] if isinstance(value, dict | list) else []
+        for _ in range(MAX_JSON_DEPTH):
+            children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+            level = [each for each in children if isinstance(each, dict | list)]
+        if level:
+            raise bad_field(name[:100], f"is nested more than {MAX_JSON_DEPTH} deep")
 
 
 def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:

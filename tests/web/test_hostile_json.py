@@ -17,9 +17,16 @@ def nested(depth: int) -> str:
     [
         ('{"prompt": "x", "metadata": {"a": @300}}', "invalid_value", "metadata"),
         ('{"prompt": "x", "user": @300}', "invalid_value", "user"),
-        ('{"prompt": "x", "response_format": @300}', "invalid_type", "response_format"),
-        ('{"prompt": "x", "unheard_of": @300}', "unknown_parameter", "unheard_of"),
-        ('{"prompt": @300}', "invalid_type", "prompt[0][0]"),
+        ('{"prompt": "x", "response_format": @300}', "invalid_value", "response_format"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f", '
+            '"parameters": {"a": @62}}}]}',
+            "invalid_value",
+            "tools",
+        ),
+        ('{"prompt": "x", "unheard_of": @300}', "invalid_value", "unheard_of"),
+        ('{"prompt": @300}', "invalid_value", "prompt"),
+        ('{"prompt": @9}', "invalid_type", "prompt[0][0]"),
         ('{"prompt": "x", "metadata": @1025}', "invalid_json", None),
         ('{"prompt": "x", "temperature": NaN}', "invalid_json", None),
         ('{"prompt": "x", "temperature": 1e999}', "invalid_json", None),
@@ -36,7 +43,8 @@ async def test_refused(serve, http, body, code, param):
     served = await serve()
     body = re.sub("@([0-9]+)", lambda depth: nested(int(depth[1])), body)
 
-    async with http.post(served.url + "/v1/completions", data=body) as response:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    async with http.post(served.url + path, data=body) as response:
         error = json.loads(await response.read())["error"]
 
     assert (response.status, error["code"], error["param"]) == (400, code, param)

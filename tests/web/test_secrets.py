@@ -1,0 +1,63 @@
+"""What is secret shows nowhere: not in logs, errors, metrics or listings."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.process import make_bus
+from actors.settings import Settings, SettingsError
+from bus.contract import BusError
+from bus.redis_url import parse_redis_url
+
+KEY, PASSWORD, PROMPT = "a-very-secret-key", "s3cretpassw0rd", "what nobody else should read"
+
+
+async def test_logs_of_requests(serve, http, capfd):
+    """Neither keys nor query strings nor prompts are logged, whatever becomes of the request."""
+    served = await serve(api_key=(KEY,), enable_log_requests=True)
+    good, wrong = ({"Authorization": f"Bearer {key}"} for key in (KEY, KEY + "x"))
+    seen = []
+    for headers, path, body in (
+        (good, f"/v1/completions?key={KEY}", {"prompt": PROMPT}),
+        (good, f"/v1/completions?key={KEY}", {"prompt": PROMPT, "n": KEY}),
+        (wrong, f"/v1/completions?key={KEY}", {"prompt": PROMPT}),
+        (good, f"/{KEY}", {"prompt": PROMPT}),
+    ):
+        async with http.post(served.url + path, json=body, headers=headers) as response:
+            seen.append(response.status)
+    for path in ("/metrics", "/health"):
+        async with http.get(served.url + path) as response:
+            assert KEY not in await response.text()
+    await served.stop()
+
+    assert seen == [200, 400, 401, 404]
+    told = "".join(capfd.readouterr())
+    assert "request_id" in told
+    assert KEY not in told
+    assert PROMPT not in told
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"redis://u:{PASSWORD}@127.0.0.1:1/0", f"unix://u:{PASSWORD}@/nowhere.sock",
+     f"redis+sentinel://u:{PASSWORD}@127.0.0.1:1/main?sentinel_password={PASSWORD}"],
+)  # fmt: skip
+async def test_the_password_of_redis(url, capfd):
+    """It is not in what is said of a server that does not answer."""
+    assert PASSWORD not in repr(parse_redis_url(url))
+    bus = make_bus(Settings(bus=url))
+    bus._connect_timeout_s = 0.0
+    with pytest.raises(BusError) as caught:
+        await bus.connect()
+    await bus.close()
+    assert PASSWORD not in str(caught.value) + "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "url", [f"redis://u:{PASSWORD}@h:port", f"redis://u:{PASSWORD}@h?no_such=1", f"http://:{PASSWORD}@h"]
+)
+def test_the_password_of_a_url_that_is_wrong(url):
+    """Nor in the error about the URL."""
+    with pytest.raises(SettingsError) as caught:
+        make_bus(Settings(bus=url))
+    assert PASSWORD not in str(caught.value)

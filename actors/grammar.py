@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.model_config import ModelConfig
-from actors.text_tokenizer import load_tokenizer
+from actors.text_tokenizer import TokenizerError, load_tokenizer
 from bus.sampling import StructuredOutput
 
 if TYPE_CHECKING:  # imported when the first grammar comes
@@ -22,6 +22,15 @@ if TYPE_CHECKING:  # imported when the first grammar comes
 
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
 """Between the parts of a JSON text: layouts that people and models use, but no endless blanks."""
+THOUGHT = """
+thought[suffix="</think>"]: /(?s:.*)/
+blanks: /\\s{0,8}/
+"""
+BEHIND_REASONING = {
+    "deepseek_r1": "start: thought blanks @answer" + THOUGHT,
+    "qwen3": "start: (/\\s{0,8}<think>/ thought blanks)? @answer" + THOUGHT,
+}
+"""By what a model's reasoning looks like: see :mod:`web.parsing.reasoning`."""
 MAX_ERROR_CHARS = 300
 
 
@@ -35,6 +44,15 @@ def write_grammar(wanted: StructuredOutput) -> str:
     Raises:
         GrammarError: it cannot be written so.
     """
+    grammar = _write(wanted)
+    if not wanted.reasoning:
+        return grammar
+    parts = json.loads(grammar)["grammars"] if wanted.kind != "grammar" else [{"lark_grammar": grammar}]
+    parts[0]["name"] = "answer"
+    return json.dumps({"grammars": [{"lark_grammar": BEHIND_REASONING[wanted.reasoning]}, *parts]})
+
+
+def _write(wanted: StructuredOutput) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if wanted.kind == "json":
@@ -57,16 +75,27 @@ def load_vocabulary(folder: Path, config: ModelConfig) -> LLTokenizer:
     """The tokens of the tokenizer in ``folder``, as llguidance needs them. Takes up to a second.
 
     Raises:
-        GrammarError: there is no tokenizer, or the model has no token that ends a text.
+        GrammarError: there is no tokenizer that can be used, or the model has no token that ends a text.
     """
     from llguidance import LLTokenizer
 
+    if not config.eos_token_ids:
+        raise GrammarError("this model has no token that ends an output")
+    try:
+        return LLTokenizer(_tokenizer_text(folder), config.vocab_size, list(config.eos_token_ids))
+    except (OSError, ValueError, TokenizerError) as error:
+        raise GrammarError(f"this model's tokenizer cannot be used for it: {_short(str(error))}") from error
+
+
+def _tokenizer_text(folder: Path) -> str:
+    """The tokenizer as the library of that name writes it; made from other files only where it is not there so."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return path.read_text()
     tokenizer: Any = load_tokenizer(folder)
     if tokenizer is None:
         raise GrammarError("this model has no tokenizer")
-    if not config.eos_token_ids:
-        raise GrammarError("this model has no token that ends an output")
-    return LLTokenizer(tokenizer.backend_tokenizer.to_str(), config.vocab_size, list(config.eos_token_ids))
+    return str(tokenizer.backend_tokenizer.to_str())
 
 
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:

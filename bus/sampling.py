@@ -11,13 +11,15 @@ class StructuredOutput:
     """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
 
     ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, or a grammar
-    (Lark or GBNF). ``any_whitespace``: whether JSON may be laid out freely.
+    (Lark or GBNF). ``any_whitespace``: whether JSON may be laid out freely. ``reasoning``: the parser of the reasoning
+    that may stand, or stands, in front of it; empty: none.
     """
 
     kind: Literal["json", "regex", "choice", "grammar"]
     text: str
     field: str
     any_whitespace: bool = True
+    reasoning: Literal["", "deepseek_r1", "qwen3"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,7 +237,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     check_width(sampling, model)
     messages = read_messages(fields)
     sampling, tools = read_tools(fields, sampling, model)
-    parsing = read_reasoning(fields, sampling, tools.parsing, model)
+    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model)
     sampling, report = read_chat_report(fields, sampling, messages, parsing, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)

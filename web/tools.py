@@ -76,12 +76,15 @@ def read_tools(fields: Fields, sampling: SamplingParams, model: ServedModel) -> 
 
 def read_reasoning(
     fields: Fields, sampling: SamplingParams, parsing: Parsing | None, model: ServedModel
-) -> Parsing | None:
-    """Take ``include_reasoning``. A structured output has no reasoning in front of it."""
-    shown = fields.boolean("include_reasoning", True)
-    if not model.reasoning_parser or sampling.structured_output is not None:
-        return parsing
-    return replace(parsing or Parsing(), reasoning=model.reasoning_parser, show_reasoning=shown)
+) -> tuple[SamplingParams, Parsing | None]:
+    """Take ``include_reasoning``. A model that reasons does so in front of a structured output too."""
+    shown, name = fields.boolean("include_reasoning", True), model.reasoning_parser
+    if not name:
+        return sampling, parsing
+    if sampling.structured_output is not None:
+        behind = replace(sampling.structured_output, reasoning=name)  # type: ignore[arg-type]
+        sampling = replace(sampling, structured_output=behind)
+    return sampling, replace(parsing or Parsing(), reasoning=name, show_reasoning=shown)
 
 
 def _read_tool(tool: object, path: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_calls_that_have_to_be():
     schema = json.loads(required.sampling.structured_output.text)
     assert (schema["minItems"], schema["maxItems"]) == (1, 1)
     assert [each["properties"]["name"]["const"] for each in schema["items"]["anyOf"]] == ["weather", "clock"]
-    assert named.report.parsing.reasoning == ""  # what is kept to a schema has nothing in front of it
+    assert (named.sampling.structured_output.reasoning, required.sampling.structured_output.reasoning) == ("qwen3", "")
 
 
 def test_definitions_of_several_tools():
@@ -223,4 +223,6 @@ async def test_a_stream_of_calls_is_resumed(serve, http):
 def test_structured_output_of_tools_names_its_field():
     """So that a schema which cannot be served is the tool's."""
     wanted = chat(tools=[CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}}).sampling
-    assert wanted.structured_output == StructuredOutput(kind="json", text='{"type":"object"}', field="tool_choice")
+    assert wanted.structured_output == StructuredOutput(
+        kind="json", text='{"type":"object"}', field="tool_choice", reasoning="qwen3"
+    )

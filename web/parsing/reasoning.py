@@ -19,6 +19,8 @@ class ReasoningParser:
         self._inside: bool | None = None  # not known before the beginning is
         self._starts_inside = STARTS_INSIDE[name]
         self._held = ""
+        self._blanks = False
+        """Blanks behind reasoning are neither that nor content."""
 
     def feed(self, text: str) -> Iterator[Part]:
         """The parts that are certain now."""
@@ -32,9 +34,12 @@ class ReasoningParser:
                 yield Reasoning(reasoning)
             if not closed:
                 return
-            self._inside, self._held = False, self._held.removeprefix(CLOSE)
+            self._inside, self._held, self._blanks = False, self._held.removeprefix(CLOSE), True
         content, self._held = self._held, ""
+        if self._blanks:
+            content = content.lstrip()
         if content:
+            self._blanks = False
             yield Content(content)
 
     def _begin(self) -> bool:

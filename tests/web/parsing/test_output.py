@@ -83,11 +83,11 @@ CASES = [
         None, None, [("search", P), ("get_weather", "{}")],
     ),
     (NAMED, P, None, None, [("search", P)]),
-    (DEEPSEEK, "hm, so</think>\nYes.", "hm, so", "\nYes.", []),
+    (DEEPSEEK, "hm, so</think>\nYes.", "hm, so", "Yes.", []),
     (DEEPSEEK, "<think>\nhm</think>Yes.", "\nhm", "Yes.", []),
     (DEEPSEEK, "never ends </thi", "never ends </thi", "", []),
     (QWEN, "No thought.", None, "No thought.", []),
-    (QWEN, "\n<think>a <tool_call> b</think>\n\nYes.", "a <tool_call> b", "\n\nYes.", []),
+    (QWEN, "\n<think>a <tool_call> b</think>\n\nYes.", "a <tool_call> b", "Yes.", []),
     (
         QWEN, f'<think>t</think>\n\n<tool_call>\n{{"name": "search", "arguments": {P}}}\n</tool_call>',
         "t", None, [("search", P)],

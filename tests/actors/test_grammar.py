@@ -1,0 +1,78 @@
+"""Grammars as llguidance takes them: which texts they let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import actors.shipped_model
+from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from actors.model_config import ModelConfig
+from bus.messages import StructuredOutput
+
+FOLDER = Path(actors.shipped_model.__file__).parent
+VOCABULARY = load_vocabulary(FOLDER, ModelConfig.load(FOLDER))
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+
+
+def accepts(output: str, **wanted: object) -> bool:
+    """Whether ``output`` is an output that is complete."""
+    matcher = make_matcher(VOCABULARY, write_grammar(StructuredOutput(field="test", **wanted)))
+    tokens = VOCABULARY.tokenize_str(output)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a":1}', True),
+        ('{ "a": 1 }', True),
+        ('{\n    "a": 1\n}', True),
+        ('{"a":1', False),
+        ('{"a":"1"}', False),
+        ('{            "a":1}', False),
+        ('{\n\n\n"a":1}', False),
+        (' {"a":1}', False),
+    ],
+)
+def test_layouts_of_json(text, expected):
+    """Line breaks with indentation and single blanks; nothing endless."""
+    assert accepts(text, kind="json", text=SCHEMA) is expected
+
+
+def test_one_layout():
+    """Compact JSON only, if that is asked for."""
+    assert accepts('{"a":1}', kind="json", text=SCHEMA, any_whitespace=False)
+    assert not accepts('{"a": 1}', kind="json", text=SCHEMA, any_whitespace=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        ("regex", "[0-9]{2}", "12", "123"),
+        ("choice", '["a.b", "(c"]', "a.b", "axb"),
+        ("choice", '["a.b", "(c"]', "(c", "c"),
+        ("grammar", 'root ::= "<" [a-z] ">"', "<a>", "<1>"),
+        ("grammar", 'start: "<" /[a-z]/ ">"', "<a>", "<1>"),
+    ],
+)
+@pytest.mark.parametrize("reasoning", ["", "qwen3", "deepseek_r1"])
+def test_other_kinds_with_and_without_reasoning(kind, text, good, bad, reasoning):
+    """Expressions, choices, grammars in both forms. A model that reasons may do so first, or has to."""
+    wanted = {"kind": kind, "text": text, "reasoning": reasoning}
+    thoughts = {"": "", "qwen3": "\n<think>\nwell } {\n</think>\n\n", "deepseek_r1": "well } {\n</think>\n\n"}
+
+    assert accepts(thoughts[reasoning] + good, **wanted)
+    assert not accepts(thoughts[reasoning] + bad, **wanted)
+    assert accepts(good, **wanted) is (reasoning != "deepseek_r1")
+
+
+def test_what_cannot_be_written():
+    """Is said in words."""
+    with pytest.raises(GrammarError, match="missing"):
+        write_grammar(StructuredOutput(kind="grammar", text="root ::= missing", field="test"))
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        make_matcher(
+            VOCABULARY, write_grammar(StructuredOutput(kind="json", text='{"uniqueItems": true}', field="test"))
+        )

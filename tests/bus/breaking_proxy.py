@@ -14,6 +14,8 @@ class BreakingProxy:
     every connection is closed; ``None``: no answer is. What a client sends in one piece is one exchange.
 
     With a ``chance`` any exchange may lose its connection: half of them before the command has arrived, half after.
+    While ``passes`` is cleared nothing arrives anywhere, and nobody is told: a network that is cut. What was sent
+    arrives once it is set again, as TCP sees to.
     """
 
     def __init__(self, server: str, socket: Path, *, seed: int = 0) -> None:
@@ -21,6 +23,8 @@ class BreakingProxy:
         self.exchanges = 0
         self.breaks_at: int | None = None
         self.chance = 0.0
+        self.passes = asyncio.Event()
+        self.passes.set()
         self.broken = 0
         self._rng = random.Random(seed)
         self._server = server
@@ -56,6 +60,7 @@ class BreakingProxy:
                     break
                 if breaks or number == self.breaks_at:
                     breaking.set()
+                await self.passes.wait()
                 upstream.write(command)
                 if breaking.is_set():
                     await answering
@@ -68,11 +73,13 @@ class BreakingProxy:
             self._writers.discard(each)
             each.close()
 
-    @staticmethod
-    async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, breaking: asyncio.Event) -> None:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, breaking: asyncio.Event
+    ) -> None:
         """Pass answers on, until the first one that is to be lost has come."""
         with contextlib.suppress(OSError):
             while (answer := await reader.read(2**20)) and not breaking.is_set():
+                await self.passes.wait()
                 writer.write(answer)
 
     def _close_all(self) -> None:

@@ -77,7 +77,7 @@ class Fleet:
             for block_hash in replica.index.new_heads:
                 self.heads.add(block_hash, replica.name)
             replica.index.new_heads.clear()
-            if replica.running.num_jobs:
+            if replica.running.num_jobs or replica.pacer is not None:
                 self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
                 self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
         self._stale.clear()

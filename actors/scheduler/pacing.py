@@ -63,6 +63,10 @@ class Pacer:
             counts = self._fill(self._itl_s * PRESSED, decodes, rows, budget)
         return counts
 
+    def allows(self, decodes: Work) -> bool:
+        """Whether a step with these decodes alone keeps the target."""
+        return self.law.predict_s(decodes) * (1 + DEVIATIONS * self.law.deviation) <= self._itl_s
+
     def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int) -> None:
         """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first;
         its time comes with :meth:`done`, in order."""

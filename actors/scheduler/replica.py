@@ -26,6 +26,7 @@ from actors.scheduler.plan import InFlight, PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.running import Running, Slots
 from actors.scheduler.sequence import Sequence, State, Swapped
+from actors.scheduler.step_time import Work
 from actors.scheduler.tiers import HostTier
 from bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
@@ -101,10 +102,19 @@ class Replica:
 
     def is_open(self, level: int = JOB) -> bool:
         """Whether the next plan has a slot and tokens of budget for one more sequence of this level. For interactive
-        ones, slots and tokens of jobs count as free. (So what is open to jobs is open to all.)"""
+        ones, slots and tokens of jobs count as free. (So what is open to jobs is open to all.) Beside streams, one more
+        job must not make steps longer than the pace allows."""
+        if level == JOB and not self._has_time_for_job():
+            return False
         if self.suspended or not (self.running.has_free_slot or (level != JOB and self.running.num_jobs)):
             return False
         return self.backlog(level) < self.budget
+
+    def _has_time_for_job(self) -> bool:
+        run = self.running
+        if self.pacer is None or len(run) == run.num_jobs:
+            return True
+        return self.pacer.allows(Work(decodes=len(run) + 1, decode_context=int(run.computed.sum())))
 
     def backlog(self, level: int = JOB) -> int:
         """Tokens that running sequences, up to this level, could compute and no plan has."""

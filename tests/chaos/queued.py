@@ -44,7 +44,7 @@ class Queued:
             await asyncio.sleep(0.05)
         missing = self.count - len(self.answers)
         assert not missing, f"{missing} jobs were not answered, such as {self._some_missing()}"
-        assert self.problems == []
+        assert not self.problems, f"{len(self.problems)} wrong answers, such as {self.problems[:2]}"
         self.deployment.redis.delete(RESULTS)
 
     def take(self) -> None:

@@ -278,3 +278,35 @@ def test_more_prefill_is_never_predicted_to_be_quicker() -> None:
 def test_pressed_stays_below_twice() -> None:
     """Some room is left for noise."""
     assert 1 < PRESSED < 2
+
+
+def few_rows(work: Work) -> float:
+    """Rows weigh much: 20 of them take the target."""
+    return 0.01 + 0.001 * work.decodes + 1e-5 * work.prefill
+
+
+@pytest.mark.parametrize("law", [few_rows, h200])
+def test_as_many_jobs_run_beside_streams_as_keep_the_target(law: Law) -> None:
+    """All that the law has room for, and no more; without streams, as many as there are slots."""
+    world = World(block_size=16, itl_target_s=ITL_S)
+    executor = TimedExecutor(
+        law=law, noise=0.01, num_blocks=4000, block_size=16, max_num_seqs=64, max_model_len=2000, budget=8192
+    )
+    world.join(executor)
+    clock = Clock(world, executor)
+    clock.send(*(request(f"stream{i}", list(range(5 + i)), block_size=16, max_tokens=280) for i in range(8)))
+    for _ in range(50):
+        clock.step()
+    jobs = [request(f"job{i}", [j % 40 for j in range(9 + i % 7)], block_size=16, max_tokens=30) for i in range(500)]
+    clock.send(*(dataclasses.replace(job, is_job=True, arrived_s=world.now_s) for job in jobs))
+    for _ in range(200):
+        clock.step()
+    most = max(len(plan.slots) for plan in executor.plans[100:250])
+    gaps = sorted(later - sooner for sooner, later in pairwise(clock.token_times["stream0"][100:250]))
+    assert gaps[int(0.99 * len(gaps))] < 1.2 * ITL_S
+    assert 16 < most <= 21 if law is few_rows else most == 64
+    while any(name.startswith("stream") for name in world.core.requests):
+        clock.step()
+    for _ in range(20):
+        clock.step()
+    assert max(len(plan.slots) for plan in executor.plans[-10:]) == 64

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -177,6 +179,25 @@ async def test_entries_that_are_no_jobs(redis_url: str, redis_names: Names) -> N
     assert rest["lost"]["response"]["status_code"] == rest["odd"]["response"]["status_code"] == 200
     await until_empty(world.bus, world.names.jobs)
     await world.end()
+
+
+async def test_the_commands_of_the_readme(redis_url: str, redis_names: Names) -> None:
+    """What a newcomer types: a job goes in, its answer comes out."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    push, fetch = re.findall(r"^redis-cli (.*?)(?=^redis-cli|^```)", readme, re.M | re.S)
+    world = World(lambda: RedisBus(redis_url, redis_names), redis_names)
+    await world.bus.connect()
+    await world.backend.start()
+    await world.begin()
+    client = redis.asyncio.from_url(redis_url)
+    here = "{" + redis_names.deployment + "}"
+    await client.execute_command(*(word.replace("{pagebus}", here) for word in shlex.split(push)))
+    told = await client.execute_command(*(word.replace("{pagebus}", here) for word in shlex.split(fetch)))
+    await client.aclose()
+    await world.end()
+
+    assert b'"custom_id":"water"' in repr(told).encode()
+    assert "".join(SENTENCE) in repr(told)
 
 
 async def test_results_go_where_they_are_wanted(world: World) -> None:

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress clean
+.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -22,7 +22,7 @@ help: ## list these targets
 serve: $(VENV)/.installed ## install into .venv and serve the shipped model on 127.0.0.1:8000 (ARGS="..." adds options)
 	$(BIN)/pagebus serve $(ARGS)
 
-test: $(VENV)/.installed-test redis lint types unit ## install what tests need; lint, types and all tests
+test: $(VENV)/.installed-test redis chromium lint types unit ## install what tests need; lint, types and all tests
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	$(BIN)/ruff check .
@@ -58,14 +58,20 @@ fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries 
 	PAGEBUS_TEST_FUZZ=$(FUZZ) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
 		tests/system/test_bus_fuzz.py tests/system/test_resume_fuzz.py $(ARGS)
 
+screenshots: $(VENV)/.installed-test redis chromium ## take the pictures of the page in docs/img, from a run on this machine
+	$(BIN)/python -m tests.browser.screenshots docs/img
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 
 # -- what the targets above need ----------------------------------------------------------------------------------------
 
-.PHONY: redis
+.PHONY: redis chromium
 redis:
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || $(call apt,redis-server,the tests run against a real Redis)
+
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || $(call apt,chromium,the tests look at the page in a real browser)
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer on PATH (or PYTHON=/path/to/python)." >&2; exit 1; }

@@ -151,6 +151,7 @@ class IngressActor(Actor):
             "max_model_len": model.max_model_len,
             "deployment": self.settings.name,
             "ingress": self.name,
+            "takes_batches": any(route.path == "/v1/batches" for route in ROUTES),
             "restarts_alone": not (self.settings.bus or "").startswith("memory:"),
         }
         own = self.name, self.metrics.snapshot

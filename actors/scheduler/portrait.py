@@ -41,7 +41,7 @@ from bus.messages import (
 WATCHED_S = 5.0
 """How long after a question it is held that somebody looks."""
 SHOWN_WAITING = 256
-"""Waiting sequences that are told one by one, the first in order."""
+"""Waiting sequences, and requests that are not delivered yet, that are told one by one: the first ones."""
 KEPT_OVER = 512
 KEPT_STEPS = 4096
 KEPT_FLASHES = 4096
@@ -134,6 +134,7 @@ class Portrait:
         sequences = [sequence for replica in replicas for sequence in replica.running.sequences if sequence is not None]
         sequences += islice(core.waiting, SHOWN_WAITING)
         living = {id(sequence.request): sequence.request for sequence in sequences}
+        living |= {id(request): request for request in islice(core.delivery.finished.values(), SHOWN_WAITING)}
         requests = [request for _, _, request in over] + list(living.values())
         places = {id(request): place for place, request in enumerate(requests)}
         numbers = {id(replica): number for number, replica in enumerate(replicas)}

@@ -1,0 +1,55 @@
+"""One deployment and one browser for all tests of a module; a new page for each, whose console must stay silent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.deployment import Deployment
+
+CHROMIUM = os.environ.get("PAGEBUS_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    """The shipped model behind real actors."""
+    started = Deployment()
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, as Debian packs it."""
+    assert CHROMIUM is not None, "these tests need chromium: `make test` installs it"
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Browser, deployment: Deployment) -> Iterator[Page]:
+    """The page, just opened. Whatever it says on the console as a warning or an error is a failure."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=deployment.url)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened = context.new_page()
+    opened.set_default_timeout(PATIENCE_MS)
+    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.said = said  # type: ignore[attr-defined]
+    opened.goto("/")
+    expect(opened.get_by_text("Live", exact=True)).to_be_visible()
+    yield opened
+    context.close()
+    deployment.release()
+    deployment.until(lambda: deployment.core.is_idle)
+    assert said == []

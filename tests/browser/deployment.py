@@ -1,0 +1,168 @@
+"""A whole deployment in a thread of its own, whose executor can be held and whose actors can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from actors.actor import Actor
+from actors.process import actor_class
+from actors.scheduler.replica import Replica
+from actors.settings import Settings
+from actors.single_process import make_actors
+from bus.contract import LogEntry
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from bus.messages import Message, StepResult
+from bus.streams import Names
+from web.app import IngressActor
+
+T = TypeVar("T")
+READY_S = 60.0
+
+
+class HeldBus(MemoryBus):
+    """Lets no result through while it is held: the scheduler plans its pipeline full, and then stands still."""
+
+    held = False
+    passes = 0
+    """How many results may pass all the same."""
+
+    async def append(self, entries: Sequence[LogEntry]) -> None:
+        for entry in entries:
+            if isinstance(entry.message, StepResult):
+                while self.held and not self.passes:  # noqa: ASYNC110 (set from another thread)
+                    await asyncio.sleep(0.002)
+                self.passes = max(0, self.passes - 1)
+            await super().append([entry])
+
+
+class Deployment:
+    """Actors of the shipped model over a bus in memory. Methods may be called from any thread."""
+
+    def __init__(self, **settings: Any) -> None:
+        options = {"device": "cpu", "threads": 1, "port": 0, "lease_ttl_s": 1.0, "job_actors": 0, "swap_space": 0.0,
+                   "num_gpu_blocks_override": 160, "max_num_batched_tokens": 128}  # fmt: skip
+        self.settings = Settings(**{**options, **settings})
+        self.server = MemoryServer()
+        self.names = Names(self.settings.name)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self.actors: list[Actor] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        self._thread.start()
+        self.do(self._start())
+
+    def stop(self) -> None:
+        self.release()
+        self.do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the deployment's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(READY_S)
+
+    async def _start(self) -> None:
+        self.actors = make_actors(self.settings, self.server)
+        executor = self._actor("executor-0")
+        self.bus = executor.bus = HeldBus(self.server, self.names)
+        for actor in self.actors:
+            self._run(actor)
+        await self._until(lambda: self.ingress.context is not None and not self.ingress.context.missing(), READY_S)
+        await self._until(lambda: bool(self.core.replicas))
+
+    async def _stop(self) -> None:
+        for actor in self.actors:
+            actor.request_drain()
+        await asyncio.gather(*self._runs.values())
+        for actor in self.actors:
+            await actor.bus.close()
+
+    def _run(self, actor: Actor) -> None:
+        self._runs[actor.name] = asyncio.create_task(actor.run(), name=actor.name)
+
+    def _actor(self, name: str) -> Actor:
+        return next(actor for actor in self.actors if actor.name == name)
+
+    async def _until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+        async with asyncio.timeout(limit_s):
+            while not holds():
+                for run in self._runs.values():
+                    if run.done():
+                        run.result()
+                await asyncio.sleep(0.01)
+
+    # -- what tests do ------------------------------------------------------------------------------------------------
+    @property
+    def ingress(self) -> IngressActor:
+        actor = self._actor("ingress-0")
+        assert isinstance(actor, IngressActor)
+        return actor
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ingress.port}"
+
+    @property
+    def core(self) -> Any:
+        return self._actor("scheduler-0").core  # type: ignore[attr-defined]
+
+    @property
+    def replica(self) -> Replica:
+        (replica,) = self.core.replicas.values()
+        assert isinstance(replica, Replica)
+        return replica
+
+    def hold(self, after: int = 0) -> None:
+        """Let ``after`` more results pass, then none."""
+        self.bus.passes, self.bus.held = after, True
+
+    def release(self) -> None:
+        self.bus.held = False
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds."""
+        self.do(self._until(holds))
+
+    def paused(self) -> None:
+        """Wait until the scheduler has planned all that it can."""
+        self.until(lambda: not self.bus.passes and len(self.replica.in_flight) >= 2)
+
+    def publish(self, stream: str, message: Message) -> None:
+        self.do(self.bus.publish([(stream, message)]))
+
+    def kill(self, name: str) -> None:
+        """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
+
+        async def kill() -> None:
+            actor, run = self._actor(name), self._runs.pop(name)
+
+            async def vanished(*_: object, **__: object) -> None:
+                return None
+
+            actor.bus.release_lease = vanished  # type: ignore[method-assign]
+            run.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await run
+            await actor.bus.close()
+
+        self.do(kill())
+
+    def revive(self, kind: str, name: str) -> None:
+        """Start an actor of this name again."""
+
+        async def revive() -> None:
+            settings = self.settings.replace(bus="memory://", actor_name=name)
+            actor = actor_class(kind)(settings, MemoryBus(self.server, self.names), name)
+            self.actors = [actor if each.name == name else each for each in self.actors]
+            self._run(actor)
+
+        self.do(revive())

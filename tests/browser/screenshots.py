@@ -1,0 +1,143 @@
+"""Pictures of every view from a real run: ``python -m tests.browser.screenshots FOLDER`` (or ``make screenshots``).
+
+A ``pagebus serve`` of the shipped model on this machine, with a small cache and a host tier, under a dozen clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from pathlib import Path
+
+import aiohttp
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.conftest import CHROMIUM
+
+SERVE = ("serve", "--port", "0", "--device", "cpu", "--threads", "1", "--num-gpu-blocks-override", "420",
+         "--swap-space", "0.05", "--max-num-batched-tokens", "192")  # fmt: skip
+WORDS = ("water", "river", "brave", "light", "house", "music", "bread", "ocean", "stone", "green", "happy", "winter",
+         "honest", "bridge", "garden", "silver", "thunder", "gentle", "planet", "letter")  # fmt: skip
+CLIENTS = 14
+WARM_MS = 25_000
+LOOK_MS = 4_000
+VIEWS = ("memory", "steps", "requests", "actors", "charts", "replay", "batches")
+SIZES = {"": (1280, 860), "-wide": (2560, 1400), "-phone": (360, 760)}
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A served model; yields its address."""
+    command = [sys.executable, "-m", "actors.cli", *SERVE]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        list(takewhile(lambda line: "Ready after" not in line, process.stdout))
+        yield process.stdout.readline().split()[-1].removesuffix("/v1/models")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+async def load(url: str, stop: threading.Event) -> None:
+    """Clients that ask one thing after another; many prompts begin alike, and some want two answers."""
+    dice = random.Random(7)
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while not stop.is_set():
+            words = " ".join(dice.choices(WORDS, k=dice.choice((2, 12, 60, 160))))
+            messages = [
+                {"role": "system", "content": "You are a dictionary. " * 8},
+                {"role": "user", "content": f"What is {dice.choice(WORDS)}? {words}"},
+            ]
+            body = {"messages": messages, "max_tokens": dice.randint(10, 220), "ignore_eos": True,
+                    "n": dice.choice((1, 1, 1, 2)), "stream": True}  # fmt: skip
+            async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+                async for _ in response.content:
+                    if stop.is_set():
+                        return
+            await asyncio.sleep(dice.random())
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(client(session) for _ in range(CLIENTS)))
+
+
+def open_page(browser: Browser, url: str, size: tuple[int, int], theme: str, notes: str = "closed") -> Page:
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.add_init_script(f"localStorage.setItem('pagebus.notes', '{notes}')")
+    page.goto(url)
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    return page
+
+
+def talk(page: Page) -> None:
+    """A short talk, with the tokens of its last answer."""
+    page.get_by_role("link", name="Playground").click()
+    tune = page.get_by_role("button", name="Settings")
+    if tune.is_visible():
+        tune.click()
+    page.get_by_label("Show tokens and their odds").check()
+    page.locator("[name=temperature]").fill("0")
+    if tune.is_visible():
+        tune.click()
+    for number, text in enumerate(("What is water?", "What does brave mean?"), 1):
+        page.get_by_label("Message").fill(text)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Copy as…")).to_have_count(number)
+        expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=60_000)
+    page.get_by_role("button", name="Tokens").last.click()
+    tokens = page.locator(".tokens button")
+    tokens.nth(min(6, tokens.count() - 1)).focus()
+
+
+def take(browser: Browser, url: str, folder: Path) -> None:
+    """All pictures."""
+    for suffix, size in SIZES.items():
+        for theme in ("light", "dark"):
+            page = open_page(browser, url, size, theme, notes="open" if suffix == "-wide" else "closed")
+            name = f"{suffix}{'-dark' if theme == 'dark' else ''}"
+            for view in VIEWS:
+                page.goto(f"{url}/#/{view}")
+                if view == "memory":
+                    page.locator(".map canvas").first.hover(position={"x": 60, "y": 12})
+                page.wait_for_timeout(LOOK_MS)
+                page.screenshot(path=folder / f"page-{view}{name}.png")
+            talk(page)
+            page.screenshot(path=folder / f"page-chat{name}.png")
+            page.context.close()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots", description="Pictures of the page.")
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=30_000)
+    stop = threading.Event()
+    with server() as url, sync_playwright() as playwright:
+        loading = threading.Thread(target=lambda: asyncio.run(load(url, stop)))
+        loading.start()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            page = open_page(browser, url, SIZES[""], "light")
+            page.wait_for_timeout(WARM_MS)
+            page.context.close()
+            take(browser, url, folder)
+        finally:
+            browser.close()
+            stop.set()
+            loading.join()
+
+
+if __name__ == "__main__":
+    main()

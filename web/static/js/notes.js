@@ -1,0 +1,54 @@
+// What each view shows and which mechanism it is: enough to understand an LLM server by watching one.
+
+export const NOTES = {
+  memory: {
+    title: "Paged attention",
+    text: [
+      "While it writes, a model needs the keys and values of every token before. They are kept in *blocks* of 16 tokens; each square is one. A sequence's *block table* lists its blocks in order, and they may lie anywhere, so no memory is lost to gaps.",
+      "A *colour* is one sequence. A square with a bright core is *shared*: two prompts that begin alike, or several choices of one prompt, use the same block until they differ, and then the last one is *copied on write*.",
+      "*Cached* blocks are free, but what was in them can still be found by the hash of their tokens and of all tokens before. A prompt that begins the same way skips that work: a *prefix hit*. The block that was used longest ago is given away first.",
+      "When blocks run out, the newest sequence is *preempted*: its blocks move to the *host tier* (they flash) and come back later, or are computed again, whichever is faster.",
+    ],
+    more: "Point at a square, or move with the arrow keys, for its block table and its chain of hashes. This is the scheduler's own book, not an estimate.",
+  },
+  steps: {
+    title: "Continuous batching",
+    text: [
+      "A *step* is one pass of the model over everything that runs: each sequence that writes adds one *decode* token, and what is left of the token budget goes to prompts, the *prefill*. New requests join at the next step; nobody waits for a batch to end.",
+      "A long prompt is cut into *chunks*, so that the others keep writing meanwhile. That is the rhythm in the bars: blue without end, orange in pieces.",
+      "*Wasted* tokens were computed for a sequence whose end was not known yet. The next step is planned before the last one's tokens are back, so that the device never waits for the bus; this is the price, and it is small.",
+      "The lower lane is the device: filled while it computes. Gaps are time nobody used. The thin marks are the way over the bus, from plan to executor and from result to scheduler.",
+    ],
+  },
+  requests: {
+    title: "The way of a request",
+    text: [
+      "*Tokenize*: text becomes token ids. *Wait*: in the queue until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Deliver*: the last text on its way to the client.",
+      "*Prefix hits* shorten the prefill: the cached part of the prompt is not computed again. *Preemptions* lengthen the decode: the sequence had to give its blocks up for a while.",
+      "Choose a request to follow it: its blocks stand out in the map, also while you look at other views.",
+    ],
+  },
+  actors: {
+    title: "Independent actors",
+    text: [
+      "Five kinds of process speak over streams in Redis, and nothing else. Each holds a *lease*, a key with a time limit that proves it lives. Kill any of them: its lease ends, its work goes to another or to its next life, and requests go on with the same tokens.",
+      "*Drain* lets an actor finish what it has and end; *stop* ends it at once. `pagebus serve` starts it again in both cases, which you can watch here.",
+      "*Streams* hold what has been said and is not done with: when nothing runs, all of them are empty. One that grows shows where the work piles up.",
+    ],
+  },
+  charts: {
+    title: "What users feel, and why",
+    text: [
+      "*Time to first token* is waiting plus prefill. *Time between tokens* is the step time as a client sees it. p50 is the usual case, p99 the bad one; a p99 far above the p50 means that something gets in the way now and then: long prompts, preemptions, a full queue.",
+      "*Throughput* grows with the number that run at once, and every step gets a little longer: the basic trade of a batch. When the queue grows while the cache is full, memory is the limit.",
+    ],
+    more: "A day is kept, whether or not anybody looks: every 2 s for 10 minutes, 30 s for 3 hours, 4 min for 24 hours.",
+  },
+  replay: {
+    title: "A recording",
+    text: [
+      "`pagebus record --out run.jsonl` writes down what a running deployment does: each step, and each change of the block tables. Load such a file, or look at the one that is here, and move through it.",
+      "The map shows who owned which block at the end of a step. That a free block can still be found is inferred: it was held before.",
+    ],
+  },
+};

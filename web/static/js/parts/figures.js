@@ -1,0 +1,21 @@
+// A strip of figures: each a name and a number that is brought up to date.
+
+import { h, say } from "../dom.js";
+
+export class Figures {
+  /** `names`: what is shown, in order. */
+  constructor(names) {
+    this.values = new Map(names.map((name) => [name, h("dd", {})]));
+    this.element = h("dl", { class: "figures" }, [...this.values].map(([name, dd]) =>
+      h("div", { class: "figure" }, h("dt", { title: name }, name), dd)));
+  }
+
+  set(name, text, extra = "") {
+    const dd = this.values.get(name);
+    dd.small ??= h("small", {});
+    if (dd.shown === text + extra) return;
+    dd.shown = text + extra;
+    dd.replaceChildren(text, extra ? " " : "", extra ? dd.small : "");
+    say(dd.small, extra);
+  }
+}

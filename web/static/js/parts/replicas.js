@@ -1,0 +1,23 @@
+// Which executor is looked at: the only one, or a choice among several.
+
+import { fill, segmented } from "../dom.js";
+
+/** Calls `show(name)` when the choice changes; keeps the buttons in `place`. */
+export function chooseReplica(world, place, show, signal) {
+  let names = "", current = null;
+  const update = () => {
+    const all = [...world.replicas.keys()];
+    if (all.join() === names) return;
+    names = all.join();
+    if (!all.includes(current)) {
+      current = all[0] ?? null;
+      show(current);
+    }
+    fill(place, all.length > 1 ? segmented("Executor", all.map((name) => [name, name]), current, (name) => {
+      current = name;
+      show(name);
+    }) : null);
+  };
+  world.on("state", update, signal);
+  update();
+}

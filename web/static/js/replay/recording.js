@@ -1,0 +1,134 @@
+// What `pagebus record` wrote, as a world at any step: block tables are played forward, from a kept copy now and then.
+
+import { CACHED, FREE, Tier, World } from "../world.js";
+
+const KEEP_EVERY = 200;
+
+/** Lines of a file, with or without gzip. */
+export async function readLines(blob) {
+  const head = new Uint8Array(await blob.slice(0, 2).arrayBuffer());
+  const zipped = head[0] === 0x1f && head[1] === 0x8b;
+  const stream = zipped ? blob.stream().pipeThrough(new DecompressionStream("gzip")) : blob.stream();
+  return (await new Response(stream).text()).split("\n").filter((line) => line.trim());
+}
+
+/** A recording. Raises Error if the lines are none. */
+export class Recording {
+  constructor(lines) {
+    const rows = lines.map((line) => JSON.parse(line));
+    const head = rows.find((row) => row.pagebus_trace);
+    const steps = rows.filter((row) => "step" in row);
+    if (!head || !steps.length) throw new Error("This is no recording of steps: make one with `pagebus record --out run.jsonl`.");
+    this.blockSize = head.block_size;
+    this.replicas = [...new Set(steps.map((row) => row.replica))];
+    this.steps = steps.sort((a, b) => a.done_s - b.done_s);
+    this.startS = Math.min(...this.steps.map((row) => row.planned_s));
+    this.endS = this.steps.at(-1).done_s;
+    this.numBlocks = head.num_blocks || 1 + this.steps.reduce((most, row) => Math.max(most, ...blocksOf(row), -1), -1);
+    this.requests = this.#requests();
+    this.kept = new Map();
+  }
+
+  /** Lives of sequences, from the slots they enter and leave. */
+  #requests() {
+    const lives = new Map(), slots = new Map();
+    const leave = (slot, atS) => {
+      const life = lives.get(slots.get(slot));
+      if (life) life.ended_s = life.over_s = atS;
+      slots.delete(slot);
+    };
+    for (const row of this.steps) {
+      for (const slot of row.freed ?? []) leave(`${row.replica} ${slot}`, row.planned_s);
+      for (const [slot, id, computed, blocks] of row.entered ?? []) {
+        slots.set(`${row.replica} ${slot}`, id);
+        const life = lives.get(id);
+        if (life) Object.assign(life, { ended_s: null, over_s: null, num_preemptions: life.num_preemptions + 1 });
+        else lives.set(id, { id: `sequence ${id & 0xfffff}`, sequences: [{ id }], arrived_s: row.planned_s, tokenized_s: row.planned_s,
+          started_s: row.planned_s, first_token_s: row.done_s, ended_s: null, over_s: null, num_prompt: blocks.length * this.blockSize,
+          num_cached: computed, num_output: null, num_preemptions: 0, endedState: "done", state: "decoding" });
+      }
+    }
+    return [...lives.values()];
+  }
+
+  /** The number of the last step that was done at a time. */
+  indexAt(atS) {
+    let low = 0, high = this.steps.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.steps[middle].done_s <= atS) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+
+  /** Tables { replica: Map(slot -> [id, blocks]) } and blocks ever used, after step `index`. */
+  #tables(index) {
+    let from = Math.floor(index / KEEP_EVERY) * KEEP_EVERY;
+    while (from > 0 && !this.kept.has(from)) from -= KEEP_EVERY;
+    const state = from > 0 ? copy(this.kept.get(from)) : Object.fromEntries(this.replicas.map((name) => [name, { slots: new Map(), used: new Set() }]));
+    for (let i = from; i <= index; i++) {
+      if (i % KEEP_EVERY === 0 && i > 0 && !this.kept.has(i)) this.kept.set(i, copy(state));
+      apply(state[this.steps[i].replica], this.steps[i]);
+    }
+    return state;
+  }
+
+  /** Make a world look as it did at a time. */
+  show(world, atS) {
+    const index = this.indexAt(atS);
+    const state = this.#tables(index);
+    world.atS = atS;
+    world.connected = true;
+    for (const name of this.replicas) {
+      const replica = world.replicas.get(name) ?? { name, device: new Tier(this.numBlocks), host: new Tier(0) };
+      world.replicas.set(name, replica);
+      draw(replica.device, state[name]);
+    }
+    world.sequences = new Map(this.requests.map((request) => [request.sequences[0].id, { ...request.sequences[0], requestId: request.id, choice: 0 }]));
+    world.requests = new Map();
+    world.over = [];
+    for (const request of this.requests) {
+      if (request.arrived_s > atS) continue;
+      if (request.over_s && request.over_s <= atS) world.over.push(request);
+      else world.requests.set(request.id, { ...request, ended_s: null, over_s: null });
+    }
+    world.tell("state");
+  }
+
+  world() {
+    const world = new World();
+    world.steps = this.steps.map((row) => ({ ...row, prefill: row.prefill_tokens, wasted: 0, landed_s: row.done_s, busy_s: row.busy_s ?? 0 }));
+    world.clockGapS = null;
+    return world;
+  }
+}
+
+function blocksOf(row) {
+  return [...(row.entered ?? []).flatMap((each) => each[3]), ...(row.appended ?? []).map((each) => each[1])];
+}
+
+function apply({ slots, used }, row) {
+  for (const slot of row.freed ?? []) slots.delete(slot);
+  for (const [slot, id, , blocks] of row.entered ?? []) slots.set(slot, [id, [...blocks]]);
+  for (const [slot, block] of row.appended ?? []) slots.get(slot)?.[1].push(block);
+  for (const block of blocksOf(row)) used.add(block);
+}
+
+function copy(state) {
+  return Object.fromEntries(Object.entries(state).map(([name, { slots, used }]) =>
+    [name, { slots: new Map([...slots].map(([slot, [id, blocks]]) => [slot, [id, [...blocks]]])), used: new Set(used) }]));
+}
+
+function draw(tier, { slots, used }) {
+  tier.owners.fill(FREE);
+  tier.shares.fill(0);
+  for (const block of used) tier.owners[block] = CACHED;
+  for (const [id, blocks] of [...slots.values()].reverse()) {
+    for (const block of blocks) {
+      tier.owners[block] = id;
+      tier.shares[block] = Math.min(255, tier.shares[block] + 1);
+    }
+  }
+  tier.version++;
+}

@@ -1,0 +1,103 @@
+// The processes of the deployment: who is there, how busy, and what lies between them.
+
+import { request } from "../api.js";
+import { fill, h, put, say } from "../dom.js";
+import { bytes, count, percent, short } from "../format.js";
+
+const ABOUT = {
+  ingress: "HTTP in, text out", tokenizer: "Text to tokens", scheduler: "Plans every step", executor: "Computes the steps",
+  detokenizer: "Tokens to text", jobs: "Queued work",
+};
+const ORDER = ["ingress", "tokenizer", "scheduler", "executor", "detokenizer", "jobs"];
+
+export function actorsView({ world, view, signal }) {
+  const cards = h("div", { class: "actors" });
+  const streams = h("ul", { class: "streams" });
+  const problem = h("p", { class: "error", role: "alert", hidden: true });
+  view.append(problem, cards, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Streams"),
+    h("span", { class: "small quiet" }, "entries that are not done with")), streams));
+  const known = new Map();
+  const update = () => {
+    const rows = [...world.actors].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
+    const names = rows.map((row) => `${row.kind}:${row.name}`);
+    for (const row of rows) {
+      const name = `${row.kind}:${row.name}`;
+      if (!known.has(name)) known.set(name, makeCard(world, row, problem));
+      updateCard(known.get(name), row, world.atS);
+    }
+    if (cards.dataset.names !== names.join()) {
+      cards.dataset.names = names.join();
+      fill(cards, names.map((name) => known.get(name).element));
+    }
+    fill(streams, world.streams.map(({ name, length }) => h("li", {}, h("code", { class: "clip", title: name }, name),
+      h("span", { class: `num ${length ? "" : "faint"}` }, count(length)))));
+  };
+  world.on("actors", update, signal);
+  update();
+}
+
+function meter(name) {
+  const fillBar = h("b", {}), value = h("span", {});
+  return { element: h("div", { class: "meter" }, h("span", {}, name), h("i", {}, fillBar), value), fillBar, value };
+}
+
+function makeCard(world, row, problem) {
+  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }),
+    cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device") };
+  card.gpu.element.hidden = row.kind !== "executor";
+  const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
+  card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
+  card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },
+    h("header", {}, h("div", {}, h("h2", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
+    h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element,
+      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate)),
+    h("footer", {}, card.restarts, card.buttons));
+  return card;
+}
+
+function updateCard(card, row, atS) {
+  const kind = { ready: "good", gone: "bad", draining: "warn" }[row.state] ?? "warn";
+  const text = row.state === "gone" ? `gone for ${Math.max(0, Math.round(atS - row.gone_s))} s` : row.state;
+  const shown = row.progress !== null && row.progress !== undefined ? `${row.phase ?? row.state} ${percent(row.progress)}` : text;
+  card.state.className = `chip ${kind}`;
+  if (card.shown !== shown) fill(card.state, h("span", { class: "dot" }), shown);
+  card.shown = shown;
+  say(card.restarts, `${row.restarts ? `restarted ${row.restarts === 1 ? "once" : `${row.restarts} times`}` : "never restarted"} · life ${row.epoch}`);
+  card.restarts.title = `Process ${row.pid} on ${row.host}`;
+  set(card.cpu, row.cpu, row.cpu === null ? "–" : percent(row.cpu));
+  set(card.memory, row.memory_bytes / 2 ** 34, bytes(row.memory_bytes));
+  set(card.gpu, row.gpu, row.gpu_memory_bytes ? bytes(row.gpu_memory_bytes) : row.gpu === null ? "–" : `${percent(row.gpu)} busy`);
+  say(card.rate, row.rate === null ? "–" : row.unit === "busy" ? `${percent(row.rate)} busy` : `${short(row.rate)} ${row.unit}`);
+  for (const button of card.buttons) button.disabled = row.state === "gone";
+}
+
+function set({ fillBar, value }, share, text) {
+  fillBar.style.setProperty("width", percent(Math.min(1, share || 0)));
+  say(value, text);
+}
+
+const EFFECTS = {
+  drain: "It finishes what it has, takes nothing new, and ends. Its supervisor starts it again.",
+  stop: "It ends at once, with its next heartbeat. Requests go on as if it had died; its supervisor starts it again.",
+};
+
+/** Nobody ends an actor by a slip of the finger. */
+function confirmOrder(world, row, order, problem) {
+  const dialog = h("dialog", { "aria-labelledby": "order-title", onclose: () => dialog.remove() });
+  const send = async () => {
+    dialog.close();
+    problem.hidden = true;
+    try {
+      await request(`/api/actors/${row.kind}/${encodeURIComponent(row.name)}/${order}`, { json: {} });
+    } catch (error) {
+      problem.textContent = error.message;
+      problem.hidden = false;
+    }
+  };
+  put(dialog, h("form", { method: "dialog", onsubmit: send },
+    h("h2", { id: "order-title" }, `${order === "drain" ? "Drain" : "Stop"} ${row.name}?`), h("p", { class: "quiet" }, EFFECTS[order]),
+    h("div", { class: "actions" }, h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Leave it"),
+      h("button", { class: "button primary" }, order === "drain" ? "Drain it" : "Stop it"))));
+  document.body.append(dialog);
+  dialog.showModal();
+}

@@ -1,0 +1,51 @@
+// The steps of an executor as they come.
+
+import { h, icon, segmented, fill } from "../dom.js";
+import { percent, short, span } from "../format.js";
+import { Figures } from "../parts/figures.js";
+import { chooseReplica } from "../parts/replicas.js";
+import { summary, Timeline } from "../parts/timeline.js";
+
+const NAMES = ["Steps/s", "Step, p50 / p99", "Device busy", "Decode/s", "Prefill/s", "Wasted", "Bus, plan / result"];
+
+export function stepsView({ world, view, tools, signal }) {
+  const figures = new Figures(NAMES);
+  let name = null;
+  const timeline = new Timeline({
+    steps: () => world.steps.filter((step) => step.replica === name),
+    nowS: () => world.nowS(),
+    signal,
+  });
+  const choice = h("div", {});
+  const hold = h("button", { class: "button", type: "button", "aria-pressed": "false", onclick: () => {
+    const paused = hold.getAttribute("aria-pressed") !== "true";
+    hold.setAttribute("aria-pressed", String(paused));
+    fill(hold, icon(paused ? "play" : "pause"), paused ? "Follow" : "Hold");
+    timeline.pause(paused ? world.nowS() - 0.25 : null);
+  } }, icon("pause"), "Hold");
+  tools.append(choice, segmented("Time shown", [[2, "2 s"], [10, "10 s"], [60, "1 min"]], 10, (seconds) => { timeline.windowS = seconds; }), hold);
+  chooseReplica(world, choice, (chosen) => { name = chosen; }, signal);
+  const hint = h("div", { class: "small quiet" });
+  view.append(figures.element, h("section", { class: "card" },
+    h("header", {}, h("h2", {}, "Tokens of each step, and where the time went"), key()), timeline.element, hint));
+  const update = () => {
+    const found = summary(timeline.visible().shown);
+    figures.set("Steps/s", found ? short(found.perS) : "0");
+    figures.set("Step, p50 / p99", found ? span(found.p50) : "–", found ? `/ ${span(found.p99)}` : "");
+    figures.set("Device busy", percent(found?.busy));
+    figures.set("Decode/s", found ? short(found.decode) : "0", "tokens");
+    figures.set("Prefill/s", found ? short(found.prefill) : "0", "tokens");
+    figures.set("Wasted", percent(found?.wasted));
+    figures.set("Bus, plan / result", found ? span(found.planBus) : "–", found ? `/ ${span(found.resultBus)}` : "");
+    hint.textContent = found ? "" : "Nothing has been computed in this time. Ask something in the playground.";
+  };
+  const timer = setInterval(update, 500);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  requestAnimationFrame(update);
+}
+
+export function key() {
+  const entry = (colour, text) => h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), text);
+  return h("ul", { class: "key" }, entry("decode", "Decode"), entry("prefill", "Prefill"), entry("wasted", "Wasted"),
+    entry("ink-3", "Plan to executor"), entry("good", "Result to scheduler"));
+}

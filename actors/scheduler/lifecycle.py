@@ -272,6 +272,7 @@ class Lifecycle:
 
     def _forget(self, request: Request) -> None:
         """Nothing is kept of the request but that it was."""
+        request.num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
         request.sequences = []  # they know their request: without the cycle both are freed at once
         self._remember(request.id, request.attempt)
         self._delivery.over(request)

@@ -267,10 +267,10 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
 
 
 def _request_row(request: Request) -> tuple[int, ...]:
-    sampling, sequences = request.sampling, request.sequences
-    num_output = sum(_num_tokens(sequence) - len(request.prompt) for sequence in sequences)
+    sampling = request.sampling
+    num_output = sum(_num_tokens(each) - len(request.prompt) for each in request.sequences) or request.num_output
     outcome = OUTCOME_NONE if request.num_live else OUTCOME_DONE
-    if request.aborted or not sequences:
+    if request.aborted or not request.started_s:
         outcome = OUTCOME_ABORTED
     return (
         int(request.level == JOB),

@@ -40,8 +40,8 @@ class Request:
     ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
     of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
 
-    Only to be shown: ``priority``, when what happened (0: it has not), ``num_preemptions`` of its sequences, whether it
-    was ``aborted``.
+    Only to be shown: ``priority``, when what happened (0: it has not), ``num_preemptions`` of its sequences, their
+    tokens once it is over (``num_output``), whether it was ``aborted``.
     """
 
     id: str
@@ -68,6 +68,7 @@ class Request:
     first_token_s: float = 0.0
     ended_s: float = 0.0
     num_preemptions: int = 0
+    num_output: int = 0
     aborted: bool = False
     client: str = ""
     weight: float = 1.0

@@ -50,7 +50,7 @@ class Deployment:
         self.server = MemoryServer()
         self.names = Names(self.settings.name)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._runs: dict[str, asyncio.Task[None]] = {}
         self.actors: list[Actor] = []
 
@@ -61,9 +61,11 @@ class Deployment:
 
     def stop(self) -> None:
         self.release()
-        self.do(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
+        try:
+            self.do(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(20)
         self._loop.close()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
@@ -71,9 +73,10 @@ class Deployment:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(READY_S)
 
     async def _start(self) -> None:
-        self.actors = make_actors(self.settings, self.server)
-        executor = self._actor("executor-0")
-        self.bus = executor.bus = HeldBus(self.server, self.names)
+        self.bus = HeldBus(self.server, self.names)
+        self.actors = make_actors(
+            self.settings, lambda kind: self.bus if kind == "executor" else MemoryBus(self.server, self.names)
+        )
         for actor in self.actors:
             self._run(actor)
         await self._until(lambda: self.ingress.context is not None and not self.ingress.context.missing(), READY_S)

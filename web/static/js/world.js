@@ -136,7 +136,7 @@ export class World extends EventTarget {
     const living = new Map();
     rows.forEach((row, index) => {
       const request = { ...row, state: "", sequences: [], endedState: OUTCOMES[row.outcome] };
-      if (index < numOver) this.over.push(request);
+      if (index < numOver) this.over.push({ ...request, sequences: this.requests.get(row.id)?.sequences ?? [] });
       else living.set(row.id, request);
     });
     if (this.over.length > KEPT_OVER) this.over.splice(0, this.over.length - KEPT_OVER);

@@ -10,6 +10,7 @@ import orjson
 
 from bus.contract import Bus
 from web.membership import Membership
+from web.shapes.translated import named
 
 POLL_S = 0.05
 """How often it is looked for further events of a response that is computed in the background."""
@@ -73,6 +74,7 @@ class Responses:
     async def events(self, response_id: str, owner: str, after: int) -> AsyncIterator[bytes]:
         """All events with a higher number, as they come, until the last one."""
         piece = waited = 0
+        number = -1
         while True:
             (found,) = await self._bus.get_state(f"response-events:{response_id}:{piece}")
             if found is not None:
@@ -87,7 +89,11 @@ class Responses:
             waited += 1
             if waited % GONE_POLLS == 0:
                 record = await self.find(response_id, owner)
-                if record is None or record["response"]["status"] == "failed":
+                if record is None:
+                    return
+                if record["response"]["status"] == "failed":
+                    failed = {"type": "response.failed", "sequence_number": number + 1, "response": record["response"]}
+                    yield named(failed)
                     return
             await asyncio.sleep(POLL_S)
 

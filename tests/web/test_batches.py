@@ -208,6 +208,25 @@ async def test_a_wrong_file_fails(world: World) -> None:
     assert world.backend.requests == []
 
 
+async def test_a_file_that_goes_away(world: World) -> None:
+    """Its batch fails, and nothing else does."""
+    world.backend.answers = False
+    await world.begin(max_num_jobs=1)
+    file_id = await world.upload(ask("a"), ask("b"))
+    batch_id = await world.batch(file_id)
+    await world.backend.requested(1)
+    await world.leave()
+    await world.client.files.delete(file_id)
+    world.backend.answers = True
+    await world.begin()
+    batch = await world.ended(batch_id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert [each.code for each in batch.errors.data or []] == ["file_not_found"]
+    other = await world.ended(await world.batch(await world.upload(ask("c"))))
+    assert other.status == "completed"
+
+
 async def test_what_is_refused(world: World) -> None:
     """Each with the field's name."""
     file_id = await world.upload(ask("a"))

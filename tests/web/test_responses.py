@@ -154,6 +154,10 @@ async def test_an_ingress_that_is_gone(served: Served, client: openai.AsyncOpenA
     left = {**record, "address": "ingress-7@1", "response": {**record["response"], "status": "in_progress"}}
     await served.backend.bus.put_state(name, left)
     assert (await client.responses.retrieve(response.id)).status == "failed"
+    await served.backend.bus.delete_state(f"response-events:{response.id}:1", f"response-events:{response.id}:2")
+    events = [event async for event in await client.responses.retrieve(response.id, stream=True)]
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert [event.sequence_number for event in events] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

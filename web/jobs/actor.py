@@ -19,7 +19,7 @@ from bus.contract import Bus, BusError, BusUnavailable, Entry
 from bus.messages import BatchQueued, Job, JobResult
 from bus.outbox import Outbox
 from bus.streams import JOBS_GROUP, address_of
-from web.files.store import OVER, Record, open_store
+from web.files.store import OVER, Record, Store, open_store
 from web.inbox import Inbox
 from web.jobs.batches import BatchRun
 from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
@@ -37,6 +37,7 @@ MAX_DELIVERIES = 20
 """A job that has been taken up so often without an end is given up: perhaps it is what ends its actors."""
 LEAST_WINDOW = 16
 RECORD_TRIES = 50
+DISK_RETRY_S = 10.0
 BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_KEY_CHARS = 512
 
@@ -162,9 +163,22 @@ class JobsActor(Actor):
         if batch is None or self._store is None:
             self.log.error("a batch has no record here: is --files-dir the same folder everywhere?", id=batch_id)
         elif batch["status"] not in OVER:
-            run = BatchRun(self._store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log)
-            await run.run()
+            await self._run_batch(self._store, batch, entry.deliveries)
         await self._settling.end(entry)
+
+    async def _run_batch(self, store: Store, batch: Record, deliveries: int) -> None:
+        """A disk that is full is waited for; nothing else keeps a batch from its end."""
+        while True:
+            run = BatchRun(store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log)
+            try:
+                if deliveries > MAX_DELIVERIES:
+                    return run.fail("given_up", f"The batch was taken up {deliveries} times without an end.")
+                return await run.run()
+            except FileNotFoundError:
+                return run.fail("file_not_found", "The input file is gone.")
+            except OSError as error:
+                self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
+                await asyncio.sleep(DISK_RETRY_S)
 
     async def _find_batch(self, batch_id: str) -> Record | None:
         """Its record, which is written a moment after it is queued."""

@@ -118,8 +118,14 @@ class BatchRun:
                 self._stopped = CANCELLED
             elif time.time() >= self.batch["expires_at"]:
                 self._stopped = EXPIRED
-            self._note("in_progress", request_counts=self._counts(progress))
+            if (counts := self._counts(progress)) != self.batch["request_counts"]:
+                self._note("in_progress", request_counts=counts)
             await asyncio.sleep(SHOW_S)
+
+    def fail(self, code: str, message: str) -> None:
+        """It cannot be worked off."""
+        error = {"code": code, "line": None, "message": message, "param": None}
+        self._note("failed", errors={"object": "list", "data": [error]})
 
     # -- records and files --------------------------------------------------------------------------------------------
     def _counts(self, progress: Progress) -> dict[str, int]:

@@ -415,6 +415,11 @@ class SchedulerActor(Actor):
             case RequestOver(request_id):
                 if (entry := self._entries.pop(request_id, None)) is not None:
                     self._settled(entry)
+            case Note("request given up", fields):
+                entry = self._entries[str(fields["request_id"])]
+                self.log.error("dead letter", id=str(entry.id), **fields)
+                self._meters.dead.inc()
+                self.spawn(self._bury(entry, str(fields["reason"])), "dead letter")
             case Note("preempted", fields):
                 self._preempted[str(fields["request_id"])] += 1
             case Note(event, fields):

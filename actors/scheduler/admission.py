@@ -33,6 +33,10 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
                 candidates[fleet.row(sequence.replica)] = False
             continue
         able = candidates & fleet.can_hold(sequence)
+        if sequence.suspect:
+            able &= _without_suspect(fleet)
+            if not np.count_nonzero(able):
+                continue  # those behind do not wait for it
         chosen = choose(sequence, fleet, able) or _displace_jobs(sequence, fleet, able)
         if chosen is None:
             candidates &= ~able
@@ -45,6 +49,10 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
         row = fleet.row(replica)
         candidates[row] &= fleet.open[level, row]
     return admitted
+
+
+def _without_suspect(fleet: Fleet) -> Rows:
+    return np.array([not replica.tries_suspect for replica in fleet.replicas], bool)
 
 
 def _displace_jobs(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer] | None:

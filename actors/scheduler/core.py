@@ -111,7 +111,8 @@ class Core:
             case ReplicaSuspended():
                 self.planner.suspend(message.replica)
             case ReplicaLost():
-                self.planner.lose(message.replica, message.reason)
+                for request in self.planner.lose(message.replica, message.reason):
+                    self.lifecycle.give_up(request)
                 for detokenizer in message.deaf:
                     self.lifecycle.lose_listener(detokenizer)
             case IngressLost():

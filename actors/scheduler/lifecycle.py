@@ -225,6 +225,12 @@ class Lifecycle:
             self._fail(request.ingress, refusal.of_operator(request))
             self.abort(request_id)
 
+    def give_up(self, request: Request) -> None:
+        """End a request under which one executor after the other was lost."""
+        self._out.append(Note("request given up", {"request_id": request.id, "reason": "executors end computing it"}))
+        self._fail(request.ingress, refusal.of_losses(request))
+        self.abort(request.id)
+
     def abort(self, request_id: str) -> None:
         """End a request of which nobody wants to know any more."""
         request = self._find(request_id)

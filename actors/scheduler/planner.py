@@ -20,7 +20,7 @@ from actors.scheduler.fleet import Fleet
 from actors.scheduler.order import INTERACTIVE, JOB, Jobs
 from actors.scheduler.pacing import Pacer
 from actors.scheduler.replica import Replica
-from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.sequence import MOST_LOSSES, Request, Sequence, State
 from actors.scheduler.shares import Shares
 from actors.scheduler.waiting import Waiting
 from bus.messages import SequencesNamed
@@ -213,19 +213,21 @@ class Planner:
             self.replicas[name].suspend()
             self.fleet.touch(self.replicas[name])
 
-    def lose(self, name: str, reason: str) -> None:
-        """A replica is gone: what ran there waits."""
+    def lose(self, name: str, reason: str) -> list[Request]:
+        """A replica is gone: what ran there waits. Returns the requests that have had their tries."""
         replica = self.replicas.pop(name, None)
         if replica is None:
-            return
+            return []
         self.next_steps[name] = replica.step + 1
         self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         self._past_preemptions += replica.num_preemptions
         sequences = replica.give_up()
         for sequence in sequences:
+            sequence.note_loss()
             self.waiting.add(sequence)
         who = {"replica": name, "reason": reason, "requests": [each.request.id for each in sequences]}
         self._out.append(Note("replica left", who))
+        return list({each.request.id: each.request for each in sequences if each.num_losses >= MOST_LOSSES}.values())
 
     def take_back(self) -> None:
         """What has a slot but was never announced has nobody to be announced to: it waits."""

@@ -98,3 +98,9 @@ def of_operator(request: Request) -> RequestFailed:
     """An operator has ended the request while its client waited."""
     text = "The request was cancelled by an operator of the server."
     return RequestFailed(request_id=request.id, status=409, error_type="request_cancelled", message=text)
+
+
+def of_losses(request: Request) -> RequestFailed:
+    """Executors end, one after the other, as they compute it."""
+    text = "The request failed repeatedly and was given up."
+    return RequestFailed(request_id=request.id, status=500, error_type="internal_error", message=text)

@@ -334,6 +334,12 @@ class Replica:
             self.index.insert_all(sequence.hashes, sequence.blocks, start, end)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
+    @property
+    def tries_suspect(self) -> bool:
+        """Whether a sequence runs here that may be what ends executors, and has not shown yet that it is not."""
+        known = self.running.known
+        return any(each.suspect and known[each.slot] <= each.num_tokens_at_loss for each in self.running.occupied())
+
     def remove(self, sequence: Sequence) -> None:
         """The sequence gives up slot and blocks, its beams too. Its state is the caller's to set."""
         if sequence.lanes is not None:

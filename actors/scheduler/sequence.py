@@ -15,6 +15,9 @@ from bus.messages import END_NONE, SamplingParams, TokenizedRequest
 
 SEQUENCE_IDS = 2**20
 """Ids of sequences that live at the same time differ modulo this."""
+SUSPECT_LOSSES, MOST_LOSSES = 2, 4
+"""Executors lost in a row under a sequence without a token of it: from when it is tried apart from others like it, and
+when its request is given up."""
 
 if TYPE_CHECKING:
     from actors.scheduler.lanes import Lanes
@@ -95,6 +98,7 @@ class Sequence:
     computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
     number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
     takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
+    ``num_losses``: replicas lost under it in a row without a token in between, when it had ``num_tokens_at_loss``.
     ``lanes``: of a beam search, the beams that it is one of. ``started``: its request's detokenizer knows it. ``end``:
     how its tokens ended it, if they did; ``scores``: what clients asked to know of them.
     """
@@ -124,6 +128,19 @@ class Sequence:
     end: int = END_NONE
     scores: Scores = field(default_factory=Scores)
     lanes: Lanes | None = None
+    num_losses: int = 0
+    num_tokens_at_loss: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """It may be what ends executors: it is tried again only where no other suspect is."""
+        return self.num_losses >= SUSPECT_LOSSES
+
+    def note_loss(self) -> None:
+        """The replica that it ran on is gone. (All its known tokens are here.)"""
+        progress = len(self.tokens) > self.num_tokens_at_loss
+        self.num_losses = 1 if progress else self.num_losses + 1
+        self.num_tokens_at_loss = len(self.tokens)
 
     @property
     def head(self) -> Sequence:

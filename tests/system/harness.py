@@ -137,6 +137,18 @@ class System:
         next(actor for actor in self.actors if actor.name == name).request_drain()
         await self._runs.pop(name)
 
+    async def restart_failed_executors(self) -> int:
+        """Another life for those that have ended with an error; returns how many."""
+        failed = [name for name, run in self._runs.items() if run.done() and name.startswith("executor")]
+        for name in failed:
+            with contextlib.suppress(Exception):
+                await self._runs.pop(name)
+            ended = next(actor for actor in self.actors if actor.name == name)
+            self.actors.remove(ended)
+            await ended.bus.close()
+            await self.add_executor(name)
+        return len(failed)
+
     async def kill(self, name: str) -> None:
         """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
         run = self._runs.pop(name)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from actors.cli import main
+from actors.scheduler.sequence import MOST_LOSSES
 from bus.contract import Bus
 from bus.dead_letters import read_dead_letters
+from bus.messages import StepPlan
 from bus.redis_bus import RedisBus
 from bus.streams import Names
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually
+from tests.system.harness import eventually, running
 from tests.system.serving import Client, serving
 
 POISON = "poison"
@@ -99,3 +101,36 @@ async def test_poison(folder, redis_url, redis_names, capsys, monkeypatch, stage
         assert await dead_letters(redis_names, redis_url, "drop", "--all") == 0
         assert await read_dead_letters(bus, redis_names, stage) == []
         assert (await client.post("completions", prompt=PROMPTS[0], **body))["choices"] == good[0]
+
+
+async def test_poison_of_executors(folder, redis_bus_factory, monkeypatch):
+    """A request that ends every executor that takes it is given up after a few; those beside it are answered."""
+    from actors.executor.engine import Engine
+
+    submit, bad_token = Engine.submit, 299
+
+    def fails(self: Engine, plan: StepPlan, epoch: int) -> None:
+        if bad_token in plan.new_token_ids:
+            raise RuntimeError("a bug")
+        submit(self, plan, epoch)
+
+    monkeypatch.setattr(Engine, "submit", fails)
+    async with running(folder, redis_bus_factory, lease_ttl_s=1.0) as system:
+        good = [system.submit(prompt, max_tokens=8)[1] for prompt in PROMPTS]
+        name, _ = system.submit([7, bad_token], max_tokens=8)
+        lives = 0
+        while not await system.failures():
+            lives += await system.restart_failed_executors()
+            await asyncio.sleep(0.02)
+
+        assert [len(tokens) for tokens in await asyncio.gather(*good)] == [8] * len(PROMPTS)
+        assert [(failure.request_id, failure.status) for failure in await system.failures()] == [(name, 500)]
+        assert 1 < lives <= MOST_LOSSES + 1
+        await system.restart_failed_executors()
+
+        async def kept() -> bool:
+            letters = await read_dead_letters(system.bus, system.names, "scheduler")
+            return [letter.request_id for letter in letters] == [name]
+
+        await eventually(kept)
+        await system.bus.delete(system.names.dead_letters("scheduler"))

@@ -12,6 +12,7 @@ from actors.dead_letters_command import add_command as add_dead_letters_command
 from actors.dead_letters_command import run_command as run_dead_letters_command
 from actors.executor.compile_command import add_command as add_compile_command
 from actors.executor.compile_command import run_command as run_compile_command
+from actors.executor.preload import preload_torch
 from actors.garbage import collect_seldom
 from actors.jobs.command import add_commands as add_jobs_commands
 from actors.jobs.command import run_command as run_jobs_command
@@ -103,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _serve(settings)
         if arguments.command == "actor":
             collect_seldom()
+            if arguments.kind == "executor":
+                preload_torch()
             from actors.process import run_actor
 
             return run_actor(arguments.kind, settings)

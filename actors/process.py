@@ -21,6 +21,7 @@ from actors.garbage import keep_what_is_there
 from actors.gpus import list_gpus, take_free_gpu
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError
+from bus.without import without
 
 CLASSES = {
     "ingress": ("web.app", "IngressActor"),
@@ -93,8 +94,19 @@ def choose_gpu(settings: Settings) -> None:
 def run_actor(kind: str, settings: Settings) -> int:
     """Run one actor until it ends; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        contextlib.nullcontext() if kind == "executor" else _without_torch(),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         return runner.run(_life(kind, settings))
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """transformers imports torch for a tokenizer too if it is there, which takes longer than all else in a start."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
+    with without("torch"):
+        yield
 
 
 async def _life(kind: str, settings: Settings) -> int:

@@ -248,7 +248,7 @@ class Settings:
     enforce_eager: bool = setting(False, help="do not use CUDA graphs", group=ENGINE)
     max_cudagraph_capture_size: int | None = setting(
         None,
-        help="most tokens of a step that runs from a CUDA graph (default: 2048, fewer for models whose steps compute "
+        help="most tokens of a step that runs from a CUDA graph (default: 4096, fewer for models whose steps compute "
         "for longer than they take to launch)",
         group=ENGINE,
         low=1,

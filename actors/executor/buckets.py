@@ -52,6 +52,14 @@ def token_sizes(largest: int) -> list[int]:
     return [*sizes, largest]
 
 
+def _shares(size: int, factor: int) -> list[int]:
+    """``size``, and again and again the part of it that is smaller by ``factor``."""
+    sizes = [size]
+    while sizes[-1] >= factor:
+        sizes.append(sizes[-1] // factor)
+    return sizes
+
+
 class Buckets:
     """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block."""
 
@@ -69,16 +77,17 @@ class Buckets:
         return self._mixed(self._rows[-1], self._tokens[-1])
 
     def first(self) -> list[Bucket]:
-        """The largest and its halves, which hold any step with prompts that a bucket holds, padded to at most twice its
-        tokens, and those for powers of two of decodes: together they need every kernel that there is."""
-        largest, mixed = self.largest(), []
-        tokens = largest.tokens
-        while tokens > largest.rows:
-            mixed.append(self._mixed(largest.rows, tokens))
-            tokens //= 2
-        mixed.append(self._mixed(largest.rows, largest.rows))
-        sizes = [size for size in self._decodes if size & (size - 1) == 0 or size == self._decodes[-1]]
-        return list(dict.fromkeys([*mixed, *(Bucket(size, size) for size in reversed(sizes))]))
+        """Few that hold any step that a bucket holds: those with prompts padded to at most twice its tokens, decodes to
+        at most eight times their rows; the largest before all."""
+        largest = self.largest()
+        mixed = [self._mixed(largest.rows, size) for size in _shares(largest.tokens, 2)]
+        decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
+        return list(dict.fromkeys(bucket for bucket in mixed + decodes if bucket is not None))
+
+    def telling(self) -> list[Bucket]:
+        """The first, and decodes of powers of two: together they need every kernel that there is."""
+        powers = [Bucket(size, size) for size in reversed(self._decodes) if size & (size - 1) == 0]
+        return list(dict.fromkeys([*self.first(), *powers]))
 
     def later(self) -> list[Bucket]:
         """All others for decodes alone, and those of prompts beside a full batch and a nearly empty one."""

@@ -237,7 +237,9 @@ class Engine:
             if self._pool is None:
                 self._step_on_cpu(queued)
             else:
-                self._launch(queued, self._pool)
+                readback = self._pool.take()
+                with nullcontext() if self._graphs is None else self._graphs.paused():
+                    self._launch(queued, readback)
 
     def _check_order(self, queued: _Queued) -> None:
         """Plans of one scheduler come without gaps; those of a new one find an empty batch."""
@@ -267,8 +269,7 @@ class Engine:
             self._spans.add("device", queued.plan.step, launched_s, launched_s + busy_s)
         self._finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
 
-    def _launch(self, queued: _Queued, pool: ReadbackPool) -> None:
-        readback = pool.take()
+    def _launch(self, queued: _Queued, readback: Readback) -> None:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,6 +47,8 @@ class Graphs:
         self._missed: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._asked: set[Bucket] = set()
         self._closed = False
+        self._undisturbed = threading.Event()
+        self._undisturbed.set()
         self._pool: Any = None
 
     def bucket(self, work: StepWork) -> Bucket | None:
@@ -72,12 +75,12 @@ class Graphs:
 
         On the meta device, where there is nothing to capture, their passes are run once.
         """
-        buckets = self.buckets.first()
+        buckets, first = self.buckets.telling(), self.buckets.first()
         gc.collect()
         for done, bucket in enumerate(buckets):
             with runner.model.few_layers():
                 _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
-            if not runner.kv_cache.is_meta:
+            if bucket in first and not runner.kv_cache.is_meta:
                 torch.cuda.current_stream().synchronize()
                 self._capture(runner, bucket)
             progress((done + 1) / len(buckets))
@@ -100,6 +103,16 @@ class Graphs:
                 self._capture(runner, bucket)
                 captured(began_s)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this block a capture waits before its next layer: both hold Python's lock again and again for moments, and
+        would take several times as long."""
+        self._undisturbed.clear()
+        try:
+            yield
+        finally:
+            self._undisturbed.set()
+
     @property
     def complete(self) -> bool:
         """Nothing is missing, and nothing is being captured. Any thread."""
@@ -116,7 +129,7 @@ class Graphs:
         with _no_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                logits, sampled = padded_pass(runner, bucket)
+                logits, sampled = padded_pass(runner, bucket, self._undisturbed.wait)
             except BaseException as error:
                 _end_broken_capture(graph)
                 raise EngineError(
@@ -136,10 +149,12 @@ def empty_step() -> StepWork:
     )  # fmt: skip
 
 
-def padded_pass(runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+def padded_pass(
+    runner: Runner, bucket: Bucket, pause: Callable[[], object] = lambda: None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
     header = runner.uploader.header
-    hidden = runner.padded_forward(bucket)
+    hidden = runner.padded_forward(bucket, pause)
     if bucket.spans:
         hidden = hidden.index_select(0, header.hidden_index[: bucket.rows])
     logits = runner.model.logits(hidden)

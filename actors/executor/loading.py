@@ -28,7 +28,7 @@ from kernels.attention_library import scratch_bytes
 LAUNCH_FLOPS = 6_000_000_000_000
 """Products of a step that take the device about as long as the host takes to launch all kernels: 10 ms of an H200. A
 larger step gains nothing from a graph, and would be padded."""
-MAX_GRAPH_TOKENS = 2048
+MAX_GRAPH_TOKENS = 4096
 
 Progress = Callable[[str, float], None]
 """Called with the phase ("weights", "kernels", "kv cache", "graphs") and the done share of it, 0..1."""

@@ -105,11 +105,11 @@ class Runner:
             max_context_len=work.max_context_len, prefills=_prefills(work),
         )  # fmt: skip
 
-    def padded_forward(self, bucket: Bucket) -> torch.Tensor:
+    def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
         """The same for whatever step is padded to ``bucket``: hidden states [tokens, H]."""
         return self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
-            max_context_len=self.limits.max_model_len, num_spans=bucket.spans,
+            max_context_len=self.limits.max_model_len, num_spans=bucket.spans, pause=pause,
         )  # fmt: skip
 
     def _forward(
@@ -122,6 +122,7 @@ class Runner:
         max_context_len: int,
         num_spans: int = 0,
         prefills: tuple[LongRow, ...] = (),
+        pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
@@ -152,7 +153,7 @@ class Runner:
             decode_lens=header.decode_lens[:num_rows] if num_spans else None,
             spans=header.spans[:num_spans] if num_spans else None,
         )
-        return self.model.forward(input_ids, positions, self.kv_cache, batch)
+        return self.model.forward(input_ids, positions, self.kv_cache, batch, pause)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""

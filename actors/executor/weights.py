@@ -10,7 +10,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +53,18 @@ def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, pro
 
 def fill_with_noise(model: LlamaModel, seed: int) -> None:
     """Normal random weights, made on the model's own device; norms are ones and biases zeros."""
-    import_module("torch._prims.rng_prims")  # generators need it, and what imports the engine has left it out
-    generator = torch.Generator(device=model.parameters.device).manual_seed(seed)
+    generator = _make_generator(model.parameters.device).manual_seed(seed)
     for tensor, mean, std in model.parameters.tensors:
         if std:
             tensor.normal_(mean, std, generator=generator)
         else:
             tensor.fill_(mean)
+
+
+def _make_generator(device: torch.device) -> torch.Generator:
+    """A copy of the device's own generator: to make one otherwise, parts of torch would be imported first."""
+    default = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    return default.clone_state()
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -74,9 +74,15 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        batch: AttentionBatch,
+        pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
-        """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm.
+        """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm. ``pause`` is called before each
+        layer.
 
         ``residual`` is the sum of all outputs so far; each norm adds the newest output to it on the way.
         """
@@ -85,6 +91,7 @@ class LlamaModel:
         hidden = self.layers[0].attention_norm(residual)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            pause()
             hidden = layer.attention(hidden, positions, kv_cache, attention)
             hidden = layer.mlp(layer.mlp_norm.add(hidden, residual))
             hidden = next_norm.add(hidden, residual)

@@ -11,6 +11,7 @@ In a ``config.json``: ``"architectures": ["OracleForCausalLM"]``, one head of di
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +27,12 @@ class OracleModel(LlamaModel):
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        batch: AttentionBatch,
+        pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> [T, 2]."""
         time.sleep(0.001 * self.config.num_layers)

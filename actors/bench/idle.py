@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from actors.bench.timeline import DEVICE, Span
 from actors.bench.watch import Step
 from actors.spans import CAPTURE, EAGER, LAUNCH
 
+LONGEST = 5
 WAITS = ("a plan to be made", "the bus", "the executor's thread", "its launch")
 
 
-def idle_times(steps: Sequence[Step], spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds without a step on the device between the first and the last, by what the next step waited for meanwhile:
-    it is planned, then received, then taken from the queue, then launched."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time without a step on the device: when it began (wall clock), and the seconds spent on each of ``WAITS``."""
+
+    began_s: float
+    waited_s: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.waited_s)
+
+
+def pauses(steps: Sequence[Step], spans: Iterable[Span]) -> list[Pause]:
+    """Those between the first step and the last, by what the next step waited for meanwhile: it is planned, then
+    received, then taken from the queue, then launched."""
     about = {step.number: step for step in steps}
     spans = list(spans)
     device = sorted((span for span in spans if span.lane == DEVICE and span.step in about), key=lambda s: s.began_s)
     launch_began_s = {span.step: span.began_s for span in spans if span.name in (LAUNCH, EAGER)}
-    idle = dict.fromkeys(WAITS, 0.0)
+    found = []
     for before, span in pairwise(device):
-        step = about[span.step]
-        stages = (step.planned_s, step.received_s, launch_began_s.get(span.step, step.launched_s), span.began_s)
-        at = before.ended_s
-        for wait, until in zip(WAITS, stages, strict=True):
+        step, at = about[span.step], before.ended_s
+        waited_s = []
+        for until in (step.planned_s, step.received_s, launch_began_s.get(span.step, step.launched_s), span.began_s):
             until = min(until, span.began_s)
-            idle[wait] += max(until - at, 0.0)
+            waited_s.append(max(until - at, 0.0))
             at = max(at, until)
-    return idle
+        found.append(Pause(before.ended_s, tuple(waited_s)))
+    return found
 
 
 def report(steps: Sequence[Step], spans: Sequence[Span]) -> str:
@@ -53,7 +67,18 @@ def report(steps: Sequence[Step], spans: Sequence[Span]) -> str:
     captures = [span.ended_s - span.began_s for span in spans if span.name == CAPTURE]
     if captures:
         lines.append(f"{len(captures)} graphs captured meanwhile, in {sum(captures):.3f} s")
-    idle = idle_times(steps, spans)
-    parts = ", ".join(f"{wait} {seconds * 1e3:.1f}" for wait, seconds in idle.items())
-    lines.append(f"device idle {sum(idle.values()) / wall_s:.2%} of {wall_s:.3f} s; it waited, ms, for {parts}")
+    idle = pauses(steps, spans)
+    total = [sum(times) * 1e3 for times in zip(*(pause.waited_s for pause in idle), strict=True)]
+    parts = ", ".join(f"{wait} {waited_ms:.1f}" for wait, waited_ms in zip(WAITS, total, strict=True))
+    lines.append(f"device idle {sum(total) / 1e3 / wall_s:.2%} of {wall_s:.3f} s; it waited, ms, for {parts}")
+    longest = sorted(idle, key=lambda pause: pause.seconds, reverse=True)[:LONGEST]
+    shown = [
+        f"{pause.seconds * 1e3:.1f} after {pause.began_s - steps[0].launched_s:.2f} s ({WAITS[_most(pause.waited_s)]})"
+        for pause in longest
+    ]
+    lines.append(f"longest pauses, ms: {', '.join(shown)}")
     return "\n".join(lines)
+
+
+def _most(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)

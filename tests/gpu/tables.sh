@@ -34,6 +34,7 @@ start() { # MODEL
 online() { # WORKLOAD: of a server of llama8b that is started for the first
   if [ -z "${server:-}" ]; then
     python3 -m actors.cli serve "$shapes/llama8b" --load-format dummy --served-model-name llama8b --port 8790 \
+      --itl-target-ms 40 \
       "${options[@]}" >"$out/serve.log" 2>&1 &
     server=$!
     for _ in $(seq 600); do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.bench.idle import WAITS, idle_times, report
+from actors.bench.idle import pauses, report
 from actors.bench.timeline import Span, make_spans
 from actors.bench.watch import Step
 
@@ -34,10 +34,13 @@ def test_a_pause_belongs_to_what_the_next_step_waited_for() -> None:
     executor = [("launch", each.number, each.launched_s, each.launched_s + 0.5 * MS) for each in steps]
     spans = make_spans(steps, [], executor + [device(each.number) for each in steps])
 
-    idle = idle_times(steps, spans)
+    idle = pauses(steps, spans)
 
-    expected = dict.fromkeys(WAITS, 2.5)
-    assert {wait: seconds / MS for wait, seconds in idle.items()} == pytest.approx(expected)
+    assert [sum(times) / MS for times in zip(*(pause.waited_s for pause in idle), strict=True)] == pytest.approx(
+        [2.5] * 4
+    )
+    assert [pause.seconds / MS for pause in idle] == pytest.approx([2.0] * 5)
+    assert [pause.began_s / MS for pause in idle] == pytest.approx([18, 28, 38, 48, 58])
 
 
 def test_steps_are_counted_by_kind() -> None:
@@ -54,9 +57,10 @@ def test_steps_are_counted_by_kind() -> None:
     ]  # fmt: skip
     assert [line.split()[-2] for line in lines[1:4]] == ["4.0", "11.0", "13.0"]
     assert lines[4] == "1 graphs captured meanwhile, in 0.007 s"
+    assert lines[6] == "longest pauses, ms: 2.0 after 0.02 s (its launch), 2.0 after 0.03 s (its launch)"
 
 
 def test_steps_of_which_the_device_notes_nothing_are_left_out() -> None:
     """The spans may begin later than the steps."""
     steps = [step(1, 0, 0, 0), step(2, 0, 0, 0)]
-    assert sum(idle_times(steps, [Span("device", "step", 2, 0.02, 0.028)]).values()) == 0.0
+    assert pauses(steps, [Span("device", "step", 2, 0.02, 0.028)]) == []

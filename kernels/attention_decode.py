@@ -21,12 +21,14 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head."""
+    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head; registers: the most of a thread,
+    None for as many as the compiler likes."""
 
     tile: int
     programs: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -124,8 +126,10 @@ def _decode_kernel(
     table = tables_ptr + slot * stride_table
     place = tile_begin * TILE + tl.arange(0, TILE)
     next_block = tl.load(table + place // BLOCK_SIZE, mask=place < length, other=0)
-    if PDL and SETTLED:
-        gdc_wait()
+    if PDL:
+        gdc_launch_dependents()
+        if SETTLED:
+            gdc_wait()
     while item < end_item:
         # The next item's numbers are asked for before this one's tiles, its first blocks before this one's result.
         fields = items_ptr + (item + 1) * 8
@@ -187,8 +191,6 @@ def _decode_kernel(
             tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < GROUP)
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
-    if PDL:
-        gdc_launch_dependents()  # not before: waiting programs of the merge would take room from these
 
 
 @triton.jit
@@ -266,7 +268,7 @@ def decode_attention(
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
         GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile, BLOCK_HEADS=max(16, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.registers,
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)
     _merge_kernel[(q_heads, len(plan.merges))](

@@ -32,7 +32,7 @@ class PrefillConfig:
 def prefill_config(
     max_query_len: int, max_context_len: int, head_dim: int, element_size: int, *, float8: bool = False
 ) -> PrefillConfig:
-    """The launch shape; element_size in bytes, of queries; ``float8``: whether the cache is, which changes the tile only.
+    """The launch shape; element_size in bytes, of queries; ``float8``: of the cache, which changes ``tile`` only.
     float32 runs without tensor cores, so its tiles are small."""
     padded = next_power_of_2(head_dim)
     if element_size > 2:

@@ -21,14 +21,12 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head; registers: the most of a thread,
-    None for as many as the compiler likes."""
+    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head."""
 
     tile: int
     programs: int
     num_warps: int
     num_stages: int
-    registers: int | None = None
 
 
 def num_multiprocessors(device: torch.device) -> int:
@@ -268,7 +266,7 @@ def decode_attention(
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
         GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile, BLOCK_HEADS=max(16, next_power_of_2(group)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
-        num_warps=config.num_warps, num_stages=config.num_stages, maxnreg=config.registers,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)
     _merge_kernel[(q_heads, len(plan.merges))](

@@ -19,7 +19,6 @@ from kernels.triton_import import next_power_of_2, tl, triton
 
 MIN_TOKENS = 64
 """Of a program at least, where there are enough: merging a piece costs about as much as reading so many tokens."""
-FEW_PROGRAMS, MAX_LEAST = 8, 64
 INVARIANT_TOKENS, INVARIANT_PIECES = 256, 16
 """Least tokens of a piece and most pieces of a row under ``invariant``."""
 ITEM_FIELDS = 8
@@ -67,8 +66,6 @@ def _plan_kernel(
     window,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    FEW_PROGRAMS: tl.constexpr,
-    MAX_LEAST: tl.constexpr,
     INVARIANT_PIECES: tl.constexpr,  # 0: balanced
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -88,8 +85,7 @@ def _plan_kernel(
     total = tl.sum(tiles, axis=0)
     # Program p has the tiles from p * share on. Rounded up, a share leaves some programs without any, but the longest
     # would not be shorter otherwise, and rows are cut into fewer pieces.
-    least = tl.maximum(tl.minimum(total // FEW_PROGRAMS, MAX_LEAST), MIN_TILES)
-    share = tl.maximum((total + programs - 1) // programs, least)
+    share = tl.maximum((total + programs - 1) // programs, MIN_TILES)
     last_program = tl.maximum((total + share - 1) // share, 1) - 1
     first_program = tl.minimum(begin // share, last_program)
     if INVARIANT_PIECES > 0:
@@ -171,7 +167,6 @@ def plan_decodes(
         context_lens, slots, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
         window,
         TILE=tile, MIN_TILES=max(1, (INVARIANT_TOKENS if invariant else MIN_TOKENS) // tile),
-        FEW_PROGRAMS=FEW_PROGRAMS, MAX_LEAST=max(1, MAX_LEAST // tile),
         INVARIANT_PIECES=INVARIANT_PIECES if invariant else 0,
         BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip

@@ -16,10 +16,9 @@ from kernels.linear_tile import add_bias, prefetch_rows, silu_mul_tile, split_ga
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import TensorDescriptor, next_power_of_2, tl, triton
 
-PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64
-"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, if there
-are at most so many tokens: the time of a small product is that of reaching the memory. Larger weights would only
-push each other out."""
+PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, range(2, 65)
+"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for that many tokens:
+the time of small products is mostly that of the way to the memory. Larger weights would push each other out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +146,8 @@ def tiles_linear(
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
         )
-    prefetched = size // config.splits // 64 * 64
-    if weight.nbytes > PREFETCHED_BYTES or num_tokens > PREFETCHED_TOKENS:
-        prefetched = 0
+    wanted = weight.nbytes <= PREFETCHED_BYTES and num_tokens in PREFETCHED_TOKENS
+    prefetched = size // config.splits // 64 * 64 if wanted else 0
     grid = (-(-num_tokens // config.tokens), -(-num_rows // config.rows), config.splits)
     _tiles_kernel[grid](
         *sources,

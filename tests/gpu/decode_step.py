@@ -56,9 +56,7 @@ class DecodeStep:
         state = self.runner.state
         state.columns.view(torch.float32)[TEMPERATURE].fill_(0.6)
         state.tokens.random_(0, config.vocab_size)
-        order = np.random.default_rng(0).permutation(self.limits.num_blocks)
-        tables = np.resize(order, state.block_tables.shape).astype(np.int32)
-        state.block_tables.copy_(torch.from_numpy(tables))
+        self._order = np.random.default_rng(0).permutation(self.limits.num_blocks)
 
     def send(self, rows: int, context: int | list[int]) -> Bucket:
         """Tell the device that ``rows`` rows decode their token number ``context``, or each one of its own."""
@@ -71,6 +69,11 @@ class DecodeStep:
             sequence_ids=ints[:rows], length_ended=work.length_ended, can_stop=work.can_stop, end_ids=work.end_ids,
             deltas={}, any_random=True,
         )  # fmt: skip
+        tables = np.zeros(self.runner.state.block_tables.shape, np.int32)
+        used = lengths // BLOCK_SIZE + 1
+        for row, end in enumerate(used.cumsum()):
+            tables[row, : used[row]] = np.take(self._order, range(end - used[row], end), mode="wrap")
+        self.runner.state.block_tables.copy_(torch.from_numpy(tables))
         bucket = Bucket(rows, rows)
         self.runner.uploader.send(work, bucket)
         return bucket

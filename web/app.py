@@ -151,7 +151,7 @@ class IngressActor(Actor):
             "max_model_len": model.max_model_len,
             "deployment": self.settings.name,
             "ingress": self.name,
-            "takes_batches": any(route.path == "/v1/batches" for route in ROUTES),
+            "takes_batches": self.settings.files_dir is not None,
             "restarts_alone": not (self.settings.bus or "").startswith("memory:"),
         }
         own = self.name, self.metrics.snapshot

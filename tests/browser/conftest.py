@@ -16,9 +16,9 @@ PATIENCE_MS = 20_000
 
 
 @pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """The shipped model behind real actors."""
-    started = Deployment()
+    started = Deployment(files_dir=str(tmp_path_factory.mktemp("files")))
     started.start()
     yield started
     started.stop()

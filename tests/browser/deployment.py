@@ -44,7 +44,7 @@ class Deployment:
     """Actors of the shipped model over a bus in memory. Methods may be called from any thread."""
 
     def __init__(self, **settings: Any) -> None:
-        options = {"device": "cpu", "threads": 1, "port": 0, "lease_ttl_s": 1.0, "job_actors": 0, "swap_space": 0.0,
+        options = {"device": "cpu", "threads": 1, "port": 0, "lease_ttl_s": 1.0, "swap_space": 0.0,
                    "num_gpu_blocks_override": 160, "max_num_batched_tokens": 128}  # fmt: skip
         self.settings = Settings(**{**options, **settings})
         self.server = MemoryServer()

@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,13 +31,19 @@ CLIENTS = 14
 WARM_MS = 25_000
 LOOK_MS = 4_000
 VIEWS = ("memory", "steps", "requests", "actors", "charts", "replay", "batches")
-SIZES = {"": (1280, 860), "-wide": (2560, 1400), "-phone": (360, 760)}
+PICTURES = (
+    ("", (1280, 860), "light", (*VIEWS, "chat")),
+    ("-dark", (1280, 860), "dark", (*VIEWS, "chat")),
+    ("-wide", (2560, 1400), "dark", ("memory", "replay")),
+    ("-phone", (360, 760), "light", ("memory", "requests", "chat")),
+)
+"""Suffix of the file, size of the window, theme, and which views."""
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def server(files: str) -> Iterator[str]:
     """A served model; yields its address."""
-    command = [sys.executable, "-m", "actors.cli", *SERVE]
+    command = [sys.executable, "-m", "actors.cli", *SERVE, "--files-dir", files]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:
@@ -101,19 +108,18 @@ def talk(page: Page) -> None:
 
 def take(browser: Browser, url: str, folder: Path) -> None:
     """All pictures."""
-    for suffix, size in SIZES.items():
-        for theme in ("light", "dark"):
-            page = open_page(browser, url, size, theme, notes="open" if suffix == "-wide" else "closed")
-            name = f"{suffix}{'-dark' if theme == 'dark' else ''}"
-            for view in VIEWS:
-                page.goto(f"{url}/#/{view}")
-                if view == "memory":
-                    page.locator(".map canvas").first.hover(position={"x": 60, "y": 12})
+    for suffix, size, theme, views in PICTURES:
+        page = open_page(browser, url, size, theme, notes="open" if suffix == "-wide" else "closed")
+        for view in views:
+            page.goto(f"{url}/#/{view}")
+            if view == "memory":
+                page.locator(".map canvas").first.hover(position={"x": 60, "y": 12})
+            if view == "chat":
+                talk(page)
+            else:
                 page.wait_for_timeout(LOOK_MS)
-                page.screenshot(path=folder / f"page-{view}{name}.png")
-            talk(page)
-            page.screenshot(path=folder / f"page-chat{name}.png")
-            page.context.close()
+            page.screenshot(path=folder / f"page-{view}{suffix}.png")
+        page.context.close()
 
 
 def main() -> None:
@@ -124,13 +130,16 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=30_000)
     stop = threading.Event()
-    with server() as url, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as files, server(files) as url, sync_playwright() as playwright:
         loading = threading.Thread(target=lambda: asyncio.run(load(url, stop)))
         loading.start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            page = open_page(browser, url, SIZES[""], "light")
+            page = open_page(browser, url, (1280, 860), "light")
             page.wait_for_timeout(WARM_MS)
+            page.goto(f"{url}/#/batches")
+            page.get_by_role("button", name="Run an example of 20 questions").click()
+            expect(page.get_by_text("of 20 done")).to_be_visible()
             page.context.close()
             take(browser, url, folder)
         finally:

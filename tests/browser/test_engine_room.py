@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ WORLD = "(await import('/static/js/main.js')).world"
 def visit(page: Page, view: str) -> None:
     page.goto(f"/#/{view}")
     expect(page.locator("nav a[aria-current=page]")).to_have_attribute("href", f"#/{view}")
+
+
+def wait_until(page: Page, holds: Callable[[], bool]) -> None:
+    """Look again and again, as the page goes on."""
+    for _ in range(400):
+        if holds():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it has not come to hold")
 
 
 def send(deployment: Deployment, request_id: str, num_prompt: int = 40, **sampling: Any) -> None:
@@ -57,7 +67,7 @@ def shown_map(page: Page) -> tuple[list[int], list[int]]:
     """The same as the page has it."""
     owners, shares = page.evaluate(
         f"(async () => {{ const [replica] = {WORLD}.replicas.values();"
-        " return [[...replica.device.owners], [...replica.device.shares]]; })()"
+        " return replica ? [[...replica.device.owners], [...replica.device.shares]] : [[], []]; })()"
     )
     return owners, shares
 
@@ -74,13 +84,8 @@ def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment
     deployment.until(lambda: len(deployment.replica.running) == 3)
     expected = own_map(deployment)
     assert max(expected[1]) > 1
-    page.wait_for_function(
-        f"async (owners) => {{ const [replica] = {WORLD}.replicas.values();"
-        " return String(replica?.device.owners) === owners; }",
-        arg=",".join(map(str, expected[0])),
-    )
-    assert shown_map(page) == expected
-    assert own_map(deployment) == expected
+    wait_until(page, lambda: shown_map(page) == expected)
+    assert own_map(deployment) == expected, "the scheduler has gone on"
     colours = page.evaluate(PIXELS)
     by_owner = {owner: colour for owner, colour in zip(expected[0], colours, strict=True)}
     assert len(set(map(tuple, by_owner.values()))) == len(by_owner), "two owners look the same"
@@ -157,7 +162,8 @@ def test_steps_are_shown_with_their_tokens(page: Page, deployment: Deployment) -
     send(deployment, "counted", num_prompt=41, max_tokens=10)
     deployment.until(lambda: deployment.replica.step > before and deployment.core.is_idle)
     last = deployment.replica.step
-    page.wait_for_function(f"async (step) => {WORLD}.steps.at(-1)?.step === step", arg=last)
+    last_shown = f"(async () => {WORLD}.steps.at(-1)?.step)()"
+    wait_until(page, lambda: page.evaluate(last_shown) == last)
     steps = page.evaluate(
         f"(async () => {WORLD}.steps.map((step) => [step.step, step.decodes, step.prefill, step.wasted]))()"
     )

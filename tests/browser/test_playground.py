@@ -204,3 +204,21 @@ def test_a_request_can_be_taken_along(page: Page, deployment: Deployment) -> Non
     dialog.get_by_role("button", name="Copy", exact=True).click()
     assert page.evaluate("navigator.clipboard.readText()") == dialog.locator("pre").inner_text()
     dialog.get_by_role("button", name="Close").click()
+
+
+def test_a_batch_is_uploaded_and_watched(page: Page) -> None:
+    """A file of three requests runs to its end, and its answers can be taken."""
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/chat/completions",
+         "body": {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3}}
+        for number in range(3)
+    ]  # fmt: skip
+    page.goto("/#/batches")
+    data = "\n".join(map(json.dumps, lines)).encode()
+    page.locator("#batch-file").set_input_files({"name": "mine.jsonl", "mimeType": "text/plain", "buffer": data})
+    expect(page.get_by_text("3 of 3 done")).to_be_visible()
+    expect(page.get_by_text("completed", exact=True)).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Answers").click()
+    answered = [json.loads(line) for line in download.value.path().read_text().splitlines()]
+    assert sorted(line["custom_id"] for line in answered) == ["0", "1", "2"]

@@ -22,7 +22,7 @@ export function batchesView({ world, view, signal }) {
   input, h("label", { class: "button primary", for: "batch-file" }, "Choose a file"),
   h("button", { class: "button ghost", type: "button", onclick: () => upload(new File([example()], "example.jsonl")) }, "Run an example of 20 questions"));
   const none = h("section", { class: "card empty" }, h("h2", {}, "No batches here"),
-    h("p", {}, "This server takes no batches over HTTP. Queued work can still be pushed onto the stream of jobs by any Redis client."));
+    h("p", {}, "This server keeps no files: it was started without --files-dir. Queued work can still be pushed onto the stream of jobs by any Redis client."));
   view.append(problem);
   let timer = null;
   const begin = () => {

@@ -588,7 +588,7 @@ FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
-    """What the scheduler knows and holds at ``at_s``; making it took ``took_s``.
+    """What the scheduler knows and holds at ``at_s``; making it took ``took_s`` of CPU time.
 
     Tables of R requests, S sequences (those in slots, then the first of those that wait) and N steps, row by row, with
     the columns named above. Marks are float32 as their bits: seconds before ``at_s``, NaN for what has not happened.

@@ -28,6 +28,8 @@ from web.questions import Questions
 STATE_EVERY_S = 0.1
 SCHEDULER_SHARE = 0.005
 """Of the scheduler's time, what making states may take."""
+STATE_AT_LEAST_S = 2.0
+"""A map of more blocks than can be told within that share is still told so often."""
 VITALS_EVERY_S = 1.0
 MAX_BEHIND = 100
 """Events that a page may be behind; one that is further behind begins anew."""
@@ -158,7 +160,7 @@ class Observatory:
             else:
                 is_away = False
                 self._show(state)
-                pause_s = max(STATE_EVERY_S, state.took_s / SCHEDULER_SHARE)
+                pause_s = min(max(STATE_EVERY_S, state.took_s / SCHEDULER_SHARE), STATE_AT_LEAST_S)
             await asyncio.sleep(max(0.0, began_s + pause_s - time.monotonic()))
 
     async def ask(self) -> SchedulerState:

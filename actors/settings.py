@@ -264,7 +264,7 @@ class Settings:
     deterministic: bool = setting(
         False,
         help="compute each sequence in the same way whatever else is in the batch, so that a request gives the same "
-        "tokens alone and in company; slower, without the prefix cache, CUDA only",
+        "tokens alone and in company; slower, without the prefix cache and CUDA graphs, CUDA only",
         group=ENGINE,
     )
     pipeline_depth: int = setting(
@@ -416,6 +416,7 @@ class Settings:
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
             object.__setattr__(self, "enable_prefix_caching", False)
+            object.__setattr__(self, "enforce_eager", True)  # see "Deterministic outputs" in docs/attention.md
 
     @property
     def counts(self) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import tl, triton
 
 
@@ -74,12 +73,8 @@ def _prepare_inputs_kernel(
     num_tokens,  # T
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
 
     # As a row: its context length.
     is_row = index < num_rows
@@ -155,7 +150,6 @@ def prepare_inputs(
         BLOCK_SIZE=block_size,
         BLOCK=block,
         num_warps=4,
-        **pdl(tokens.device),
     )
 
 
@@ -168,12 +162,8 @@ def _store_sampled_kernel(
     stride_tokens,
     num_rows,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     position = tl.load(positions_ptr + row, mask=row < num_rows, other=-1)
     stored = (row < num_rows) & (position >= 0)
     slot = tl.load(slots_ptr + row, mask=stored, other=0).to(tl.int64)
@@ -192,6 +182,5 @@ def store_sampled(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Te
     if num_rows:
         block = 128
         _store_sampled_kernel[(-(-num_rows // block),)](
-            tokens, slots, positions, sampled, tokens.stride(0), num_rows, BLOCK=block, num_warps=4,
-            **pdl(tokens.device),
-        )  # fmt: skip
+            tokens, slots, positions, sampled, tokens.stride(0), num_rows, BLOCK=block, num_warps=4
+        )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that the tables of docs/performance.md show, in four parts of about four minutes each on an H200:
-#   tests/gpu/tables.sh offline|long|chat|clients FOLDER [options of pagebus serve...]
+# Everything that the tables of docs/performance.md show, in parts of about four minutes each on an H200:
+#   tests/gpu/tables.sh offline|long|chat|clients|deterministic FOLDER [options of pagebus serve...]
 # writes JSON into FOLDER, for `pagebus bench tables FOLDER/*.json --into docs/performance.md`.
 # REPEATS (3) is the number of runs; SIZES adds options that make workloads smaller, for a try on a CPU.
 set -u
@@ -59,6 +59,7 @@ case $part in
   offline)
     engine llama8b llama8b --workloads decode mixed256 chat1000
     engine qwen06b qwen06b --workloads decode mixed256 chat1000 prefill
+    start qwen06b
     ;;
   long)
     engine llama8b-long llama8b --workloads prefill prefix longctx
@@ -66,7 +67,6 @@ case $part in
     engine llama8b-swap llama8b --workloads swap
     ;;
   chat)
-    start qwen06b
     start llama8b
     online single
     online chat

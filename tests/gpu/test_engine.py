@@ -323,7 +323,7 @@ def outputs_of(driver: Driver, prompts: list[list[int]], first: int, budget: int
 @pytest.mark.parametrize("arch", ["llama3", "qwen3"])
 def test_deterministic_requests_do_not_know_each_other(arch: str, dtype: str, tmp_path: Path) -> None:
     """Tokens and every bit of their log probabilities: 64 at once under budgets that cut prompts anywhere, down to
-    single tokens, or each alone; in graphs and without."""
+    single tokens, or each alone."""
     folder = make_model(tmp_path, arch, seed=22, **BFLOAT16_SHAPE)
     driver = Driver(folder, **SETTINGS | {"dtype": dtype, "deterministic": True, "max_num_seqs": 64})
     prompts = make_prompts(300, 64, 5)
@@ -333,8 +333,7 @@ def test_deterministic_requests_do_not_know_each_other(arch: str, dtype: str, tm
         assert outputs_of(driver, prompts, 0, budget) == expected, f"budget {budget}"
     for i in range(0, 64, 9):
         assert outputs_of(driver, prompts[i : i + 1], i, 199) == expected[i : i + 1], f"prompt {i} alone"
-    runner_of(driver).graphs = None
-    assert outputs_of(driver, prompts, 0, 500) == expected, "without graphs"
+    assert outputs_of(driver, prompts, 0, 500) == expected
     driver.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
@@ -11,16 +12,14 @@ from actors.executor.ops import Ops
 class Embedding:
     """The rows of a [vocabulary, hidden] matrix."""
 
-    __slots__ = ("_ops", "weight")
+    __slots__ = ("weight",)
 
-    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int, ops: Ops) -> None:
-        self._ops = ops
+    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int) -> None:
         self.weight = parameters.matrix({f"{name}.weight": vocab_size}, hidden_size)
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
-        rows: torch.Tensor = self._ops.embedding(input_ids, self.weight)
-        return rows
+        return F.embedding(input_ids, self.weight)
 
 
 class Head:

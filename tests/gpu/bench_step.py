@@ -1,11 +1,12 @@
 """One decode step of the engine alone (no bus, no scheduler), and how busy the GPU is meanwhile.
 
-    python -m tests.gpu.bench_step llama8b qwen06b [--batches 1 32 256] [--kv-cache-dtype fp8] [--json FILE]
-        [--enforce-eager]
+    python -m tests.gpu.bench_step llama8b qwen06b [--batches 1 32 256] [--repeats 3] [--kv-cache-dtype fp8]
+        [--json FILE] [--enforce-eager]
 
 Random weights of the published shapes; prompts of 512 tokens, 128 decode steps. All plans are made beforehand, two are
 in flight. A step is the median time between two results; the busy share is the device time by CUDA events over the
-wall time of the decode phase; "host" is what the device thread took per step to check and launch it.
+wall time of the decode phase; "host" is what the device thread took per step to check and launch it. With repeats,
+figures are their medians, and the lowest and the highest step.
 """
 
 from __future__ import annotations
@@ -80,7 +81,15 @@ def measure(driver: Driver, batch: int, **params: Any) -> dict[str, Any]:
     }
 
 
-def bench_model(name: str, batches: list[int], **settings: Any) -> dict[str, Any]:
+def measure_again(driver: Driver, batch: int, repeats: int) -> dict[str, Any]:
+    """Medians of several measurements, and the lowest and highest step time of them."""
+    runs = [measure(driver, batch) for _ in range(repeats)]
+    steps = [run["step_ms"] for run in runs]
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {**medians, "step_ms_low": min(steps), "step_ms_high": max(steps)}
+
+
+def bench_model(name: str, batches: list[int], repeats: int, **settings: Any) -> dict[str, Any]:
     """All batches of one model, in one engine."""
     gc.collect()  # the engine before this one
     torch.cuda.empty_cache()
@@ -92,15 +101,16 @@ def bench_model(name: str, batches: list[int], **settings: Any) -> dict[str, Any
         )  # fmt: skip
     ready_s = time.perf_counter() - began
     driver.synchronize()  # all graphs are there
-    rows = [measure(driver, batch) for batch in batches]
+    rows = [measure_again(driver, batch, repeats) for batch in batches]
     driver.close()
     info = driver.info
     print(f"\n{name}: ready in {ready_s:.1f} s, {info.num_blocks} blocks, {info.dtype}, cache {info.kv_cache_dtype}")
-    print(f"{'batch':>6} {'step ms':>9} {'p99 ms':>9} {'device ms':>10} {'host ms':>9} {'busy':>7}")
+    columns = ("batch", "step ms", "lowest", "highest", "p99 ms", "device ms", "host ms", "busy")
+    print("".join(f"{column:>10}" for column in columns))
     for row in rows:
         print(
-            f"{row['batch']:>6} {row['step_ms']:>9.3f} {row['step_p99_ms']:>9.3f} {row['device_ms']:>10.3f} "
-            f"{row['host_ms']:>9.3f} {row['busy_share']:>7.1%}"
+            f"{row['batch']:>10} {row['step_ms']:>9.3f} {row['step_ms_low']:>9.3f} {row['step_ms_high']:>9.3f} "
+            f"{row['step_p99_ms']:>9.3f} {row['device_ms']:>9.3f} {row['host_ms']:>9.3f} {row['busy_share']:>9.1%}"
         )
     return {"model": name, "ready_s": ready_s, "num_blocks": info.num_blocks, "rows": rows}
 
@@ -109,12 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 256])
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
     arguments = parser.parse_args()
     settings = {"kv_cache_dtype": arguments.kv_cache_dtype, "enforce_eager": arguments.enforce_eager}
-    figures = [bench_model(name, arguments.batches, **settings) for name in arguments.models]
+    figures = [bench_model(name, arguments.batches, arguments.repeats, **settings) for name in arguments.models]
     report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": figures}
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -64,15 +64,11 @@ class RenderProcess:
             RenderFailure: the template raised.
             RenderLimit: it was ended.
         """
+        asked = json.dumps(chat).encode()
         with self._lock:
-            pipe = self._pipe or self._start()
-            try:
-                pipe.send_bytes(json.dumps(chat).encode())
-                answer = pipe.recv_bytes() if pipe.poll(WALL_S) else b""
-            except (EOFError, OSError):
-                answer = b""
-            if not answer:
-                self._end()
+            answer, over = self._ask(asked)
+            if not answer and not over:  # something else has ended the child; the chat need not be the cause
+                answer, over = self._ask(asked)
         if not answer:
             raise RenderLimit(f"it may take {self._cpu_s:g} s and {MEMORY_BYTES >> 20} MiB")
         kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
@@ -90,6 +86,18 @@ class RenderProcess:
     def __del__(self) -> None:
         self._end()
 
+    def _ask(self, asked: bytes) -> tuple[bytes, bool]:
+        """What the child answers, or nothing, and whether it has used its time up."""
+        pipe = self._pipe or self._start()
+        try:
+            pipe.send_bytes(asked)
+            if pipe.poll(WALL_S):
+                return pipe.recv_bytes(), False
+            over = True
+        except (EOFError, OSError):
+            over = False
+        return b"", self._end() == signal.SIGPROF or over
+
     def _start(self) -> Connection:
         ours, theirs = Pipe()
         with warnings.catch_warnings():  # of Python 3.12, about threads: see the module's text
@@ -101,15 +109,18 @@ class RenderProcess:
         self._pid, self._pipe = pid, ours
         return ours
 
-    def _end(self) -> None:
+    def _end(self) -> int:
+        """The signal that ended the child, 0 if none did."""
         if self._pipe is None:
-            return
+            return 0
+        status = 0
         self._pipe.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
+            status = os.waitpid(self._pid, 0)[1]
         self._pipe = None
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
     # -- the child ----------------------------------------------------------------------------------------------------
 

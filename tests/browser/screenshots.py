@@ -104,6 +104,7 @@ def talk(page: Page) -> None:
     page.get_by_role("button", name="Tokens").last.click()
     tokens = page.locator(".tokens button")
     tokens.nth(min(6, tokens.count() - 1)).focus()
+    page.evaluate("document.querySelector('.settings').scrollTop = 0")
 
 
 def take(browser: Browser, url: str, folder: Path) -> None:

@@ -24,7 +24,7 @@ from bus.streams import Names
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-ACTORS = {name: service for name, service in SERVICES.items() if name != "redis"}
+ACTORS = {name: service for name, service in SERVICES.items() if service["image"].startswith("pagebus:")}
 CORES = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
 
 
@@ -53,16 +53,20 @@ def test_healthcheck_exists(name: str) -> None:
 
 
 def test_every_kind_has_a_service() -> None:
-    """Redis and the six actors; one more is the executor for machines without a GPU, on request only."""
-    assert set(SERVICES) == {"redis", *KINDS, "executor-cpu"}
-    assert SERVICES["executor-cpu"]["profiles"] == ["cpu"]
+    """Redis and the six actors; on request only: the executor for machines without a GPU, and what watches."""
+    on_request = {"executor-cpu": "cpu", "prometheus": "monitoring", "grafana": "monitoring"}
+    assert set(SERVICES) == {"redis", *KINDS, *on_request}
+    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
+        name: [profile] for name, profile in on_request.items()
+    }
 
 
 def test_services_can_be_scaled() -> None:
-    """No fixed container name and no host port, except the ingress's."""
+    """No fixed container name and no host port, except those that people open, on this machine only."""
     for name, service in SERVICES.items():
         assert "container_name" not in service
-        assert ("ports" in service) == (name == "ingress")
+        assert ("ports" in service) == (name in ("ingress", "grafana"))
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
 def test_containers_get_time_to_drain() -> None:
@@ -72,9 +76,27 @@ def test_containers_get_time_to_drain() -> None:
 
 
 def test_volumes_are_declared() -> None:
-    """Every named volume that a service mounts exists."""
+    """Every named volume and every file that a service mounts exists."""
     used = {mount.partition(":")[0] for service in SERVICES.values() for mount in service["volumes"]}
-    assert used == set(COMPOSE["volumes"])
+    files = {source for source in used if source.startswith("./")}
+    assert used - files == set(COMPOSE["volumes"])
+    assert [source for source in files if not (ROOT / source).is_file()] == []
+
+
+def test_the_dashboard_is_provisioned() -> None:
+    """Prometheus scrapes the ingress's port, Grafana knows Prometheus and finds the dashboard where it is mounted."""
+    folder = ROOT / "web" / "dashboards"
+    targets = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    (source,) = yaml.safe_load((folder / "grafana-datasource.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((folder / "grafana-dashboards.yml").read_text())["providers"]
+    mounted = [mount.split(":")[1] for mount in SERVICES["grafana"]["volumes"]]
+
+    assert targets == [f"ingress:{SERVICES['ingress']['environment']['PAGEBUS_PORT']}"]
+    assert (source["url"], source["type"]) == ("http://prometheus:9090", "prometheus")
+    assert f"{provider['options']['path']}/pagebus.json" in mounted
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] in mounted
 
 
 def test_redis_keeps_its_data() -> None:

@@ -27,7 +27,10 @@ class Choice:
     num_chars: int = 0
     """Characters of text that have come, taken or not."""
     num_tokens: int = 0
+    first_token_s: float = 0.0
     last_token_s: float = 0.0
+    """When tokens came for the first and the last time; 0: none have. What came first were ``first_tokens``."""
+    first_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     changed: bool = False

@@ -29,7 +29,7 @@ from bus.messages import (
 )
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
-from web.calls import Call, OpenRequest
+from web.calls import Call, Choice, OpenRequest
 from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.questions import Questions
@@ -245,12 +245,13 @@ class Inbox:
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop
-                self._choice_finished(request, finish, num_tokens, now_s)
+                self._choice_finished(choice, finish, num_tokens, now_s)
             request.call.touched(choice)
         return ""
 
-    def _choice_finished(self, request: OpenRequest, finish: str, num_tokens: int, now_s: float) -> None:
-        self._metrics.choice_finished(finish, num_tokens)
+    def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
+        request = choice.request
+        self._metrics.choice_finished(choice, finish, num_tokens)
         request.num_unfinished -= 1
         if request.num_unfinished == 0:
             self._metrics.request_finished(request, now_s)

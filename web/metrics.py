@@ -10,6 +10,12 @@ from actors.metrics import LATENCY_BUCKETS_S, TOKEN_LATENCY_BUCKETS_S, TTFT_BUCK
 from bus.contract import Bus, BusUnavailable, LeaseInfo
 from web.calls import Choice, OpenRequest
 
+HTTP_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+OLD_NAMES = {
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+}
+"""What dashboards for earlier versions of vLLM call a metric."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_TOKENS = 131072
@@ -22,6 +28,9 @@ class IngressMetrics:
         self._metrics = metrics
         buckets = token_buckets(max_model_len or DEFAULT_MAX_TOKENS)
         self._prompt_tokens = metrics.counter("vllm:prompt_tokens", "Number of prefill tokens processed.")
+        self._cached_tokens = metrics.counter(
+            "vllm:prompt_tokens_cached", "Number of prompt tokens that were found in a cache."
+        )
         self._generation_tokens = metrics.counter("vllm:generation_tokens", "Number of generation tokens processed.")
         self._ttft = metrics.histogram(
             "vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BUCKETS_S
@@ -32,11 +41,22 @@ class IngressMetrics:
         self._e2e = metrics.histogram(
             "vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", LATENCY_BUCKETS_S
         )
+        self._decode = metrics.histogram(
+            "vllm:request_decode_time_seconds", "From the first token of a choice to its last.", LATENCY_BUCKETS_S
+        )
+        self._tpot = metrics.histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between the tokens of a choice.",
+            TOKEN_LATENCY_BUCKETS_S,
+        )
         self._request_prompt = metrics.histogram(
             "vllm:request_prompt_tokens", "Number of prefill tokens processed.", buckets
         )
         self._request_generation = metrics.histogram(
             "vllm:request_generation_tokens", "Number of generation tokens processed.", buckets
+        )
+        self._request_longest = metrics.histogram(
+            "vllm:request_max_num_generation_tokens", "Number of tokens of a request's longest choice.", buckets
         )
         self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
         self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens that requests under way were charged for.")
@@ -50,21 +70,30 @@ class IngressMetrics:
 
     def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
         """``new_tokens`` more of ``choice`` have come; called before they are counted in it."""
-        if choice.num_tokens:
+        if choice.last_token_s:
             self._itl.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
-        elif not request.first_token_seen:
-            request.first_token_seen = True
-            self._ttft.observe(now_s - request.started_s)
-            self._prompt_tokens.inc(request.num_prompt_tokens)
+        else:
+            choice.first_token_s, choice.first_tokens = now_s, choice.num_tokens + new_tokens
+            if not choice.num_tokens and not request.first_token_seen:
+                request.first_token_seen = True
+                self._ttft.observe(now_s - request.started_s)
+                self._prompt_tokens.inc(request.num_prompt_tokens)
+                self._cached_tokens.inc(request.num_cached_tokens)
         choice.last_token_s = now_s
         self._generation_tokens.inc(new_tokens)
 
-    def choice_finished(self, reason: str, num_tokens: int) -> None:
+    def choice_finished(self, choice: Choice, reason: str, num_tokens: int) -> None:
         self._success(reason)
         self._request_generation.observe(num_tokens)
+        if choice.last_token_s:
+            decode_s, later = choice.last_token_s - choice.first_token_s, num_tokens - choice.first_tokens
+            self._decode.observe(decode_s)
+            if later > 0:
+                self._tpot.observe(decode_s / later)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
         self._request_prompt.observe(request.num_prompt_tokens)
+        self._request_longest.observe(max(choice.num_tokens for choice in request.choices))
         self._e2e.observe(now_s - request.started_s)
 
     def aborted(self, request: OpenRequest) -> None:
@@ -73,15 +102,18 @@ class IngressMetrics:
     def failed(self, request: OpenRequest) -> None:
         self._success("error", request.num_unfinished)
 
-    def http(self, method: str, handler: str, status: int) -> None:
-        """One HTTP request was answered by the route ``handler``."""
+    def http(self, method: str, handler: str, status: int, took_s: float) -> None:
+        """One HTTP request was answered by the route ``handler``, to the end."""
+        method = method if method in METHODS else "other"
         self._metrics.counter(
             "http_requests",
             "Total number of requests by method, status and handler.",
-            method=method if method in METHODS else "other",
+            method=method,
             handler=handler,
             status=f"{status // 100}xx",
         ).inc()
+        name, text = "http_request_duration_seconds", "Seconds until the end of an answer, by method and handler."
+        self._metrics.histogram(name, text, HTTP_BUCKETS_S, method=method, handler=handler).observe(took_s)
 
 
 async def deployment_metrics(bus: Bus, leases: Iterable[LeaseInfo], own: str, own_snapshot: Mapping[str, Any],
@@ -93,4 +125,13 @@ async def deployment_metrics(bus: Bus, leases: Iterable[LeaseInfo], own: str, ow
         snapshots = await bus.get_state(*others) if others else []
     except BusUnavailable:
         snapshots = []
-    return render([own_snapshot, *snapshots], {"model_name": model_name})
+    known = [with_old_names(snapshot) for snapshot in (own_snapshot, *snapshots) if snapshot is not None]
+    return render(known, {"model_name": model_name})
+
+
+def with_old_names(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot in which some metrics are there a second time."""
+    families, series = snapshot["families"], snapshot["series"]
+    again = {OLD_NAMES[name]: family for name, family in families.items() if name in OLD_NAMES}
+    repeated = [[OLD_NAMES[name], labels, data] for name, labels, data in series if name in OLD_NAMES]
+    return {"families": {**families, **again}, "series": [*series, *repeated]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -21,13 +22,13 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
     """Nothing gets past this: every error becomes a response, and every request is counted."""
     context = request.app[CONTEXT]
     request[REQUEST_ID], request[REQUEST_ID_GIVEN] = request_id_of(request.headers)
-    status = CLIENT_CLOSED_REQUEST
+    status, began_s = CLIENT_CLOSED_REQUEST, time.monotonic()
     try:
         response = await _answer(context, request, handler)
         status = response.status
         return response
     finally:
-        context.metrics.http(request.method, route_of(request), status)
+        context.metrics.http(request.method, route_of(request), status, time.monotonic() - began_s)
         if context.settings.enable_log_requests:
             context.log.info("request", request_id=request[REQUEST_ID], method=request.method,
                              handler=route_of(request), status=status)  # fmt: skip

@@ -126,7 +126,11 @@ class ExecutorActor(Actor):
             cache_dtype=info.kv_cache_dtype,
             block_size=str(info.block_size),
             num_gpu_blocks=str(info.num_blocks),
+            gpu_memory_utilization=str(self.settings.gpu_memory_utilization),
+            enable_prefix_caching=str(self.settings.enable_prefix_caching),
         ).set(1)
+        text = "1 for the state the engine is in; there is no sleeping here."
+        self.metrics.gauge("vllm:engine_sleep_state", text, engine=self.name, sleep_state="awake").set(1)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:

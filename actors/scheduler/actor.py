@@ -412,7 +412,9 @@ class SchedulerActor(Actor):
                 self._outbox.publish(self.names.replies(ingress), failure)
             case ToJournal(message):
                 self._journal_end = self._outbox.append(self.names.journal, message)
-            case RequestOver(request_id):
+            case RequestOver(request_id, request):
+                if request is not None:
+                    self._meters.over(request)
                 if (entry := self._entries.pop(request_id, None)) is not None:
                     self._settled(entry)
             case Note("request given up", fields):

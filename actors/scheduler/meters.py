@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from actors.metrics import ITERATION_TOKENS_BUCKETS, Metrics
+from actors.metrics import ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Metrics
 from actors.scheduler.core import Core
+from actors.scheduler.order import JOB
 from actors.scheduler.replica import Replica
+from actors.scheduler.sequence import Request
 from bus.messages import StepPlan
 
 _COUNTERS = {
@@ -32,6 +34,15 @@ class Meters:
         self._metrics = metrics
         self._seen: dict[tuple[str, int, str], int] = {}
         self._waiting = metrics.gauge("vllm:num_requests_waiting", "Sequences waiting for a slot.")
+        name, text = "vllm:num_requests_waiting_by_reason", "Sequences waiting for a slot, by what they wait for."
+        self._waiting_for_room = metrics.gauge(name, text, reason="capacity")
+        name, text = (
+            "vllm:request_queue_time_seconds",
+            "From the end of tokenizing to the first step planned, a request.",
+        )
+        self._queue_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        name, text = "vllm:request_prefill_time_seconds", "From the first step planned to the first token, a request."
+        self._prefill_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
         self._engines: set[str] = set()
         self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
         self.dead = metrics.counter("pagebus:scheduler_dead_letters", "Messages that could not be processed here.")
@@ -45,9 +56,16 @@ class Meters:
             name, text = "vllm:iteration_tokens_total", "Tokens per step."
             self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine).observe(tokens)
 
+    def over(self, request: Request) -> None:
+        """A request is over. Jobs have times that nobody waits for; tokenizers may have clocks that differ a little."""
+        if request.first_token_s and request.level != JOB:
+            self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
+            self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
+
     def update(self, core: Core) -> None:
         """Show the core's state."""
         self._waiting.set(len(core.waiting))
+        self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
             self._show(name, 0, 0.0, 0.0)
         self._engines = set(core.replicas)

@@ -26,6 +26,7 @@ class JobMetrics(IngressMetrics):
         if not request.first_token_seen:
             request.first_token_seen = True
             self._prompt_tokens.inc(request.num_prompt_tokens)
+            self._cached_tokens.inc(request.num_cached_tokens)
         self._generation_tokens.inc(new_tokens)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:

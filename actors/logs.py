@@ -22,6 +22,7 @@ with without("rich"):  # for tracebacks on a terminal, which are formatted other
 
 MAX_VALUE = 200
 """Characters of one logged value."""
+OWN_LOGGER = "pagebus"
 OWN_KEYS = ("event", "timestamp", "level", "exception")
 LIMITED_LOGGERS = ("aiohttp.server", "aiohttp.web", "aiohttp.access", "asyncio")
 LIMIT_INTERVAL_S = 10.0
@@ -39,8 +40,15 @@ class Stream(Protocol):
     def isatty(self) -> bool: ...
 
 
-def configure(level: str = "info", fmt: str = "auto", *, stream: Stream | None = None) -> None:
-    """Set logging up for this process. ``fmt`` is ``auto``, ``console`` or ``json``; ``stream`` default stderr."""
+def configure(
+    level: str = "info", fmt: str = "auto", *, stream: Stream | None = None, whole_process: bool = True
+) -> None:
+    """Set logging up for this process. ``fmt`` is ``auto``, ``console`` or ``json``; ``stream`` default stderr.
+
+    In somebody else's process (not ``whole_process``) only our own lines are looked after, and only if nobody has
+    set up structlog, by which they are written."""
+    if not whole_process and structlog.is_configured():
+        return
     out: Stream = stream if stream is not None else sys.stderr
     console = fmt == "console" or (fmt == "auto" and out.isatty())
     shared: list[Processor] = [
@@ -62,14 +70,19 @@ def configure(level: str = "info", fmt: str = "auto", *, stream: Stream | None =
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(console, out)],
     )
     handler.setFormatter(formatter)
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        if getattr(old, "pagebus", False):
-            root.removeHandler(old)
+    root, own = logging.getLogger(), logging.getLogger(OWN_LOGGER)
+    for logger in (root, own):
+        for old in list(logger.handlers):
+            if getattr(old, "pagebus", False):
+                logger.removeHandler(old)
     handler.pagebus = True  # type: ignore[attr-defined]
-    root.addHandler(handler)
-    root.setLevel(getattr(logging, level.upper()))
-    _calm_libraries(level)
+    chosen = root if whole_process else own
+    chosen.addHandler(handler)
+    own.setLevel(logging.NOTSET)
+    chosen.setLevel(getattr(logging, level.upper()))
+    own.propagate = whole_process
+    if whole_process:
+        _calm_libraries(level)
 
 
 def _renderer(console: bool, out: Stream) -> Processor:
@@ -98,7 +111,7 @@ def _calm_libraries(level: str) -> None:
 
 def get_logger(**bound: Any) -> Log:
     """A logger with ``bound`` on every line."""
-    return cast(Log, structlog.get_logger("pagebus", **bound))
+    return cast(Log, structlog.get_logger(OWN_LOGGER, **bound))
 
 
 def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

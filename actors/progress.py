@@ -71,7 +71,8 @@ class Progress:
         self._out.flush()
 
     def done(self) -> None:
-        """Take the bar away."""
+        """Take the bar away; what comes next is another matter."""
+        self._told = None
         if self._drawn:
             self._drawn = ""
             self._out.write(CLEAR_LINE)

@@ -48,12 +48,15 @@ class SingleProcess:
         self._server = server or MemoryServer()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.actors: Sequence[Actor] = ()
+        self.error: BaseException | None = None
+        """What ended an actor, once :meth:`run` has returned."""
 
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a failed actor (1) or a hopeless setting (2); returns that exit code."""
         try:
             self.actors = make_actors(self._settings, lambda _: MemoryBus(self._server, Names(self._settings.name)))
         except Exception as error:
+            self.error = error
             return exit_code(error, self._log)
         self._tasks = {actor.name: asyncio.create_task(actor.run(), name=actor.name) for actor in self.actors}
         announcing = asyncio.create_task(self._announce(), name="announce")
@@ -75,6 +78,7 @@ class SingleProcess:
         errors = [task.exception() for task in self._tasks.values() if task.done() and not task.cancelled()]
         for error in errors:
             if error is not None:
+                self.error = error
                 return exit_code(error, self._log)
         return EXIT_OK
 

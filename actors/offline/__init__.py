@@ -1,0 +1,1 @@
+"""A model for programs: `from actors import LLM, SamplingParams`."""

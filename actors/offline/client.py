@@ -1,0 +1,68 @@
+"""The calls of an embedded system: one per prompt, many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import aiohttp
+import orjson
+
+T = TypeVar("T")
+Job: TypeAlias = Callable[[], Awaitable[T]]
+
+
+class Client:
+    """Speaks to the system's ingress. Made and used on its loop."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self._url = url
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        self._session = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer.
+
+        Raises:
+            ValueError: the request was refused; the text says why.
+            RuntimeError: it could not be computed.
+        """
+        async with self._session.post(self._url + path, data=orjson.dumps(body)) as response:
+            answer = await response.read()
+            if response.status == 200:
+                return orjson.loads(answer)
+        error = orjson.loads(answer)["error"]
+        raise (ValueError if response.status == 400 else RuntimeError)(error["message"])
+
+    async def get(self, path: str) -> Any:
+        """The answer of a route that refuses nothing."""
+        async with self._session.get(self._url + path) as response:
+            response.raise_for_status()
+            return orjson.loads(await response.read())
+
+
+async def run_all(jobs: Sequence[Job[T]], at_a_time: int, on_done: Callable[[int], object]) -> list[T]:
+    """The results of all jobs in their order. ``on_done`` is told how many are done. The first error ends them all."""
+    results: list[Any] = [None] * len(jobs)
+    numbers, done = iter(range(len(jobs))), 0
+
+    async def work() -> None:
+        nonlocal done
+        for number in numbers:
+            results[number] = await jobs[number]()
+            done += 1
+            on_done(done)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(at_a_time, len(jobs))):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return results

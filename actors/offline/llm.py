@@ -1,0 +1,212 @@
+"""`LLM`: a model for programs, without a server of their own to start."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import os
+import secrets
+import sys
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from actors import logs
+from actors.gpus import visible_gpus
+from actors.offline.client import run_all
+from actors.offline.outputs import RequestOutput, read_output
+from actors.offline.params import SamplingParams
+from actors.offline.system import System
+from actors.progress import Progress, ProgressStream
+from actors.serve import check_one_process
+from actors.settings import Settings
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or either by name as in vLLM: ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``."""
+Message: TypeAlias = Mapping[str, Any]
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Found: TypeAlias = tuple[str | None, str | list[int]]
+"""The text of a prompt, if it has one, and what is sent for it."""
+OWN = ("host", "port", "api_key", "api_key_file", "bus", "ingresses", "schedulers", "job_actors")
+"""Settings of a deployment that others reach, which this is not."""
+DRAIN_S = 1.0
+"""At the end nothing is under way but what was interrupted."""
+CALLS_PER_SEQUENCE = 2
+"""Calls at a time for each sequence of a step: those that wait are tokenized already."""
+
+
+class LLM:
+    """A model, ready to generate once made. ``settings`` are those of `pagebus serve`, with underscores.
+
+    A context manager; without ``with`` or :meth:`close` it ends with the program.
+
+    Raises:
+        TypeError: there is no such setting.
+        Exception: why the model cannot be loaded.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        _check_names(settings)
+        api_key = secrets.token_urlsafe(32)  # the ingress listens on this machine: nobody else may use it
+        own: dict[str, Any] = {"port": 0, "api_key": (api_key,), "job_actors": 0, "bus": "memory://"}
+        own |= {"trust_request_chat_template": True, "drain_timeout_s": DRAIN_S}
+        self._settings = Settings(**{"model": model, "log_level": "warning", **settings, **own})
+        check_one_process(self._settings, visible_gpus(os.environ))
+        terminal = sys.stderr.isatty()
+        self._progress = Progress(sys.stderr, terminal=terminal)
+        starting = self._progress if terminal else Progress(sys.stderr, terminal=False, tell=lambda *_: None)
+        lines = ProgressStream(self._progress, terminal)
+        logs.configure(self._settings.log_level, self._settings.log_format, stream=lines, whole_process=False)
+        self._system = System(self._settings, starting)
+        self._num_asked = 0
+        self._end = weakref.finalize(self, self._system.close)
+        self._end.atexit = False  # which is the system's own concern
+        self._client = self._system.client
+        self._max_model_len = int(self._system.call(self._client.get("/v1/models"))["data"][0]["max_model_len"])
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; the outputs are in the order of the prompts. ``use_tqdm``: show a progress bar.
+
+        Raises:
+            ValueError: a prompt or a parameter is refused; the text says why. Nothing is returned then.
+        """
+        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        return self._run([functools.partial(self._prompt, each) for each in given], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, rendered by the model's chat template.
+
+        Raises:
+            ValueError: as :meth:`generate`.
+        """
+        given: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        more = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template": chat_template,
+            "chat_template_kwargs": chat_template_kwargs,
+            "tools": tools,
+        }
+        return self._run([functools.partial(self._chat, each, more) for each in given], sampling_params, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, from ``transformers``; None if it has none."""
+        return self._tokenizer
+
+    def close(self) -> None:
+        """End the system, and give its memory back. Again: nothing."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        from actors.model_config import resolve_tokenizer
+        from actors.text_tokenizer import load_tokenizer
+
+        return load_tokenizer(resolve_tokenizer(self._settings))
+
+    # -- one prompt ---------------------------------------------------------------------------------------------------
+    async def _prompt(self, prompt: Prompt) -> Found:
+        """A prompt in any of its forms."""
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" not in prompt and "prompt" not in prompt:
+                raise ValueError("a prompt must have `prompt` or `prompt_token_ids`")
+            given: str | Sequence[int] = prompt.get("prompt_token_ids") or prompt["prompt"]
+        else:
+            given = prompt
+        return (given, given) if isinstance(given, str) else (None, list(given))
+
+    async def _chat(self, messages: Sequence[Message], more: Mapping[str, Any]) -> Found:
+        """A conversation as the template renders it: its text and its tokens."""
+        body = {"messages": list(messages), **{name: value for name, value in more.items() if value is not None}}
+        ids = (await self._client.post("/tokenize", body))["tokens"]
+        return (await self._client.post("/detokenize", {"tokens": ids}))["prompt"], ids
+
+    async def _generate(
+        self,
+        number: int,
+        find: Callable[[], Awaitable[Found]],
+        params: SamplingParams | None,
+    ) -> RequestOutput:
+        text, prompt = await find()
+        fields = {} if params is None else params.to_request()
+        if params is not None and params.max_tokens is None:
+            if isinstance(prompt, str):
+                prompt = (await self._client.post("/tokenize", {"prompt": prompt}))["tokens"]
+            length = min(len(prompt), params.truncate_prompt_tokens or len(prompt)) if prompt else 0
+            fields["max_tokens"] = max(1, self._max_model_len - length)
+        body = {**fields, "prompt": prompt, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        answer = await self._client.post("/v1/completions", body)
+        return read_output(number, text, (params.logprobs if params else None) or 0, answer, self._decode)
+
+    def _decode(self, token_id: int) -> str:
+        return "" if self._tokenizer is None else str(self._tokenizer.decode([token_id]))
+
+    # -- many ---------------------------------------------------------------------------------------------------------
+    def _run(
+        self,
+        finds: Sequence[Callable[[], Awaitable[Found]]],
+        params: Params,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        each = list(params) if isinstance(params, Sequence) else [params] * len(finds)
+        if len(each) != len(finds):
+            raise ValueError(f"{len(finds)} prompts need one sampling_params, or one each; got {len(each)}")
+        if any(one is not None and one.logprobs is not None for one in each):
+            self.get_tokenizer()  # here: loading it would hold up the actors' loop
+        first, self._num_asked = self._num_asked, self._num_asked + len(finds)
+        jobs = [
+            functools.partial(self._generate, first + place, find, one)
+            for place, (find, one) in enumerate(zip(finds, each, strict=True))
+        ]
+        what = "1 prompt" if len(jobs) == 1 else f"{len(jobs)} prompts"
+
+        def show(done: int) -> None:
+            if use_tqdm:
+                self._progress.show(what, done / len(jobs))
+
+        try:
+            at_a_time = CALLS_PER_SEQUENCE * self._settings.max_num_seqs
+            return self._system.call(run_all(jobs, at_a_time, show))
+        finally:
+            self._progress.done()
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt, not several."""
+    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    known = {spec.name for spec in dataclasses.fields(Settings)} - {*OWN, "model"}
+    for name in settings:
+        if name in OWN:
+            raise TypeError(f"{name} is a setting of servers: an LLM answers this program alone")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(f"{name}: there is no such setting" + (f" (did you mean {close[0]}?)" if close else ""))

@@ -1,0 +1,114 @@
+"""What became of a prompt, with vLLM's names, and how it is read from the API's answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LOWEST = -9999.0
+"""What stands in the API for minus infinity, which JSON has not."""
+ID_PREFIX = "token_id:"
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one token at one place. ``rank``: 1 is the most likely token; None where it is not known, because the token
+    was drawn from beyond those that were asked for."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One output. ``stop_reason``: the stop string or the id of the stop token that ended it, None: neither."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+    def finished(self) -> bool:
+        """Always, here: outputs are handed out when they are done."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its outputs. ``prompt`` is None if it was given as token ids. The first entry of
+    ``prompt_logprobs`` is None: nothing comes before it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+def read_output(
+    number: int, prompt: str | None, num_top: int, answer: Mapping[str, Any], decode: Callable[[int], str]
+) -> RequestOutput:
+    """From the answer of ``/v1/completions`` for one prompt, with token ids, and tokens called by their ids.
+    ``num_top``: how many of the most likely tokens it was asked for."""
+    choices = answer["choices"]
+    told = choices[0].get("prompt_logprobs")
+    details = answer["usage"].get("prompt_tokens_details") or {}
+    return RequestOutput(
+        request_id=str(number),
+        prompt=prompt,
+        prompt_token_ids=choices[0]["prompt_token_ids"],
+        prompt_logprobs=None if told is None else [None if each is None else _of_prompt(each) for each in told],
+        outputs=[_choice(choice, num_top, decode) for choice in choices],
+        num_cached_tokens=details.get("cached_tokens"),
+    )
+
+
+def _choice(choice: Mapping[str, Any], num_top: int, decode: Callable[[int], str]) -> CompletionOutput:
+    told = choice["logprobs"]
+    own = None if told is None else [_finite(value) for value in told["token_logprobs"]]
+    return CompletionOutput(
+        index=choice["index"],
+        text=choice["text"],
+        token_ids=choice["token_ids"],
+        cumulative_logprob=None if own is None else sum(own),
+        logprobs=None if told is None else _of_output(choice["token_ids"], told["top_logprobs"], num_top, decode),
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice.get("stop_reason"),
+    )
+
+
+def _of_prompt(told: Mapping[str, Mapping[str, Any]]) -> TokenLogprobs:
+    return {
+        int(token_id): Logprob(_finite(each["logprob"]), each["rank"], each["decoded_token"])
+        for token_id, each in told.items()
+    }
+
+
+def _of_output(
+    token_ids: Sequence[int], tops: Sequence[Mapping[str, float]], num_top: int, decode: Callable[[int], str]
+) -> list[TokenLogprobs]:
+    """Of each token: the token itself, and the ``num_top`` most likely ones, which it may be among."""
+    found = []
+    for token_id, named in zip(token_ids, tops, strict=True):
+        values = {int(name.removeprefix(ID_PREFIX)): _finite(value) for name, value in named.items()}
+        ranked = sorted(values, key=lambda each: -values[each])
+        if len(values) > num_top:
+            ranked.remove(token_id)
+        ranks = {each: rank for rank, each in enumerate(ranked, 1)}
+        found.append({each: Logprob(value, ranks.get(each), decode(each)) for each, value in values.items()})
+    return found
+
+
+def _finite(value: float) -> float:
+    return -math.inf if value <= LOWEST else value

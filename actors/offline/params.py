@@ -1,0 +1,118 @@
+"""How outputs are sampled: vLLM's names, defaults and meanings, checked when made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """What is not given is as vLLM has it, whatever the model's ``generation_config.json`` says.
+
+    Raises:
+        ValueError: a field is out of its range; the text names it.
+    """
+
+    n: int = 1
+    """Outputs per prompt."""
+    presence_penalty: float = 0.0
+    """-2 to 2; against tokens that are in the output."""
+    frequency_penalty: float = 0.0
+    """-2 to 2; against tokens of the output, for each time."""
+    repetition_penalty: float = 1.0
+    """More than 0; above 1 against tokens of prompt and output."""
+    temperature: float = 1.0
+    """0 to 2; 0 takes the most likely token."""
+    top_p: float = 1.0
+    """More than 0, at most 1."""
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    """0 to 1, relative to the most likely token."""
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    """None: what the context holds."""
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """So many of the most likely tokens are told for each one of the output, 0 to 20; None: none, nor its own."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt."""
+    detokenize: bool = True
+    """Only True is available: outputs have both text and token ids."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    """Only the last so many tokens of the prompt count; -1: as many as fit."""
+    bad_words: Sequence[str] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: Mapping[str, Any] | None = field(default=None)
+    """One of json, regex, choice, grammar and json_object, as in the API: {"choice": ["yes", "no"]}."""
+
+    def __post_init__(self) -> None:
+        for name in ("n", "top_k", "min_tokens"):
+            _check_integer(name, getattr(self, name))
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name))
+        _check(self.n >= 1, "n", "at least 1", self.n)
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_range(name, getattr(self, name), -2, 2)
+        _check_range("temperature", self.temperature, 0, 2)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("top_p", self.top_p, 0, 1)
+        _check(self.top_p > 0, "top_p", "more than 0", self.top_p)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, math.inf)
+        _check(self.repetition_penalty > 0, "repetition_penalty", "more than 0", self.repetition_penalty)
+        _check(self.top_k >= -1, "top_k", "0 or -1 (all tokens), or at least 1", self.top_k)
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _check(self.min_tokens >= 0, "min_tokens", "at least 0", self.min_tokens)
+        least = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _check(least, "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        keep = self.truncate_prompt_tokens
+        _check(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
+        _check(self.detokenize, "detokenize", "True: outputs always have their text", self.detokenize)
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        _check("" not in stops, "stop", "without empty strings", self.stop)
+        one = self.structured_outputs is None or len(self.structured_outputs) == 1
+        _check(one, "structured_outputs", "one constraint", self.structured_outputs)
+
+    def to_request(self) -> dict[str, Any]:
+        """The fields of a request; what is None is left out."""
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "detokenize"}
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            if given[name] is not None:
+                given[name] = list(given[name])
+        if self.logit_bias is not None:
+            given["logit_bias"] = {str(token_id): bias for token_id, bias in self.logit_bias.items()}
+        if self.stop is not None and not isinstance(self.stop, str):
+            given["stop"] = list(self.stop)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _check(holds: bool, name: str, wanted: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_integer(name: str, value: object) -> None:
+    _check(type(value) is int, name, "a whole number", value)
+
+
+def _check_range(name: str, value: object, low: float, high: float) -> None:
+    number = type(value) in (int, float) and value == value
+    _check(number, name, "a number", value)
+    text = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
+    _check(low <= value <= high, name, text, value)  # type: ignore[operator]

@@ -1,0 +1,117 @@
+"""All actors on a thread of this process: what `pagebus serve --bus memory://` runs, for one program."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import uvloop
+
+from actors.offline.client import Client
+from actors.process import StopSignal
+from actors.progress import Progress
+from actors.settings import Settings
+from actors.single_process import SingleProcess
+
+T = TypeVar("T")
+
+
+class System:
+    """Starts the actors and waits until they answer.
+
+    Raises:
+        Exception: what ended an actor before that: a model that is not there, too little memory.
+    """
+
+    def __init__(self, settings: Settings, progress: Progress) -> None:
+        self._ready: Future[Client] = Future()
+        self._system = SingleProcess(settings, progress, self._on_ready)
+        self._api_key = settings.api_key[0]
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pagebus", daemon=True)
+        self._thread.start()
+        try:
+            self.client = self._ready.result()
+        except BaseException:
+            self.close()
+            raise
+        _OPEN.add(self)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on the actors' loop. An interrupt of the caller cancels it.
+
+        Raises:
+            RuntimeError: the system is closed, or has ended meanwhile.
+        """
+        if self._closed:
+            work.close()
+            raise RuntimeError("this LLM is closed")
+        future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Drain the actors and wait for their end. Again: nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            self._begun.wait()
+            self._loop.call_soon_threadsafe(self._stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), StopSignal()
+        self._begun.set()
+        self._running = asyncio.create_task(self._system.run(self._stop))
+        await asyncio.wait({self._running})
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        if self._ready.done():
+            await self._ready.result().close()
+        else:
+            self._ready.set_exception(self._why())
+
+    def _on_ready(self, addresses: list[str]) -> None:
+        self._ready.set_result(Client(f"http://{addresses[0]}", self._api_key))
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._calls.add(task)
+        try:
+            await asyncio.wait({task, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                raise RuntimeError("the system has ended") from self._why()
+            return task.result()
+        finally:
+            self._calls.discard(task)
+            task.cancel()
+
+    def _why(self) -> BaseException:
+        if not self._running.cancelled() and (error := self._running.exception()) is not None:
+            return error
+        return self._system.error or RuntimeError("the system was stopped")
+
+
+_OPEN: weakref.WeakSet[System] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for system in list(_OPEN):
+        system.close()
+
+
+# What atexit calls comes too late: threads of pools, which the actors need to end, have been ended by then.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]

@@ -1,0 +1,164 @@
+"""`LLM`: the shipped model, embedded."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from actors import LLM, RequestOutput, SamplingParams
+from actors.model_config import ModelError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+QUESTION = [{"role": "user", "content": "What is water?"}]
+ANSWER = "water (noun): binary compound that occurs at room temperature as a clear colorless odorless tasteless liquid."
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", threads=1, max_num_seqs=8) as made:
+        yield made
+
+
+def texts(outputs: list[RequestOutput]) -> list[list[str]]:
+    return [[each.text for each in output.outputs] for output in outputs]
+
+
+def test_a_conversation(llm: LLM) -> None:
+    """Rendered by the template; ``max_tokens`` None lets the model end by itself."""
+    (output,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=None))
+    assert output.prompt == "<|bos|><|user|>What is water?<|end|><|assistant|>"
+    assert output.outputs[0].text == ANSWER
+    assert (output.outputs[0].finish_reason, output.finished) == ("stop", True)
+    assert texts(llm.chat([QUESTION, QUESTION], GREEDY)) == texts(llm.chat(QUESTION, GREEDY)) * 2
+
+
+def test_prompts_of_all_kinds(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, token ids and both by name give the same, in the order of the prompts; the bar can be left out."""
+    shown = io.StringIO()
+    monkeypatch.setattr(llm._progress, "_out", shown)
+    (whole,) = llm.generate("water is", GREEDY)
+    ids = whole.prompt_token_ids
+    assert ids
+    assert shown.getvalue() == "1 prompt: 100%\n"
+    outputs = llm.generate(["water is", ids, {"prompt": "water is"}, {"prompt_token_ids": ids}], GREEDY, use_tqdm=False)
+    assert shown.getvalue() == "1 prompt: 100%\n"
+    assert texts(outputs) == texts([whole]) * 4
+    assert [output.prompt for output in outputs] == ["water is", None, "water is", None]
+    assert {tuple(output.prompt_token_ids) for output in outputs} == {tuple(ids)}
+    assert [int(output.request_id) - int(outputs[0].request_id) for output in outputs] == [0, 1, 2, 3]
+    assert texts(llm.generate(ids, GREEDY)) == texts([whole])
+    assert llm.generate([]) == []
+
+
+def test_many_prompts_keep_their_order(llm: LLM) -> None:
+    """More than there are calls at a time, each with parameters of its own."""
+    lengths = [1 + place % 5 for place in range(40)]
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    outputs = llm.generate(["word"] * 40, params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+
+
+def test_log_probabilities(llm: LLM) -> None:
+    """Of each token, by id, with rank and text; the sum of the chosen ones."""
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("water is", params)
+    (told,) = output.outputs
+    assert told.logprobs is not None
+    assert output.prompt_logprobs is not None
+    own = [each[token_id] for token_id, each in zip(told.token_ids, told.logprobs, strict=True)]
+    assert [each.rank for each in own] == [1] * 4
+    assert "".join(str(each.decoded_token) for each in own) == told.text
+    assert told.cumulative_logprob == sum(each.logprob for each in own)
+    assert [len(each) for each in told.logprobs] == [2] * 4
+    assert output.prompt_logprobs[0] is None
+    assert output.prompt_token_ids[1] in (output.prompt_logprobs[1] or {})
+    (plain,) = llm.generate("water is", GREEDY)
+    assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob, plain.prompt_logprobs) == (None, None, None)
+
+
+def test_choices_stops_and_constraints(llm: LLM) -> None:
+    """``n``, seeds, stop strings and structured outputs do what they do over HTTP."""
+    (output,) = llm.generate("water is", SamplingParams(n=3, seed=1, max_tokens=5))
+    assert [each.index for each in output.outputs] == [0, 1, 2]
+    assert texts([output]) == texts(llm.generate("water is", SamplingParams(n=3, seed=1, max_tokens=5)))
+    (told,) = llm.chat(QUESTION, SamplingParams(temperature=0, max_tokens=30, stop="that"))[0].outputs
+    assert (told.text, told.stop_reason) == (ANSWER.partition("that")[0], "that")
+    (told,) = llm.generate("word", SamplingParams(structured_outputs={"choice": ["yes", "no"]}))[0].outputs
+    assert told.text in ("yes", "no")
+
+
+def test_refusals_name_the_reason(llm: LLM) -> None:
+    """One bad prompt refuses all, and the next call works."""
+    with pytest.raises(ValueError, match="maximum context length is 1024"):
+        llm.generate(["word", "x " * 2000], GREEDY)
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        llm.generate([[10**6]], GREEDY)
+    with pytest.raises(ValueError, match="prompt_token_ids"):
+        llm.generate({"text": "word"}, GREEDY)
+    with pytest.raises(ValueError, match="2 prompts need one sampling_params, or one each; got 1"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(ValueError, match="stop"):
+        llm.generate("word", SamplingParams(stop=["x"] * 100))
+    assert len(llm.generate("word", GREEDY)) == 1
+
+
+def test_several_threads_may_call(llm: LLM) -> None:
+    """Each gets its own outputs."""
+    found: dict[str, list[list[str]]] = {}
+    prompts = ["water", "fire", "stone"]
+    threads = [
+        threading.Thread(target=lambda prompt=prompt: found.update({prompt: texts(llm.generate(prompt, GREEDY))}))
+        for prompt in prompts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[prompt] for prompt in prompts] == [[each] for each in texts(llm.generate(prompts, GREEDY))]
+
+
+def test_an_interrupt_ends_a_call_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the caller, what is under way is given up, and the model answers on."""
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._progress, "show", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["word"] * 30, [SamplingParams(max_tokens=1), *[SamplingParams(max_tokens=900)] * 29])
+    assert len(llm.generate("word", GREEDY)) == 1
+
+
+def test_a_model_that_is_not_there() -> None:
+    """The reason comes as it is, and nothing is left running."""
+    before = threading.active_count()
+    with pytest.raises(ModelError, match="no such folder"):
+        LLM("./nowhere", device="cpu")
+    assert threading.active_count() == before
+
+
+def test_settings_that_make_no_sense() -> None:
+    """What is no setting, and what only servers have."""
+    with pytest.raises(TypeError, match=r"max_modellen: there is no such setting \(did you mean max_model_len\?\)"):
+        LLM(max_modellen=3)
+    with pytest.raises(TypeError, match="port is a setting of servers"):
+        LLM(port=80)
+
+
+def test_importing_actors_is_cheap() -> None:
+    """Nothing is imported before it is used, and no torch for the parameters."""
+    script = "import sys, actors; a = set(sys.modules); actors.SamplingParams(); print('actors.offline' in a, 'torch' in sys.modules, 'aiohttp' in sys.modules)"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False False\n"
+
+
+def test_after_the_end(llm: LLM) -> None:
+    """A call says that there is nothing to call any more."""
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.generate("word")

@@ -20,6 +20,9 @@ from actors.settings import KINDS, Settings, SettingsError
 from actors.settings_sources import add_arguments, load_settings
 from actors.simulator.command import add_commands as add_simulator_commands
 from actors.simulator.command import run_command as run_simulator_command
+from actors.terminal.command import COMMANDS as TERMINAL_COMMANDS
+from actors.terminal.command import add_commands as add_terminal_commands
+from actors.terminal.command import run_command as run_terminal_command
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
 EPILOG = (
@@ -82,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_dead_letters_command(commands.add_parser, EPILOG)
     add_bench(commands.add_parser)
     add_jobs_commands(commands.add_parser)
+    add_terminal_commands(commands.add_parser)
     return parser
 
 
@@ -99,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_dead_letters_command(arguments)
         if arguments.command == "bench":
             return run_bench(arguments)
+        if arguments.command in TERMINAL_COMMANDS:
+            return run_terminal_command(arguments)
         settings = load_settings(arguments)
         if arguments.command == "serve":
             return _serve(settings)

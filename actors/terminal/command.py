@@ -1,0 +1,66 @@
+"""`pagebus chat`, `pagebus complete` and `pagebus top`: their options. Names are those of vLLM's commands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from actors.terminal.sampling import add_sampling
+
+AddCommand = Callable[..., argparse.ArgumentParser]
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+COMMANDS = ("chat", "complete")
+
+
+def add_commands(add: AddCommand) -> None:
+    """All of them."""
+    chat = add(
+        "chat",
+        help="talk to a server in the terminal",
+        description="Talk to a server of OpenAI's API: answers are streamed, Ctrl-C stops one, /help lists commands. "
+        "Where standard input is no terminal, each of its lines is a message.",
+        allow_abbrev=False,
+    )
+    _add_server(chat)
+    chat.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
+    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, and end")
+    add_sampling(chat)
+    complete = add(
+        "complete",
+        help="have a server continue a text",
+        description="Have a server of OpenAI's API continue a text: the argument, all of standard input, or what is "
+        "typed. Only the continuation is written.",
+        allow_abbrev=False,
+    )
+    _add_server(complete)
+    complete.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text (default: standard input)")
+    complete.add_argument("-q", "--quick", metavar="PROMPT", help="the same, as vLLM's command takes it")
+    add_sampling(complete)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", "--base-url", dest="url", default=DEFAULT_URL, help=f"where the API is (default: {DEFAULT_URL})"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="key for the server (default: OPENAI_API_KEY, if it is set)")
+    parser.add_argument("--model-name", "--model", dest="model_name", metavar="NAME", help="default: the first served")
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Run one of them; returns the exit code."""
+    from actors.terminal.api import Api, ApiFailure
+
+    api = Api(arguments.url, arguments.api_key or os.environ.get("OPENAI_API_KEY"))
+    try:
+        if arguments.command == "chat":
+            from actors.terminal.chat import run_chat
+
+            return run_chat(api, arguments)
+        from actors.terminal.complete import run_complete
+
+        return run_complete(api, arguments)
+    except ApiFailure as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return 1

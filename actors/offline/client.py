@@ -17,7 +17,8 @@ class Client:
     """Speaks to the system's ingress. Made and used on its loop."""
 
     def __init__(self, url: str, api_key: str) -> None:
-        self._url = url
+        self.url = url
+        self.api_key = api_key
         headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self._session = aiohttp.ClientSession(
             headers=headers, timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
@@ -33,7 +34,7 @@ class Client:
             ValueError: the request was refused; the text says why.
             RuntimeError: it could not be computed.
         """
-        async with self._session.post(self._url + path, data=orjson.dumps(body)) as response:
+        async with self._session.post(self.url + path, data=orjson.dumps(body)) as response:
             answer = await response.read()
             if response.status == 200:
                 return orjson.loads(answer)
@@ -42,7 +43,7 @@ class Client:
 
     async def get(self, path: str) -> Any:
         """The answer of a route that refuses nothing."""
-        async with self._session.get(self._url + path) as response:
+        async with self._session.get(self.url + path) as response:
             response.raise_for_status()
             return orjson.loads(await response.read())
 

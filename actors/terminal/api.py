@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -86,7 +86,7 @@ class Api:
         async for data in self.events("POST", f"{self.base_url}/chat/completions", _streamed(body)):
             yield _piece(data, read)
 
-    async def events(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Any]:
+    async def events(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> AsyncGenerator[Any, None]:
         """The data of all events of a stream, until ``[DONE]`` or its end. Names of events are under ``event``."""
         try:
             async with self._session.request(method, url, json=body) as response:

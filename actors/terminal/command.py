@@ -11,7 +11,7 @@ from actors.terminal.sampling import add_sampling
 
 AddCommand = Callable[..., argparse.ArgumentParser]
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-COMMANDS = ("chat", "complete")
+COMMANDS = ("chat", "complete", "top")
 
 
 def add_commands(add: AddCommand) -> None:
@@ -38,14 +38,26 @@ def add_commands(add: AddCommand) -> None:
     complete.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text (default: standard input)")
     complete.add_argument("-q", "--quick", metavar="PROMPT", help="the same, as vLLM's command takes it")
     add_sampling(complete)
+    top = add(
+        "top",
+        help="watch a deployment in the terminal",
+        description="Requests, tokens per second, latencies, replicas with their cache, actors and streams of a "
+        "Pagebus deployment, as its ingress tells them, until Ctrl-C.",
+        allow_abbrev=False,
+    )
+    _add_server(top, model=False)
+    top.add_argument("--once", action="store_true", help="print one frame, after a second, and end")
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
+def _add_server(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
     parser.add_argument(
         "--url", "--base-url", dest="url", default=DEFAULT_URL, help=f"where the API is (default: {DEFAULT_URL})"
     )
     parser.add_argument("--api-key", metavar="KEY", help="key for the server (default: OPENAI_API_KEY, if it is set)")
-    parser.add_argument("--model-name", "--model", dest="model_name", metavar="NAME", help="default: the first served")
+    if model:
+        parser.add_argument(
+            "--model-name", "--model", dest="model_name", metavar="NAME", help="default: the first served"
+        )
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -58,6 +70,10 @@ def run_command(arguments: argparse.Namespace) -> int:
             from actors.terminal.chat import run_chat
 
             return run_chat(api, arguments)
+        if arguments.command == "top":
+            from actors.terminal.top import run_top
+
+            return run_top(api, arguments)
         from actors.terminal.complete import run_complete
 
         return run_complete(api, arguments)

@@ -1,0 +1,127 @@
+"""One frame of `pagebus top`: what the events of an ingress have told so far, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+GIB = 2**30
+STATE_STYLES = {"ready": "green", "gone": "red"}
+
+
+class View:
+    """Follows the events (docs/page.md)."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.version = ""
+        self.actors: Sequence[Mapping[str, Any]] = ()
+        self.streams: Sequence[Mapping[str, Any]] = ()
+        self.vitals: Mapping[str, float | None] = {}
+        self.replicas: Sequence[Mapping[str, Any]] = ()
+        self.away = ""
+        self._figures: Sequence[str] = ()
+        self._seen: set[str] = set()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every part has been told of at least once, or cannot be."""
+        return {"actors", "vitals"} <= self._seen and bool({"state", "away"} & self._seen)
+
+    def take(self, name: str, data: Mapping[str, Any]) -> None:
+        """An event."""
+        self._seen.add(name)
+        match name:
+            case "hello":
+                self.model, self.version, self._figures = str(data["model"]), str(data["version"]), data["figures"]
+            case "state":
+                self.replicas, self.away = data["replicas"], ""
+            case "away":
+                self.replicas, self.away = (), str(data["message"])
+            case "actors":
+                self.actors, self.streams = data["actors"], data["streams"]
+            case "vitals":
+                self.vitals = dict(zip(self._figures, data["figures"], strict=True))
+
+    def draw(self) -> RenderableType:
+        """The frame."""
+        parts: list[RenderableType] = [Text(f"Pagebus {self.version}  {self.model}", style="bold"), self._summary()]
+        if self.away:
+            parts.append(Text(self.away, style="red"))
+        return Group(*parts, self._replicas(), self._actors(), self._streams())
+
+    def _summary(self) -> Table:
+        table = _table(None, "running", "waiting", "output tok/s", "prompt tok/s", "requests/s", "TTFT p50",
+                       "p99", "ITL p50", "p99", "cache", "hits", "busy")  # fmt: skip
+        get = self.vitals.get
+        counts = [_number(get(name)) for name in ("running", "waiting")]
+        rates = [_number(get(f"{name}_per_s")) for name in ("output_tokens", "prompt_tokens", "requests")]
+        times = [_ms(get(name)) for name in ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")]
+        shares = [_share(get(name)) for name in ("kv_usage", "hit_rate", "device_busy")]
+        table.add_row(*counts, *rates, *times, *shares)
+        return table
+
+    def _replicas(self) -> Table:
+        table = _table("replica", "step", "in flight", "running", "slots", "blocks", "used", "cached", "host used",
+                       "swaps", "recomputed")  # fmt: skip
+        for each in self.replicas:
+            used, host = each["num_blocks"] - each["num_free"], each["num_host_blocks"] - each["num_host_free"]
+            numbers = (each["step"], each["num_in_flight"], each["num_running"], each["num_slots"], each["num_blocks"],
+                       used, each["num_cached"], host, each["num_swaps"], each["num_recomputes"])  # fmt: skip
+            table.add_row(escape(each["name"]), *map(str, numbers))
+        return table
+
+    def _actors(self) -> Table:
+        table = _table("actor", "state", "rate", "CPU", "GiB", "device", "GPU GiB", "restarts")
+        for each in self.actors:
+            state = str(each["phase"] or each["state"])
+            rate = "" if each["rate"] is None else f"{_number(each['rate'])} {each['unit']}"
+            if each["unit"] == "busy":
+                rate = f"{_share(each['rate'])} busy"
+            table.add_row(
+                escape(each["name"]),
+                Text(state, style=STATE_STYLES.get(state, "yellow")),
+                rate,
+                _share(each["cpu"]),
+                _gib(each["memory_bytes"]),
+                _share(each["gpu"]),
+                _gib(each["gpu_memory_bytes"]),
+                str(each["restarts"] or ""),
+            )
+        return table
+
+    def _streams(self) -> Table:
+        table = _table("stream", "entries")
+        for each in self.streams:
+            table.add_row(escape(each["name"]), str(each["length"]))
+        return table
+
+
+def _table(first: str | None, *columns: str) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    if first is not None:
+        table.add_column(first, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _ms(value_s: float | None) -> str:
+    return "-" if value_s is None else f"{value_s * 1000:.3g} ms"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _gib(value: float | None) -> str:
+    return "-" if value is None else f"{value / GIB:.2f}"

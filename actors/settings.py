@@ -352,6 +352,12 @@ class Settings:
         group=SERVICE,
         choices=("deepseek_r1", "qwen3"),
     )
+    pooling_type: str = setting(
+        "last",
+        help="embeddings are the final hidden state of the last token, or the mean over all tokens",
+        group=SERVICE,
+        choices=("last", "mean"),
+    )
     allow_unknown_fields: bool = setting(
         False, help="ignore fields of requests that are not known, instead of answering 400", group=SERVICE
     )

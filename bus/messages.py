@@ -185,6 +185,8 @@ class SequenceStarted:
     output_top_counts: Int32Array = field(default_factory=_no_ints)
     output_top_ids: Int32Array = field(default_factory=_no_ints)
     output_top_bits: Int32Array = field(default_factory=_no_ints)
+    pooled_from: int | None = None
+    """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
 
 
 PROMPT_TAIL_TOKENS = 6
@@ -243,6 +245,8 @@ class NewSequence:
     allowed_token_ids: tuple[int, ...] = ()
     grammar: str = ""
     """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
+    pooled_from: int | None = None
+    """The prompt's final hidden states from this token on are reported, as far as they are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,6 +324,10 @@ class StepResult:
     ``prompt_starts`` on (the first is 1), with ``prompt_top_counts`` most likely tokens for each position.
     ``prompt_bits`` and ``prompt_ranks`` hold one entry per position, ``prompt_top_ids`` and ``prompt_top_bits`` that
     many times as many, all one prompt after another. The rank of the most likely token is 1.
+
+    ``pooled_sequence_ids`` [p]: prompts of which hidden states are wanted and this step computed some: the
+    ``pooled_lengths`` tokens from position ``pooled_starts`` on. ``pooled_bits`` [p * hidden size] are the sums of
+    their states, float32 as its bits.
     """
 
     step: int
@@ -348,6 +356,10 @@ class StepResult:
     prompt_top_bits: Int32Array = field(default_factory=_no_ints)
     busy_s: float = 0.0
     """Seconds in which the device worked on the step: by events on CUDA, by the clock on a CPU."""
+    pooled_sequence_ids: Int32Array = field(default_factory=_no_ints)
+    pooled_starts: Int32Array = field(default_factory=_no_ints)
+    pooled_lengths: Int32Array = field(default_factory=_no_ints)
+    pooled_bits: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +412,7 @@ class PromptReply:
 
     ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
     tokens from the second on, ``top_ids`` and ``top_bits`` [(P - 1) * num_top]. The texts are as in ReplyBatch.
+    With pooling there are ``pooled_bits`` [hidden size] alone, a float32 vector as its bits.
     """
 
     request_id: str
@@ -412,6 +425,7 @@ class PromptReply:
     ranks: Int32Array = field(default_factory=_no_ints)
     top_ids: Int32Array = field(default_factory=_no_ints)
     top_bits: Int32Array = field(default_factory=_no_ints)
+    pooled_bits: Int32Array = field(default_factory=_no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

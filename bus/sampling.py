@@ -75,7 +75,21 @@ class SamplingParams:
     grammar: str = ""
     """What the executor keeps the output to, in llguidance's own form; empty: anything."""
 
+    pooling: Literal["", "last", "mean"] = ""
+    """Which of the prompt's final hidden states go to the client, as one vector: the last token's or the mean of all;
+    empty: none."""
+
     @property
     def returns_prompt(self) -> bool:
         """Whether the client is to be told something about the prompt."""
-        return self.echo or self.return_token_ids or self.prompt_logprobs is not None
+        return self.echo or self.return_token_ids or self.scores_prompt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether that is something which an executor computes."""
+        return self.prompt_logprobs is not None or bool(self.pooling)
+
+    @property
+    def scores_all_of_prompt(self) -> bool:
+        """And of every token, so that none of them may be taken from the cache."""
+        return self.prompt_logprobs is not None or self.pooling == "mean"

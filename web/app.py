@@ -38,7 +38,20 @@ from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.openapi import describe
 from web.responses import Responses
-from web.routes import batches, docs, files, generation, messages, models, observatory, page, responses, service, tokens
+from web.routes import (
+    batches,
+    docs,
+    embeddings,
+    files,
+    generation,
+    messages,
+    models,
+    observatory,
+    page,
+    responses,
+    service,
+    tokens,
+)
 from web.sse import Streams
 
 ROUTES = (
@@ -47,6 +60,7 @@ ROUTES = (
     *docs.ROUTES,
     *models.ROUTES,
     *generation.ROUTES,
+    *embeddings.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *responses.ROUTES,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from actors.settings import Settings
 
@@ -38,6 +38,10 @@ class ServedModel:
     """Whether models may call tools as they like (``--enable-auto-tool-choice``)."""
     reasoning_parser: str = ""
     allow_unknown_fields: bool = False
+    hidden_size: int | None = None
+    """Numbers in an embedding; None: not known here."""
+    pooling: Literal["last", "mean"] = "last"
+    """What embeddings are made of (``--pooling-type``)."""
 
     @property
     def name(self) -> str:
@@ -77,4 +81,6 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         auto_tools=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser or "",
         allow_unknown_fields=settings.allow_unknown_fields,
+        hidden_size=config.hidden_size,
+        pooling="mean" if settings.pooling_type == "mean" else "last",
     )

@@ -7,11 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bus.messages import Int32Array, PromptReply
 from web.parsing.output import Parsing
 
+Float32Array = NDArray[np.float32]
 LOWEST = -9999.0
 """What stands for a log probability of minus infinity, which JSON has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingForm:
+    """How embeddings are told: as many of their first numbers (None: all), as base64 or as numbers."""
+
+    dimensions: int | None = None
+    base64: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +44,8 @@ class Report:
     """How the texts are read for calls of tools and reasoning; None: they are content."""
     said: str = ""
     """What an assistant's message begins with, because it said so already."""
+    embedding: EmbeddingForm | None = None
+    """For calls whose whole answer are embeddings."""
 
 
 @dataclass(slots=True)
@@ -70,10 +84,11 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """The prompt of a request. ``text`` is what its tokens say."""
+    """The prompt of a request. ``text`` is what its tokens say, ``state`` [H] its pooled hidden state."""
 
     text: str
     tokens: list[Token]
+    state: Float32Array | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -98,6 +113,8 @@ def read_tokens(
 
 def read_prompt(reply: PromptReply) -> PromptInfo:
     """The prompt's tokens, the first without a log probability."""
+    if len(reply.pooled_bits):
+        return PromptInfo(reply.text, [], reply.pooled_bits.view("<f4"))
     ids = reply.token_ids.tolist()
     if reply.num_top is None or len(ids) < 2:
         return PromptInfo(reply.text, [Token(token_id) for token_id in ids])

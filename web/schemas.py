@@ -204,7 +204,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     sampling, report = read_completion_report(fields, sampling, echo=echo, prompt_only=max_tokens == 0, stream=stream)
     sampling = read_structured(fields, sampling)
     check_width(sampling, model)
-    prompts = _read_prompts(fields, model.vocab_size)
+    prompts = read_prompts(fields, "prompt", model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
     asked = Asked(
@@ -214,10 +214,10 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         stream=stream,
         stream_options=options,
         add_special_tokens=fields.boolean("add_special_tokens", True),
-        truncate_prompt_tokens=_read_truncation(fields, model),
-        priority=_read_priority(fields, model),
+        truncate_prompt_tokens=read_truncation(fields, model),
+        priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
-        timeout_s=_read_timeout(fields),
+        timeout_s=read_timeout(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
@@ -256,10 +256,10 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         chat_template=_read_template(fields, model),
         tools=tools.told,
         documents=read_documents(fields),
-        truncate_prompt_tokens=_read_truncation(fields, model),
-        priority=_read_priority(fields, model),
+        truncate_prompt_tokens=read_truncation(fields, model),
+        priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
-        timeout_s=_read_timeout(fields),
+        timeout_s=read_timeout(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
@@ -275,14 +275,14 @@ def read_model(fields: Fields, model: ServedModel) -> str:
     return name
 
 
-def _read_priority(fields: Fields, model: ServedModel) -> int:
+def read_priority(fields: Fields, model: ServedModel) -> int:
     priority = fields.integer("priority", 0, -INT32_MAX, INT32_MAX)
     if priority and not model.priorities:
         raise bad_field("priority", f"is {priority}, but this server was not started with --scheduling-policy priority")
     return priority
 
 
-def _read_timeout(fields: Fields) -> float | None:
+def read_timeout(fields: Fields) -> float | None:
     return fields.number("timeout", None, 0, MAX_TIMEOUT_S, above_low=True)
 
 
@@ -308,7 +308,7 @@ def _read_template(fields: Fields, model: ServedModel) -> str | None:
     return template
 
 
-def _read_truncation(fields: Fields, model: ServedModel) -> int | None:
+def read_truncation(fields: Fields, model: ServedModel) -> int | None:
     """Keep only the last so many tokens of the prompt; -1 means as many as fit, which the tokenizer works out."""
     value = fields.integer("truncate_prompt_tokens", None, -1, INT32_MAX)
     if value == 0:
@@ -324,29 +324,29 @@ def _prompt_schema(vocab_size: int | None) -> Schema:
     return {"anyOf": [text, ids, *many]}
 
 
-def _read_prompts(fields: Fields, vocab_size: int | None) -> tuple[Prompt, ...]:
+def read_prompts(fields: Fields, name: str, vocab_size: int | None) -> tuple[Prompt, ...]:
     """A string, strings, token ids, or lists of token ids."""
-    value = fields.take("prompt", _prompt_schema(vocab_size))
+    value = fields.take(name, _prompt_schema(vocab_size))
     if value is None:
-        raise bad_field("prompt", "is required")
+        raise bad_field(name, "is required")
     if isinstance(value, str):
         return (Prompt(text=value),)
     if type(value) is not list:
-        raise bad_field("prompt", f"must be a string or an array, got {type_name(value)}", code="invalid_type")
+        raise bad_field(name, f"must be a string or an array, got {type_name(value)}", code="invalid_type")
     if not value:
-        raise bad_field("prompt", "must not be empty")
+        raise bad_field(name, "must not be empty")
     first = value[0]
     if not isinstance(first, str | list):
-        return (Prompt(token_ids=_token_array(value, "prompt", vocab_size)),)
+        return (Prompt(token_ids=_token_array(value, name, vocab_size)),)
     if len(value) > MAX_PROMPTS:
-        raise bad_field("prompt", f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
+        raise bad_field(name, f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
     if isinstance(first, list):
         return tuple(
-            Prompt(token_ids=_token_array(ids, f"prompt[{index}]", vocab_size)) for index, ids in enumerate(value)
+            Prompt(token_ids=_token_array(ids, f"{name}[{index}]", vocab_size)) for index, ids in enumerate(value)
         )
     for index, text in enumerate(value):
         if not isinstance(text, str):
-            raise bad_field(f"prompt[{index}]", f"must be a string like the first, got {type_name(text)}",
+            raise bad_field(f"{name}[{index}]", f"must be a string like the first, got {type_name(text)}",
                             code="invalid_type")  # fmt: skip
     return tuple(Prompt(text=text) for text in value)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
 from actors.detokenizer.scores import (
     PromptScores,
     Score,
@@ -59,7 +60,7 @@ class SequenceState:
     stop_reason: str | int | None = None
     tokens: UnsentTokens | None = None
     """For clients that want tokens or log probabilities."""
-    prompt: PromptScores | None = None
+    prompt: PromptScores | PooledPrompt | None = None
     """While something about the prompt is to be sent."""
 
 
@@ -116,7 +117,9 @@ class Sequences:
             state.tokens = UnsentTokens()
         self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
-        if len(message.prompt_token_ids):
+        if message.pooled_from is not None:
+            state.prompt = PooledPrompt(message, message.pooled_from)
+        elif len(message.prompt_token_ids):
             state.prompt = PromptScores(message)
             self._tell_prompt(state)
         self._replay(state)
@@ -159,7 +162,7 @@ class Sequences:
     def apply(self, result: StepResult) -> None:
         """The tokens of one step, all sequences at once."""
         rows: list[_Row] = []
-        if len(result.prompt_sequence_ids):
+        if len(result.prompt_sequence_ids) or len(result.pooled_sequence_ids):
             self._take_prompts(result)
         if (result.ends == END_GRAMMAR).any():
             for sequence_id in result.sequence_ids[result.ends == END_GRAMMAR].tolist():
@@ -214,13 +217,17 @@ class Sequences:
         return output
 
     def _take_prompts(self, result: StepResult) -> None:
-        """Log probabilities of parts of prompts."""
+        """Log probabilities and states of parts of prompts."""
 
-        def prompt_of(sequence_id: int) -> PromptScores | None:
+        def scored(sequence_id: int) -> PromptScores | None:
             state = self._live.get(sequence_id)
-            return None if state is None else state.prompt
+            return state.prompt if state is not None and isinstance(state.prompt, PromptScores) else None
 
-        for sequence_id in add_prompt_parts(result, prompt_of):
+        def pooled(sequence_id: int) -> PooledPrompt | None:
+            state = self._live.get(sequence_id)
+            return state.prompt if state is not None and isinstance(state.prompt, PooledPrompt) else None
+
+        for sequence_id in add_prompt_parts(result, scored) + add_pooled_parts(result, pooled):
             self._tell_prompt(self._live[sequence_id])
 
     def _tell_prompt(self, state: SequenceState) -> None:

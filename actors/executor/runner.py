@@ -15,7 +15,8 @@ from actors.executor.graphs import Graphs
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
-from actors.executor.scorer import Scorer, Scores
+from actors.executor.scorer import Scorer, Scores, pool
+from actors.executor.scoring import Scoring
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_library import LongRow
 from kernels.paged_attention import fixed_config
@@ -49,7 +50,7 @@ class Runner:
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.scores: Scores | None = None
-        """Log probabilities of the last step, if any of its rows asked for them."""
+        """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
         """Whether the last step was."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -80,7 +81,8 @@ class Runner:
             logits, sampled = self.graphs.replay(self, bucket)
         else:
             hidden = self.forward(work)
-            self._score_prompts(work, hidden, deltas)
+            if work.scoring is not None:
+                self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
@@ -94,7 +96,7 @@ class Runner:
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
-        if self.graphs is None or "prompt_hidden" in work.deltas:
+        if self.graphs is None or (work.scoring is not None and work.scoring.reads_prompts):
             return None
         return self.graphs.bucket(work)
 
@@ -163,12 +165,13 @@ class Runner:
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
 
-    def _score_prompts(self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+    def _score_prompts(self, scoring: Scoring, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+        assert self.scores is not None
         if "prompt_hidden" in deltas:
-            assert work.scoring is not None
-            assert self.scores is not None
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
-            self.scores.prompts = self._scorer.prompts(work.scoring, index, tokens, hidden, self.model)
+            self.scores.prompts = self._scorer.prompts(scoring, index, tokens, hidden, self.model)
+        if len(scoring.pooled):
+            self.scores.pooled = pool(scoring, hidden)
 
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]

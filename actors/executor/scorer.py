@@ -1,9 +1,10 @@
-"""Log probabilities, device side: of sampled tokens and of prompts, for the rows of a step that asked."""
+"""What rows of a step asked for besides tokens, device side: log probabilities, and sums of prompts' hidden states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from actors.executor.device_batch import DeviceBatch
@@ -17,19 +18,22 @@ MAX_PROMPT_ROWS = 256
 
 @dataclass(slots=True)
 class Scores:
-    """Packed rows (see :mod:`actors.executor.scoring`) of one step, on the device; None where nothing was asked."""
+    """Packed rows (see :mod:`actors.executor.scoring`) of one step, on the device, and sums of states [p, H] float32;
+    None where nothing was asked."""
 
     sampled: torch.Tensor | None = None
     prompts: torch.Tensor | None = None
+    pooled: torch.Tensor | None = None
 
     def to_pinned(self) -> Scores:
         """Queue copies to the host; they are done when the stream has come to them."""
-        return Scores(_pinned(self.sampled), _pinned(self.prompts))
+        return Scores(_pinned(self.sampled), _pinned(self.prompts), _pinned(self.pooled))
 
     def give(self, scoring: Scoring) -> None:
         """Hand on rows that are on the host."""
         scoring.packed = None if self.sampled is None else self.sampled.numpy()
         scoring.packed_prompts = None if self.prompts is None else self.prompts.numpy()
+        scoring.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
 
 
 def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:
@@ -73,3 +77,10 @@ class Scorer:
             logits = model.logits(hidden.index_select(0, hidden_index[piece]))
             pieces.append(self._ops.token_logprobs(logits, tokens[piece], scoring.prompt_num_top))
         return torch.cat(pieces)
+
+
+def pool(scoring: Scoring, hidden: torch.Tensor) -> torch.Tensor:
+    """Sums [p, H] float32 over the pooled parts of ``hidden`` [T, H]: one launch per prompt, and always in the same
+    order."""
+    parts = zip(scoring.pooled_rows.tolist(), scoring.pooled_lengths.tolist(), strict=True)
+    return torch.stack([hidden[row : row + length].sum(0, dtype=torch.float32) for row, length in parts])

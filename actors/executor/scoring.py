@@ -1,6 +1,7 @@
-"""Log probabilities, host side: which rows and prompt positions of a step report them, and the columns of its result.
+"""What steps report besides tokens, host side: which rows and prompt positions do so, and the columns of the result.
 
-The device computes them as packed rows (see :func:`kernels.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the
+Log probabilities of sampled tokens and of prompts, and the sums of final hidden states of prompts. The device computes
+the former as packed rows (see :func:`kernels.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the
 bits of the token's log probability, its rank, k ids, the bits of k log probabilities, k being the largest number that
 any row of the step asked for.
 """
@@ -25,7 +26,10 @@ MAX_TOP = 256
 class Scoring:
     """What one step reports. ``rows`` [m] of the sampled tokens, with ``counts`` [m] alternatives each; and the parts
     of ``prompts`` [q] sequence ids, ``starts``, ``lengths``, ``prompt_counts`` [q]. ``num_top`` and ``prompt_num_top``
-    are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host."""
+    are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host.
+
+    ``pooled`` [p] sequence ids, ``pooled_starts``, ``pooled_lengths`` [p]: parts of prompts whose states are summed;
+    ``pooled_rows`` [p] says where they begin in the pass. ``packed_pooled`` [p, H] are the bits of the sums."""
 
     rows: Int32Array
     counts: Int32Array
@@ -33,8 +37,18 @@ class Scoring:
     starts: Int32Array
     lengths: Int32Array
     prompt_counts: Int32Array
+    pooled: Int32Array
+    pooled_starts: Int32Array
+    pooled_lengths: Int32Array
+    pooled_rows: Int32Array
     packed: Int32Array | None = None
     packed_prompts: Int32Array | None = None
+    packed_pooled: Int32Array | None = None
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether it needs hidden states behind which nothing is sampled."""
+        return bool(len(self.prompts) or len(self.pooled))
 
     @property
     def num_top(self) -> int:
@@ -46,25 +60,30 @@ class Scoring:
 
 
 class ScoredSlots:
-    """Which slots report log probabilities, of how many alternatives; ``NOT_ASKED`` for none."""
+    """Which slots report log probabilities, of how many alternatives, and the prompt's states, from which token on;
+    ``NOT_ASKED`` for none."""
 
     def __init__(self, size: int) -> None:
         self._output = np.full(size, NOT_ASKED, np.int32)
         self._prompt = np.full(size, NOT_ASKED, np.int32)
+        self._pooled_from = np.full(size, NOT_ASKED, np.int32)
         self._any = False
 
     def enter(self, new: NewSequence, vocab_size: int) -> None:
         """Note what the sequence asks for in its slot."""
         self._output[new.slot] = _count(new.logprobs, vocab_size)
         self._prompt[new.slot] = _count(new.prompt_logprobs, vocab_size)
-        if new.logprobs is not None or new.prompt_logprobs is not None:
+        self._pooled_from[new.slot] = NOT_ASKED if new.pooled_from is None else max(0, new.pooled_from)
+        if new.logprobs is not None or new.prompt_logprobs is not None or new.pooled_from is not None:
             self._any = True
 
     def free(self, slots: Int32Array) -> None:
         """Nothing is asked for in these slots any more."""
         if self._any:
-            self._output[slots] = self._prompt[slots] = NOT_ASKED
-            self._any = bool((self._output >= 0).any() or (self._prompt >= 0).any())
+            asked = (self._output, self._prompt, self._pooled_from)
+            for column in asked:
+                column[slots] = NOT_ASKED
+            self._any = any(bool((column >= 0).any()) for column in asked)
 
     def scoring(
         self,
@@ -90,7 +109,11 @@ class ScoredSlots:
         # The state after token i scores token i + 1; the last prompt token's state is for the first sampled one.
         lengths = np.minimum(starts + np.diff(query_start), num_prompt - 1) - starts
         parts = np.flatnonzero((self._prompt[slots] >= 0) & (lengths > 0))
-        if not len(rows) and not len(parts):
+        pooled_from = self._pooled_from[slots]
+        skipped = np.maximum(pooled_from - starts, 0)
+        pooled_lengths = np.minimum(starts + np.diff(query_start), num_prompt) - starts - skipped
+        pooled = np.flatnonzero((pooled_from >= 0) & (pooled_lengths > 0))
+        if not len(rows) and not len(parts) and not len(pooled):
             return None
         scoring = Scoring(
             rows=rows,
@@ -99,6 +122,10 @@ class ScoredSlots:
             starts=starts[parts] + np.int32(1),
             lengths=lengths[parts],
             prompt_counts=self._prompt[slots[parts]],
+            pooled=sequence_ids[pooled],
+            pooled_starts=(starts + skipped)[pooled],
+            pooled_lengths=pooled_lengths[pooled],
+            pooled_rows=(query_start[:-1] + skipped)[pooled],
         )
         if len(rows):
             deltas["score_rows"] = rows
@@ -116,7 +143,7 @@ def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
 
 
 def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
-    """The log probability columns of a :class:`StepResult`; ``late`` [N] are rows that the result leaves out."""
+    """What a :class:`StepResult` reports besides tokens; ``late`` [N] are rows that it leaves out."""
     columns: dict[str, Int32Array] = {}
     sampled, prompts = scoring.packed, scoring.packed_prompts
     if sampled is not None:
@@ -136,6 +163,11 @@ def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
         columns["prompt_ranks"] = prompts[:, 1].copy()
         counts = np.repeat(scoring.prompt_counts, scoring.lengths)
         columns["prompt_top_ids"], columns["prompt_top_bits"] = _tops(prompts, counts)
+    if scoring.packed_pooled is not None:
+        columns["pooled_sequence_ids"] = scoring.pooled
+        columns["pooled_starts"] = scoring.pooled_starts
+        columns["pooled_lengths"] = scoring.pooled_lengths
+        columns["pooled_bits"] = scoring.packed_pooled.reshape(-1)
     return columns
 
 

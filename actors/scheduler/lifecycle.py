@@ -169,14 +169,14 @@ class Lifecycle:
     def _announce_anew(self, request: Request) -> None:
         """Nobody works on the text of this request: have it made again, from the first token on."""
         self._delivery.silence(request, again=True)
-        if request.sampling.prompt_logprobs is not None:
+        if request.sampling.scores_prompt:
             self._score_again(request)
         for sequence in request.sequences:
             self._planner.interrupt(sequence)
 
     def _score_again(self, request: Request) -> None:
-        """What has become known of the log probabilities of the prompt may be lost: its first sequence computes them
-        once more, from the beginning if it has ended."""
+        """What has become known of the log probabilities or states of the prompt may be lost: its first sequence
+        computes them once more, from the beginning if it has ended."""
         first = request.sequences[0]
         first.scores_again = True
         if first.state is not State.ENDED:
@@ -268,8 +268,10 @@ class Lifecycle:
         self._planner.dismiss(request)
         if request.settled:
             self._forget(request)
-        else:
-            self._delivery.keep(request)
+            return
+        self._delivery.keep(request)
+        if sequence.scores_again and not sequence.started and not request.away and request.sampling.scores_prompt:
+            self._score_again(request)  # its last token was on its way when nobody listened to it any more
 
     def _fail(self, ingress: str, failure: RequestFailed) -> None:
         self._out.append(ToIngress(ingress, failure))

@@ -172,4 +172,5 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         bad_words_token_ids=sampling.bad_words_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,
         grammar=sampling.grammar,
+        pooled_from=sequence.pooled_from,
     )

@@ -167,11 +167,20 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Its prompt has to be computed even if it is cached: log probabilities of the prompt are wanted, and have not
-        all come yet, or may have been lost since. One sequence does so for its whole request."""
-        if self.choice_index or self.request.sampling.prompt_logprobs is None:
+        """Its prompt has to be computed even if it is cached: log probabilities of the prompt, or the mean of its
+        states, are wanted, and have not all come yet, or may have been lost since. One sequence does so for its whole
+        request."""
+        if self.choice_index or not self.request.sampling.scores_all_of_prompt:
             return False
         return self.scores_again or not self.produced
+
+    @property
+    def pooled_from(self) -> int | None:
+        """The first token of its prompt whose hidden state is wanted."""
+        pooling = self.request.sampling.pooling
+        if self.choice_index or not pooling:
+            return None
+        return 0 if pooling == "mean" else len(self.request.prompt) - 1
 
     def extend_hashes(self, block_size: int) -> None:
         """Hash the full blocks of ``tokens`` that have no hash yet."""

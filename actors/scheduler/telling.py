@@ -47,7 +47,7 @@ def _started(
     sequence: Sequence, sequence_id: int, choice_index: int, output: Output, num_cached: int
 ) -> SequenceStarted:
     request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
-    tells_prompt = sampling.returns_prompt and choice_index == 0
+    tells_prompt = sampling.returns_prompt and not sampling.pooling and choice_index == 0
     return SequenceStarted(
         request_id=request.id,
         sequence_id=sequence_id,
@@ -74,6 +74,7 @@ def _started(
         output_top_counts=_ints(scores.top_counts),
         output_top_ids=_ints(scores.top_ids),
         output_top_bits=_ints(scores.top_bits),
+        pooled_from=sequence.pooled_from,
     )
 
 

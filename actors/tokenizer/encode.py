@@ -81,7 +81,7 @@ class Encoder:
             if request.messages is None and request.prompt is None:
                 return request.prompt_token_ids
             if self._chat is None:
-                raise Refusal(NO_TOKENIZER, param="prompt" if request.messages is None else "messages")
+                raise Refusal(NO_TOKENIZER, param=_field(request))
             rendered = Rendered((request.prompt or "",)) if request.messages is None else self._chat.render(request)
             length = sum(map(len, rendered.pieces))
             if self._max_chars and length > self._max_chars and request.truncate_prompt_tokens is None:
@@ -264,6 +264,8 @@ def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
 
 
 def _field(request: GenerateRequest) -> str:
+    if request.sampling.pooling:
+        return "input"
     return "prompt" if request.messages is None else "messages"
 
 

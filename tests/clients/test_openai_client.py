@@ -310,3 +310,19 @@ async def test_leaving_a_stream(async_client, expects):
 
     answer = await async_client.completions.create(model=expects.model, prompt=expects.prompt, max_tokens=1)
     assert answer.usage.completion_tokens == 1
+
+
+def test_embeddings(client, expects):
+    """Vectors of length 1, which the client asks for in base64 and decodes; cut ones; several at once."""
+    texts = [expects.prompt, expects.question]
+    answer = client.embeddings.create(model=expects.model, input=texts)
+    numbers = client.embeddings.create(model=expects.model, input=expects.prompt, encoding_format="float")
+    short = client.embeddings.create(model=expects.model, input=[[1, 2, 3], [4]], dimensions=4)
+
+    assert [(each.index, each.object) for each in answer.data] == [(0, "embedding"), (1, "embedding")]
+    assert sum(number**2 for number in answer.data[0].embedding) == pytest.approx(1, abs=1e-5)
+    assert answer.data[0].embedding == pytest.approx(numbers.data[0].embedding, abs=1e-5)
+    assert [len(each.embedding) for each in short.data] == [4, 4]
+    assert (short.usage.prompt_tokens, short.usage.total_tokens) == (4, 4)
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model=expects.model, input="x", dimensions=10**6)

@@ -36,7 +36,9 @@ from web.model import ServedModel
 
 KINDS = (("tokenizer", "tokenizer-0"), ("scheduler", "leader"), ("executor", "executor-0"), ("detokenizer", "detok-0"))
 SENTENCE = ("Hello", " there", ",", " dear", " friend", ".")
-MODEL = ServedModel(names=("fake-model", "alias"), vocab_size=1000, max_model_len=512, created_s=1_700_000_000)
+MODEL = ServedModel(
+    names=("fake-model", "alias"), vocab_size=1000, max_model_len=512, created_s=1_700_000_000, hidden_size=8
+)
 SAY = "Say: "
 CACHED_TOKENS = 1
 
@@ -140,7 +142,12 @@ def tell_tokens(replies: ReplyBatch, sampling: SamplingParams) -> ReplyBatch:
 
 
 def tell_prompt(request: GenerateRequest) -> PromptReply:
-    """The prompt's words with ids 1, 2 ..., each with the log probability -3 and rank 7."""
+    """The prompt's words with ids 1, 2 ..., each with the log probability -3 and rank 7; pooled it is (count, 2, 0, 0
+    ...)."""
+    if request.sampling.pooling:
+        state = np.zeros(MODEL.hidden_size or 0, np.float32)
+        state[:2] = num_prompt_tokens(request), 2
+        return PromptReply(request_id=request.request_id, text="", pooled_bits=state.view(np.int32))
     count, num_top = num_prompt_tokens(request), request.sampling.prompt_logprobs
     words = request.prompt.split() if request.prompt else [f"<{place}>" for place in range(count)]
     scored = 0 if num_top is None else max(count - 1, 0)

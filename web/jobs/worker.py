@@ -12,10 +12,15 @@ from web.errors import ApiError, bad_field, internal, too_late
 from web.inbox import Inbox
 from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
 from web.model import ServedModel
+from web.routes.embeddings import EMBEDDING
 from web.routes.generation import CHAT, COMPLETION, Endpoint, tell_report
 from web.schemas import Asked
 
-ENDPOINTS: dict[str, Endpoint] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/embeddings": EMBEDDING,
+}
 MAX_TRIES = 6
 """Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""
 

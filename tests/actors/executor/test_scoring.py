@@ -13,7 +13,7 @@ import torch
 from actors.executor.scoring import ScoredSlots, ranges
 from bus.messages import StepResult
 from tests.engine_driver import Driver, Grown
-from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_logits
+from tests.model_factory import REFERENCE_CONFIGS, load_reference, make_reference, reference_logits
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "threads": 1, "max_model_len": 160, "max_num_seqs": 6,
@@ -103,10 +103,41 @@ def test_they_equal_transformers(driver: Driver, folder: Path, budget: int) -> N
     )
 
 
+@pytest.mark.parametrize("budget", [5, 64])
+def test_pooled_states_equal_transformers(driver: Driver, folder: Path, budget: int) -> None:
+    """Sums over each step's part of a prompt, of some rows of a batch, from any token on."""
+    scheduler = driver.scheduler(budget)
+    asked = [0, None, 89, 3]
+    sequences = [
+        scheduler.add(prompt, 2, pooled_from=first, prompt_logprobs=0 if first == 3 else None)
+        for prompt, first in zip(PROMPTS, asked, strict=True)
+    ]
+    sums: dict[int, dict[int, np.ndarray]] = {}
+
+    def take(result: StepResult) -> None:
+        states = result.pooled_bits.view(np.float32).reshape(len(result.pooled_sequence_ids) or 1, -1)
+        columns = (result.pooled_sequence_ids, result.pooled_starts, result.pooled_lengths)
+        for sequence, start, length, state in zip(*(column.tolist() for column in columns), states, strict=False):
+            known = sums.setdefault(sequence, {asked[sequence - 1] or 0: np.zeros_like(state)})
+            known[start + length] = known[start] + state
+
+    driver.drive(scheduler, depth=3, on_result=take)
+
+    model = load_reference(folder)
+    for sequence, first in zip(sequences, asked, strict=True):
+        if first is None:
+            assert sequence.sequence_id not in sums
+            continue
+        with torch.inference_mode():
+            hidden = model.base_model(torch.tensor([sequence.prompt])).last_hidden_state[0]
+        told = sums[sequence.sequence_id][len(sequence.prompt)]
+        np.testing.assert_allclose(told, hidden[first:].sum(0).numpy(), atol=1e-3, rtol=1e-4)
+
+
 def test_steps_without_them_say_nothing(driver: Driver) -> None:
     """Also after a sequence that asked has left its slot."""
     scheduler = driver.scheduler()
-    scheduler.add(PROMPTS[2], 3, logprobs=1, prompt_logprobs=1)
+    scheduler.add(PROMPTS[2], 3, logprobs=1, prompt_logprobs=1, pooled_from=0)
     driver.drive(scheduler)
     scheduler.add(PROMPTS[2], 3)
     results: list[StepResult] = []
@@ -117,6 +148,7 @@ def test_steps_without_them_say_nothing(driver: Driver) -> None:
     for result in results:
         assert not len(result.logprob_rows)
         assert not len(result.prompt_sequence_ids)
+        assert not len(result.pooled_sequence_ids)
     assert driver.engine._loaded.runner.scores is None
 
 

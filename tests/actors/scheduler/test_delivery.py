@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,32 @@ def test_log_probabilities_are_told_again() -> None:
     world.check_end()
     scored = [new for _, plan in world.plans for new in plan.new_sequences if new.prompt_logprobs is not None]
     assert len(scored) == 2
+
+
+@pytest.mark.parametrize("asked", [{"pooling": "mean"}, {"pooling": "last"}, {"prompt_logprobs": 0}])
+@pytest.mark.parametrize("steps", range(4))
+def test_what_is_known_of_a_prompt_is_told_again(asked: dict[str, Any], steps: int) -> None:
+    """Whenever its detokenizer is lost, also while the only token is on its way: whoever is told of the request last is
+    told before the prompt is computed for it."""
+    world = World()
+    world.join(budget=4)
+    done, world._done = world._done, lambda name: []  # type: ignore[method-assign]
+    world.send(request("a", prompt(11), max_tokens=1, **asked))
+    for _ in range(steps):
+        world.step()
+    num_plans = len(world.plans)
+    world.send(DetokenizerLost("text"), DetokenizersLive(("text",)))
+    world._done = done  # type: ignore[method-assign]
+    world.heard = {name: heard for name, heard in world.heard.items() if not heard.aborted}
+    world.run()
+
+    last = [new for _, plan in world.plans[num_plans:] for new in plan.new_sequences]
+    assert len(last) == 1
+    assert last[0].num_computed_tokens == 0 or asked == {"pooling": "last"}
+    (told,) = world.heard.values()
+    assert told.started.sequence_id == last[0].sequence_id
+    assert not len(told.started.output_token_ids)
+    world.check_end()
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

@@ -62,3 +62,23 @@ def test_only_one_sequence_brings_the_prompt() -> None:
         for heard in world.heard.values()
     }
     assert told == {("a", 0): PROMPT, ("a", 1): [], ("b", 0): []}
+
+
+def test_the_mean_needs_every_state_and_the_last_one_does_not() -> None:
+    """For the mean of a cached prompt all is computed again, for its last state the last block."""
+    world = World()
+    world.join()
+    world.send(request("a", PROMPT, max_tokens=1))
+    world.run()
+
+    (mean,) = entering(world, request("b", PROMPT, max_tokens=1, pooling="mean"))
+    (last,) = entering(world, request("c", PROMPT, max_tokens=1, pooling="last"))
+    (other,) = entering(world, request("d", PROMPT, max_tokens=1))
+
+    assert (mean.num_computed_tokens, mean.pooled_from) == (0, 0)
+    assert (last.num_computed_tokens, last.pooled_from) == (20, 20)
+    assert other.pooled_from is None
+    told = {heard.started.request_id: heard.started for heard in world.heard.values()}
+    assert {name: started.pooled_from for name, started in told.items()} == {"a": None, "b": 0, "c": 20, "d": None}
+    assert not len(told["b"].prompt_token_ids)
+    world.check_end()

@@ -105,17 +105,20 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 async def test_answers_are_batch_output_lines(world: World) -> None:
-    """A chat and a completion, in OpenAI's output format, as jobs to the scheduler; nothing stays in the stream."""
+    """Of each endpoint, in OpenAI's output format, as jobs to the scheduler; nothing stays in the stream."""
     await world.begin()
     await world.push(Job(request=line("a")), Job(request=line("b", "/v1/completions", prompt="x", n=2), priority="3"))
     results = await world.results(2)
+    await world.push(Job(request=line("c", "/v1/embeddings", input="x")))
+    (vector,) = (await world.results(1))["c"]["response"]["body"]["data"]
 
     text = "".join(SENTENCE)
+    assert len(vector["embedding"]) == MODEL.hidden_size
     assert results["a"]["error"] is None
     assert results["a"]["response"]["status_code"] == 200
     assert results["a"]["response"]["body"]["choices"][0]["message"]["content"] == text
     assert [each["text"] for each in results["b"]["response"]["body"]["choices"]] == [text, text[:-1] + " 1."]
-    assert [(each.is_job, each.priority) for each in world.backend.requests] == [(True, 0), (True, 3)]
+    assert [(each.is_job, each.priority) for each in world.backend.requests] == [(True, 0), (True, 3), (True, 0)]
     await until_empty(world.bus, world.names.jobs)
 
 

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress screenshots clean
+.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress compatibility screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -58,6 +58,14 @@ fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries 
 	PAGEBUS_TEST_FUZZ=$(FUZZ) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
 		tests/system/test_bus_fuzz.py tests/system/test_resume_fuzz.py $(ARGS)
 
+CLIENTS ?= .venv-clients
+compatibility: $(VENV)/.installed-test redis node ## run clients of others, in an environment of their own, against a server (ARGS="llm node")
+	test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q -r tests/compatibility/requirements.txt
+	mkdir -p $(CLIENTS)/node && cp tests/compatibility/package.json $(CLIENTS)/node
+	npm install --prefix $(CLIENTS)/node --no-audit --no-fund --silent
+	$(BIN)/python -m tests.compatibility.run $(CLIENTS) $(ARGS)
+
 screenshots: $(VENV)/.installed-test redis chromium ## take the pictures of the page in docs/img, from a run on this machine
 	$(BIN)/python -m tests.browser.screenshots docs/img
 
@@ -66,9 +74,12 @@ clean: ## remove .venv and caches
 
 # -- what the targets above need ----------------------------------------------------------------------------------------
 
-.PHONY: redis chromium
+.PHONY: redis chromium node
 redis:
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || $(call apt,redis-server,the tests run against a real Redis)
+
+node:
+	@command -v npm >/dev/null || $(call apt,npm,a client is one for Node)
 
 chromium:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || $(call apt,chromium,the tests look at the page in a real browser)

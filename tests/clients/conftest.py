@@ -101,9 +101,10 @@ def fake_backend(model: ServedModel = MODEL) -> Iterator[Target]:
 
 
 @contextmanager
-def whole_system() -> Iterator[Target]:
+def whole_system(*options: str) -> Iterator[Target]:
     """``pagebus serve`` as a user starts it: every actor a process, over a private redis-server."""
     command = [sys.executable, "-m", "actors.cli", "serve", "--port", "0", "--device", "cpu", "--threads", "1"]
+    command += options
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
         assert server.stdout is not None

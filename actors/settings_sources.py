@@ -254,3 +254,13 @@ def child_environment(settings: Settings, environ: Mapping[str, str]) -> dict[st
     """``environ`` for a child that gets ``settings.to_args()``: other settings removed, secrets added."""
     kept = {key: value for key, value in environ.items() if not key.startswith(ENV_PREFIX) or key.startswith(ENV_TESTS)}
     return {**kept, **to_env(settings)}
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    """All settings as JSON, for people: secrets, and URLs that hold a password, are only said to be set."""
+    told: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        hidden = field.metadata["secret"] or any(mark in str(value) for mark in ("@", "password="))
+        told[field.name] = "***" if value and hidden else value
+    return told

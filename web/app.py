@@ -40,6 +40,7 @@ from web.openapi import describe
 from web.responses import Responses
 from web.routes import (
     batches,
+    debug,
     docs,
     embeddings,
     files,
@@ -67,6 +68,7 @@ ROUTES = (
     *messages.ROUTES,
     *tokens.ROUTES,
     *observatory.ROUTES,
+    *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
 """How long handlers get to tell their clients that the server stops."""

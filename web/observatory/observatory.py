@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from actors.actor import metrics_state
 from bus.contract import Bus, BusUnavailable, LeaseInfo
-from bus.messages import SchedulerState, StateRequested
+from bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
 from bus.streams import Names
 from web.errors import ApiError, unavailable
 from web.observatory.board import COLUMNS, Board
@@ -176,6 +177,23 @@ class Observatory:
         self._seen = (state.epoch, state.steps_seen, state.over_seen)
         return state
 
+    async def report(self) -> dict[str, Any]:
+        """Actors, streams and the scheduler's picture, once; of what does not answer, why."""
+        told: dict[str, Any] = {}
+        try:
+            told["actors"] = self.roster.rows(await self._snapshots(), time.time())
+            told["streams"] = await stream_lengths(self._bus, self._names, self._leases(), self.questions.address)
+        except BusUnavailable as error:
+            told["bus_error"] = str(error)
+        try:
+            state = await self.questions.ask(
+                SchedulerState, lambda serial: StateRequested(ingress=self.questions.address, serial=serial)
+            )
+            told["scheduler"] = picture(state)
+        except ApiError as error:
+            told["scheduler"] = {"error": error.message}
+        return told
+
     def _show(self, state: SchedulerState) -> None:
         event = sse("state", self._board.update(state))
         lost = [watcher for watcher in self._watchers if watcher.lost]
@@ -216,6 +234,20 @@ class Observatory:
         """Whether this ingress is the one that keeps the history."""
         names = [actor_of(lease) for lease in self._leases() if lease.kind == "ingress"]
         return not names or min(names) == self._own_name
+
+
+def picture(state: SchedulerState) -> dict[str, Any]:
+    """Executors, and requests one by one, in words."""
+    rows = state.requests.reshape(-1, len(REQUEST_COLUMNS)).tolist()
+    requests = zip(state.request_ids, rows, strict=True)
+    return {
+        "epoch": state.epoch,
+        "at_s": state.at_s,
+        "took_s": state.took_s,
+        "num_waiting": state.num_waiting,
+        "replicas": [asdict(replica) for replica in state.replicas],
+        "requests": [{"id": each, **dict(zip(REQUEST_COLUMNS, row, strict=True))} for each, row in requests],
+    }
 
 
 def sse(name: str, data: Any) -> bytes:

@@ -145,7 +145,7 @@ def llm(url: str, folder: Path) -> str:
     same("stream", run(*ask, str(TOKENS)).strip(), expected.strip())
     same("whole", run(*ask, str(TOKENS), "--no-stream").strip(), expected.strip())
     Review.model_validate_json(run(*ask, "100", "--schema", json.dumps(Review.model_json_schema())))
-    return "its command with `extra-openai-models.yaml`: stream, `--no-stream`, `--schema`"
+    return "its command with `extra-openai-models.yaml`: stream, whole, by schema"
 
 
 def lm_eval(url: str, folder: Path) -> str:

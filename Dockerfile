@@ -29,7 +29,8 @@ RUN apt-get update \
        $(if [ "$VARIANT" = cuda ]; then echo gcc libc6-dev; fi) \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 pagebus \
-    && install -d -o pagebus -g pagebus /home/pagebus/.cache/huggingface /home/pagebus/.cache/triton /run/pagebus
+    && install -d -o pagebus -g pagebus /home/pagebus/.cache/huggingface /home/pagebus/.cache/triton /home/pagebus/files \
+       /run/pagebus
 COPY --from=build /opt/pagebus /opt/pagebus
 ENV PATH=/opt/pagebus/bin:$PATH PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/home/pagebus/.cache/triton

@@ -9,17 +9,18 @@ from kernels.triton_import import next_power_of_2, tl, triton
 
 def gather_tokens_reference(
     k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
-    v_out: torch.Tensor, block_tables: torch.Tensor,
+    v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Copy a sequence's keys and values from position ``first`` on to k_out, v_out [N, Hkv, D].
 
-    k_cache, v_cache [num_blocks, block_size, Hkv, D]; slot [1] int32: its row of block_tables [S, MB] int32.
+    k_cache, v_cache [num_blocks, block_size, Hkv, D]; slot [1] int32: its row of block_tables [S, MB] int32. Those of a
+    float8 cache are multiplied with kv_scales [2, Hkv] float32, which others do not have.
     """
     block_size = k_cache.shape[1]
     place = first + torch.arange(len(k_out), device=k_cache.device)
     where = (block_tables[slot.long()][0].long()[place // block_size], place % block_size)
-    k_out.copy_(k_cache[where])
-    v_out.copy_(v_cache[where])
+    for part, (cache, out) in enumerate(((k_cache, k_out), (v_cache, v_out))):
+        out.copy_(cache[where] if kv_scales is None else cache[where].float() * kv_scales[part].unsqueeze(1))
 
 
 @triton.jit(do_not_specialize=["slot_ptr", "first", "num_tokens"])
@@ -30,12 +31,14 @@ def _gather_kernel(
     v_out_ptr,  # [N, SIZE]
     slot_ptr,  # [1]
     tables_ptr,  # [S, MB]
+    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
     first,
     num_tokens,  # N
     stride_block,
     stride_token,
     stride_table,
     SIZE: tl.constexpr,  # Hkv * D
+    HEAD_DIM: tl.constexpr,  # D
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -52,13 +55,17 @@ def _gather_kernel(
         mask = live[:, None] & (column < SIZE)
         k = tl.load(k_ptr + source + column, mask=mask)
         v = tl.load(v_ptr + source + column, mask=mask)
+        if scales_ptr is not None:
+            scale_ptr = scales_ptr + tl.minimum(column, SIZE - 1) // HEAD_DIM
+            k = (k.to(tl.float32) * tl.load(scale_ptr)).to(k_out_ptr.dtype.element_ty)
+            v = (v.to(tl.float32) * tl.load(scale_ptr + SIZE // HEAD_DIM)).to(v_out_ptr.dtype.element_ty)
         tl.store(k_out_ptr + target + column, k, mask=mask)
         tl.store(v_out_ptr + target + column, v, mask=mask)
 
 
 def gather_tokens(
     k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
-    v_out: torch.Tensor, block_tables: torch.Tensor,
+    v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Copy a sequence's keys and values from position ``first`` on, as `gather_tokens_reference` does."""
     num_tokens, kv_heads, head_dim = k_out.shape
@@ -67,7 +74,8 @@ def gather_tokens(
     assert k_out.shape == v_out.shape
     assert k_out.is_contiguous()
     assert v_out.is_contiguous()
-    assert k_out.dtype == k_cache.dtype
+    assert kv_scales is not None or k_out.dtype == k_cache.dtype
+    assert (kv_scales is None) == (k_cache.element_size() > 1)
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert k_cache.stride(2) == head_dim or kv_heads == 1
@@ -75,9 +83,9 @@ def gather_tokens(
         return
     tokens, block = 8, min(1024, next_power_of_2(size))
     _gather_kernel[(-(-num_tokens // tokens),)](
-        k_cache, v_cache, k_out, v_out, slot, block_tables, first, num_tokens, k_cache.stride(0), k_cache.stride(1),
-        block_tables.stride(0),
-        SIZE=size, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
+        k_cache, v_cache, k_out, v_out, slot, block_tables, kv_scales, first, num_tokens, k_cache.stride(0),
+        k_cache.stride(1), block_tables.stride(0),
+        SIZE=size, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 

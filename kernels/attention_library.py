@@ -52,9 +52,10 @@ class LongRow:
 
 
 def supports(q: torch.Tensor, k_cache: torch.Tensor, sliding_window: int) -> bool:
-    """Whether cuDNN has a kernel for these: half precision, head dim a multiple of 8 up to 128, no window."""
+    """Whether cuDNN has a kernel for these: queries in half precision (a float8 cache's keys and values are widened as
+    they are copied), head dim a multiple of 8 up to 128, no window."""
     head_dim = q.shape[2]
-    half = q.dtype == k_cache.dtype and q.dtype in (torch.float16, torch.bfloat16)
+    half = q.dtype in (torch.float16, torch.bfloat16) and (q.dtype == k_cache.dtype or k_cache.element_size() == 1)
     return half and sliding_window == 0 and head_dim % 8 == 0 and head_dim <= 128
 
 
@@ -110,36 +111,59 @@ def long_prefill(
     block_tables: torch.Tensor,
     scale: float,
     rows: Sequence[LongRow],
+    kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of ``rows`` of q, written to ``out`` and returned; without ``out``, which one row that has all tokens
     may leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`."""
     assert out is not None or len(rows) == 1
     longest = max(max(row.square, min(row.past, SEGMENTS[0])) for row in rows)
     shape = (2, longest, *k_cache.shape[2:])
-    scratch = torch.empty(shape, dtype=k_cache.dtype, device=k_cache.device)
+    scratch = torch.empty(shape, dtype=q.dtype, device=q.device)
+    pages = _Pages(k_cache, v_cache, block_tables, kv_scales, scratch)
     for row in rows:
         mine = slice(row.first_token, row.first_token + row.num_queries)
         target = None if out is None else out[mine]
-        result = _long_row(q[mine], k_cache, v_cache, target, slots[row.row :][:1], block_tables, scale, row, scratch)
+        result = _long_row(q[mine], pages, target, slots[row.row :][:1], scale, row)
     return result if out is None else out
 
 
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """What keys and values are copied from, and ``scratch`` [2, N, Hkv, D], where to."""
+
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    block_tables: torch.Tensor
+    kv_scales: torch.Tensor | None
+    scratch: torch.Tensor
+
+    def copy(self, slot: torch.Tensor, begin: int, end: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the positions begin..end of one slot [size, Hkv, D], zeros after them."""
+        k, v = self.scratch[0, :size], self.scratch[1, :size]
+        count = end - begin
+        if count < size:
+            self.scratch[:, count:size].zero_()  # hidden, but garbage may be NaN, and NaN times 0 is NaN
+        gather_tokens(
+            self.k_cache, self.v_cache, slot, begin, k[:count], v[:count], self.block_tables, self.kv_scales
+        )  # fmt: skip
+        return k, v
+
+
 def _long_row(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None, slot: torch.Tensor,
-    block_tables: torch.Tensor, scale: float, row: LongRow, scratch: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slot: torch.Tensor, scale: float, row: LongRow
+) -> torch.Tensor:
     count, mine = row.num_queries, slice(row.repeated, row.repeated + row.num_queries)
     queries = q
     if row.square != count:
         queries = q.new_zeros((row.square, *q.shape[1:]))
         queries[mine] = q
-    k, v = _copy(k_cache, v_cache, slot, block_tables, row.past, row.context_len, row.square, scratch)
+    k, v = pages.copy(slot, row.past, row.context_len, row.square)
     result, lse = _attend(queries, k, v, scale, causal=True)
     result, lse = result[mine], lse[mine]
     begin = 0
     while begin < row.past:
         size = next(size for size in SEGMENTS if size <= row.past - begin)
-        k, v = _copy(k_cache, v_cache, slot, block_tables, begin, begin + size, size, scratch)
+        k, v = pages.copy(slot, begin, begin + size, size)
         more, more_lse = _attend(queries, k, v, scale, causal=False)
         begin += size
         target = out if begin == row.past else None
@@ -147,15 +171,3 @@ def _long_row(
     if out is not None and not row.past:
         out.copy_(result)
     return result
-
-
-def _copy(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, block_tables: torch.Tensor,
-    begin: int, end: int, size: int, scratch: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Keys and values of the positions begin..end of one slot [size, Hkv, D], zeros after them."""
-    k, v = scratch[0, :size], scratch[1, :size]
-    if end - begin < size:
-        scratch[:, end - begin : size].zero_()  # hidden, but garbage may be NaN, and NaN times 0 is NaN
-    gather_tokens(k_cache, v_cache, slot, begin, k[: end - begin], v[: end - begin], block_tables)
-    return k, v

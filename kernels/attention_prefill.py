@@ -29,13 +29,16 @@ class PrefillConfig:
     num_stages: int
 
 
-def prefill_config(max_query_len: int, max_context_len: int, head_dim: int, element_size: int) -> PrefillConfig:
-    """The launch shape; element_size in bytes. float32 runs without tensor cores, so its tiles are small."""
+def prefill_config(
+    max_query_len: int, max_context_len: int, head_dim: int, element_size: int, *, float8: bool = False
+) -> PrefillConfig:
+    """The launch shape; element_size in bytes, of queries; ``float8``: of the cache, which changes ``tile`` only.
+    float32 runs without tensor cores, so its tiles are small."""
     padded = next_power_of_2(head_dim)
     if element_size > 2:
         return PrefillConfig(block_queries=16, tile=16 if padded > 64 else 32, num_warps=8, num_stages=1)
     if padded > 128:
-        return PrefillConfig(block_queries=128, tile=32, num_warps=8, num_stages=2)
+        return PrefillConfig(block_queries=128, tile=16 if float8 else 32, num_warps=8, num_stages=2)
     if max_query_len >= 1024 and max_context_len >= 8192:
         return PrefillConfig(block_queries=128, tile=128, num_warps=8, num_stages=3)
     return PrefillConfig(block_queries=64, tile=64, num_warps=4, num_stages=2)
@@ -54,9 +57,9 @@ def query_spans(query_start: NDArray[np.int32], first_row: int, block_queries: i
     return spans
 
 
-def fixed_config(head_dim: int, element_size: int) -> PrefillConfig:
+def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> PrefillConfig:
     """The launch shape of a pass whose lengths are not known when it is launched, with `spans`."""
-    return prefill_config(0, 0, head_dim, element_size)
+    return prefill_config(0, 0, head_dim, element_size, float8=float8)
 
 
 @triton.jit
@@ -192,7 +195,8 @@ def _prefill_kernel(
     last_position = tl.minimum(first_position + BLOCK_QUERIES - 1, length - 1)
     kv_head = head // GROUP
     if scales_ptr is not None:
-        q = float8_query(q)
+        if BLOCK_DIM <= 128:  # larger queries, converted in registers, would stay there and leave too few
+            q = float8_query(q)
         scale_log2 *= tl.load(scales_ptr + kv_head)
     k_base = k_ptr + kv_head * stride_head + dim[None, :]
     v_base = v_ptr + kv_head * stride_head + dim[None, :]
@@ -249,7 +253,9 @@ def prefill_attention(
     num_rows = slots.shape[0] - first_row
     if invariant:
         max_query_len = max_context_len = 1
-    config = config or prefill_config(max_query_len, max_context_len, head_dim, q.element_size())
+    config = config or prefill_config(
+        max_query_len, max_context_len, head_dim, q.element_size(), float8=kv_scales is not None
+    )
     if spans is not None:
         num_blocks = len(spans)
     else:

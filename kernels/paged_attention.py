@@ -138,7 +138,7 @@ def paged_attention(
     assert (decode_lens is None) == (spans is None)
     library = _takes_library(q, k_cache, prefills, num_decodes, sliding_window, backend, invariant=invariant)
     if library and out is None and len(prefills) == 1 and prefills[0].num_queries == num_tokens:
-        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills)
+        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills, kv_scales)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
@@ -160,10 +160,10 @@ def paged_attention(
     if spans is not None:
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, 0, 0, 0, scale, sliding_window,
-            fixed_config(head_dim, q.element_size()), spans, kv_scales=kv_scales,
+            fixed_config(head_dim, q.element_size(), float8=kv_scales is not None), spans, kv_scales=kv_scales,
         )  # fmt: skip
     elif library:
-        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, prefills)
+        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, prefills, kv_scales)
     elif num_rows > num_decodes:
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, num_decodes, max_query_len,

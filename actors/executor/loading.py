@@ -203,7 +203,7 @@ def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
     if past <= 0:
         return 0
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    taken: int = scratch_bytes(most, past, *heads, runner.kv_cache.element_size())
+    taken: int = scratch_bytes(most, past, *heads, runner.model.parameters.dtype.itemsize)
     return taken
 
 

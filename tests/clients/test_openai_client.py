@@ -254,7 +254,7 @@ def test_wrong_model(client, expects):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("body", [{"temperature": 3}, {"tempature": 1}, {"tools": [{"type": "function"}]}])
+@pytest.mark.parametrize("body", [{"temperature": 3}, {"tempature": 1}, {"functions": [{"name": "f"}]}])
 def test_bad_field(client, expects, body, stream):
     """A field out of range, unknown, or not supported yet."""
     with pytest.raises(openai.BadRequestError) as caught:

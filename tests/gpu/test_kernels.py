@@ -117,12 +117,14 @@ def test_long_prefill(head_dim: int) -> None:
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "smollm"])
 @pytest.mark.parametrize(("context", "queries"), [(8192, 8192), (5001, 5001), (45000, 3000), (9000, 1)])
-def test_library_prefill(shape: str, context: int, queries: int) -> None:
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: torch.dtype) -> None:
     """Long prompts and chunks of them through cuDNN, against some of their queries computed plainly."""
     q_heads, kv_heads, head_dim, _window = SHAPES[shape]
     case = make_case(
-        [context], [queries], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16, device=CUDA
-    )
+        [context], [queries], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
+        cache_dtype=cache_dtype, device=CUDA,
+    )  # fmt: skip
     rows = (LongRow(0, 0, queries, context),)
     words = case.keywords | {"num_decodes": 0, "prefills": rows, "backend": "torch"}
     out = torch.full(case.q.shape, torch.nan, dtype=torch.bfloat16, device=CUDA)

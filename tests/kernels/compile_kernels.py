@@ -40,7 +40,7 @@ TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 launches: list[tuple[str, JITFunction, list[object], dict[str, object]]] = []
 case = ""
 
@@ -174,11 +174,15 @@ def launch_all() -> None:
     launch_attention(8, 8, 64, fp32, 8, 4, 512, 0)
     launch_attention(16, 8, 128, fp32, 8, 4, 512, 0)
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
+    launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     case = "gather"
     cache, copies = meta(1024, 2, 2, 16, 8, 128, dtype=bf16), meta(2, 8192, 8, 128, dtype=bf16)
     gather_tokens(cache[:, 1, 0], cache[:, 1, 1], meta(1), 2048, copies[0], copies[1], meta(64, 512))
+    pages, scales = cache.to(torch.float8_e4m3fn), meta(2, 8, dtype=fp32)
+    gather_tokens(pages[:, 1, 0], pages[:, 1, 1], meta(1), 2048, copies[0], copies[1], meta(64, 512), scales)
     heads, sums = meta(8192, 32, 128, dtype=bf16), meta(32, 8192, dtype=fp32).t()
     merge_attention(heads, sums, heads, sums)
     launch_sampling(256, 128256)

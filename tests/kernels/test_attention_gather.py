@@ -32,6 +32,21 @@ def test_gathered_tokens_are_those_of_the_pages(row: int, first: int, count: int
         assert torch.equal(results[0][1, 0], case.v_cache[block, first % 16])
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_pages_are_widened(dtype: torch.dtype, device: torch.device) -> None:
+    """What a float8 cache holds comes out multiplied with its head's scale."""
+    case = make_case([90, 95], [1, 1], q_heads=6, kv_heads=3, head_dim=32, cache_dtype=dtype, device=device)
+    slot, tables, scales = (case.keywords[name] for name in ("slots", "block_tables", "kv_scales"))
+    for target in (torch.float32, torch.float16):
+        results = [torch.full((2, 50, 3, 32), torch.nan, device=device, dtype=target) for _ in range(2)]
+        for gather, (k, v) in zip((gather_tokens, gather_tokens_reference), results, strict=True):
+            gather(case.k_cache, case.v_cache, slot[:1], 37, k, v, tables, scales)
+        assert torch.equal(results[0], results[1])
+        block = int(tables[slot[0], 37 // 16])
+        for part, cache in enumerate((case.k_cache, case.v_cache)):
+            assert torch.equal(results[0][part, 0], (cache[block, 5].float() * scales[part].unsqueeze(1)).to(target))
+
+
 @pytest.mark.parametrize("merge", [merge_attention, merge_attention_reference])
 def test_merging_is_attention_over_both(merge, device: torch.device) -> None:
     """Attention over keys in two parts, merged by their log-sum-exp, is attention over all keys."""

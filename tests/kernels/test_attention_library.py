@@ -43,6 +43,16 @@ def test_long_prefill_is_attention(context_lens: list[int], query_lens: list[int
         torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_long_prefill_over_a_float8_cache(dtype: torch.dtype, device: torch.device) -> None:
+    """Keys and values are widened on the way out of the pages."""
+    case = make_case([101], [13], q_heads=4, kv_heads=2, head_dim=32, cache_dtype=dtype, device=device)
+    words = case.keywords
+    arguments = (words["slots"], words["block_tables"], words["scale"], long_rows(case), words["kv_scales"])
+    result = long_prefill(case.q, case.k_cache, case.v_cache, None, *arguments)
+    torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("queries", "context"), [(8, 8), (13, 101), (7, 7), (9, 17), (5, 1000)])
 def test_sizes_fill_pieces(queries: int, context: int) -> None:
     """The causal part holds all new tokens, and what lies before it is whole pieces."""
@@ -65,5 +75,6 @@ def test_when_it_pays() -> None:
     assert supports(q, cache, 0)
     assert not supports(q, cache, 100)
     assert not supports(q.float(), cache.float(), 0)
-    assert not supports(q, cache.to(torch.float8_e4m3fn), 0)
+    assert supports(q, cache.to(torch.float8_e4m3fn), 0)
+    assert not supports(q.float(), cache.to(torch.float8_e4m3fn), 0)
     assert not supports(q.new_empty(1, 8, 256), cache.new_empty(1, 16, 4, 256), 0)

@@ -111,7 +111,10 @@ def recovery(user: str) -> list[tuple[str, ...]]:
         ]  # fmt: skip
 
     own: dict[str, list[tuple[str, ...]]] = {
-        "ingress": [("UNLINK", NAMES.replies("ingress-0@1")), ("XADD", NAMES.control, "*", "f", "v")],
+        "ingress": [
+            ("UNLINK", NAMES.replies("ingress-0@1")), ("XADD", NAMES.control, "*", "f", "v"),
+            ("XADD", NAMES.jobs, "*", "batch_id", "x"),
+        ],
         "jobs": [*claims(NAMES.jobs, "jobs"), ("UNLINK", NAMES.replies("jobs-0@1"))],
         "tokenizer": [*claims(NAMES.requests, TOKENIZER_GROUP), ("XADD", NAMES.replies("ingress-0@1"), "*", "f", "v")],
         "scheduler": [

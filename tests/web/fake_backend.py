@@ -203,7 +203,7 @@ class FakeBackend:
     async def join(self, kind: str, state: str = "ready", **info: object) -> None:
         """Take the lease of the actor of this kind."""
         name = dict(KINDS)[kind]
-        self.epochs[kind] = await self.bus.acquire_lease(kind, name, {"state": state, **info}, ttl_s=1000)
+        self.epochs[kind] = await self.bus.acquire_lease(kind, name, {"state": state, **info}, ttl_s=1e6)
 
     async def leave(self, kind: str) -> None:
         await self.bus.release_lease(kind, dict(KINDS)[kind], self.epochs.pop(kind))

@@ -100,6 +100,8 @@ class Planner:
             replica.preempt(sequence)
             self.fleet.touch(replica)
             self.requeue(replica)
+        if sequence.swapped is not None and sequence.scores_prompt:  # or what it has told would not be told again
+            sequence.swapped.replica.tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> None:

@@ -137,11 +137,12 @@ def test_log_probabilities_are_told_again() -> None:
 
 @pytest.mark.parametrize("asked", [{"pooling": "mean"}, {"pooling": "last"}, {"prompt_logprobs": 0}])
 @pytest.mark.parametrize("steps", range(4))
-def test_what_is_known_of_a_prompt_is_told_again(asked: dict[str, Any], steps: int) -> None:
+@pytest.mark.parametrize("num_host_blocks", [0, 16])
+def test_what_is_known_of_a_prompt_is_told_again(asked: dict[str, Any], steps: int, num_host_blocks: int) -> None:
     """Whenever its detokenizer is lost, also while the only token is on its way: whoever is told of the request last is
     told before the prompt is computed for it."""
     world = World()
-    world.join(budget=4)
+    world.join(budget=4, num_host_blocks=num_host_blocks)
     done, world._done = world._done, lambda name: []  # type: ignore[method-assign]
     world.send(request("a", prompt(11), max_tokens=1, **asked))
     for _ in range(steps):

@@ -121,7 +121,7 @@ async def test_processes(serve: Callable[..., Any], tmp_path: Path) -> None:
     await server.ready()
     assert "a private redis-server" in server.told
     children = server.children()
-    names = {"redis", "ingress-0", "tokenizer-0", "scheduler-0", "executor-0", "detokenizer-0"}
+    names = {"redis", "ingress-0", "tokenizer-0", "scheduler-0", "executor-0", "detokenizer-0", "jobs-0"}
     assert set(children) == names
     answer = await server.answer()
     assert answer

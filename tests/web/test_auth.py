@@ -43,7 +43,7 @@ async def test_routes_with_keys(serve, http):
     """Open routes answer without a key; all others, also those that do not exist, do not."""
     served = await serve(api_key=KEYS)
 
-    for path in ("/", "/static/page.css", "/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"):
+    for path in ("/", "/static/css/base.css", "/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"):
         async with http.get(served.url + path) as response:
             assert response.status == 200, path
     for path in (

@@ -86,11 +86,15 @@ def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment
     assert max(expected[1]) > 1
     wait_until(page, lambda: shown_map(page) == expected)
     assert own_map(deployment) == expected, "the scheduler has gone on"
-    colours = page.evaluate(PIXELS)
-    by_owner = {owner: colour for owner, colour in zip(expected[0], colours, strict=True)}
-    assert len(set(map(tuple, by_owner.values()))) == len(by_owner), "two owners look the same"
-    for block, colour in enumerate(colours):
-        assert colour == by_owner[expected[0][block]], f"block {block} is drawn as another's"
+    by_owner: dict[int, set[tuple[int, ...]]] = {}
+    for _ in range(8):  # a busy machine is slow to let flashes fade
+        by_owner = {owner: set() for owner in expected[0]}
+        for owner, colour in zip(expected[0], page.evaluate(PIXELS), strict=True):
+            by_owner[owner].add(tuple(colour))
+        if all(len(colours) == 1 for colours in by_owner.values()):
+            break
+    assert all(len(colours) == 1 for colours in by_owner.values()), "a block is drawn as another's"
+    assert len(set.union(*by_owner.values())) == len(by_owner), "two owners look the same"
 
 
 PIXELS = """async () => {

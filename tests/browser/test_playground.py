@@ -152,7 +152,8 @@ def test_what_a_model_says_stays_text(page: Page) -> None:
 def test_edit_and_regenerate(page: Page, deployment: Deployment) -> None:
     """Regenerated, the last thing is answered again; edited, what came after is gone and the new text is asked."""
     ask(page, temperature=0, max_tokens=6)
-    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+    expect(page.get_by_text("6 tokens")).to_be_visible()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
     ask(page, "And brave?")
     expect(page.locator(".turn.assistant")).to_have_count(2)
     page.get_by_role("button", name="Regenerate").click()

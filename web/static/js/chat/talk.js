@@ -80,8 +80,8 @@ export class Talk extends EventTarget {
     }));
     this.state.turns.push({ role: "assistant", sides });
     this.save();
+    for (const side of sides) this.#run(side); // first, so that they are never shown as if they were over
     this.#tell("turns");
-    for (const side of sides) this.#run(side);
   }
 
   #messages() {

@@ -78,7 +78,7 @@ class Grammars:
         self._vocabulary: Future[LLTokenizer] | None = None
         self._starts: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._followers: dict[int, _Follower] = {}
-        self._awaited: deque[StepWork] = deque()
+        self._awaited: deque[StepWork | None] = deque()
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
         self._fillers: ThreadPoolExecutor | None = None
         self._masks = torch.empty((0, -(-limits.vocab_size // 32)), dtype=torch.int32)
@@ -122,8 +122,9 @@ class Grammars:
     # -- device thread ------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Every slot is empty."""
+        """Every slot is empty; tokens that are still to come are nobody's."""
         self._followers.clear()
+        self._awaited = deque([None] * len(self._awaited))
 
     def apply(self, plan: StepPlan) -> None:
         """Sequences leave, and enter with the tokens they have."""
@@ -189,6 +190,8 @@ class Grammars:
             work, tokens = self._awaited.popleft(), self._tokens.get()
             if tokens is None:
                 raise EngineError("no tokens of the step before: the completion thread has ended")
+            if work is None:
+                continue
             rows = work.constrained
             columns = (work.sample_slots[rows].tolist(), work.sequence_ids[rows].tolist(), tokens[rows].tolist())
             for slot, sequence_id, token in zip(*columns, strict=True):

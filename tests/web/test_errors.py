@@ -89,7 +89,7 @@ async def test_no_such_route(serve, http):
     """Unknown paths and wrong methods have the same shape."""
     served = await serve()
 
-    status, answer, _ = await post(http, served, "/v1/embeddings", data=b"{}")
+    status, answer, _ = await post(http, served, "/v1/images/generations", data=b"{}")
     assert (status, shape(answer)["type"]) == (404, "NotFoundError")
     async with http.get(served.url + "/v1/completions") as response:
         assert response.status == 405

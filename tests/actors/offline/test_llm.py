@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from actors import LLM, RequestOutput, SamplingParams
 from actors.model_config import ModelError
@@ -24,6 +25,7 @@ ANSWER = "water (noun): binary compound that occurs at room temperature as a cle
 def llm() -> Iterator[LLM]:
     with LLM(device="cpu", threads=1, max_num_seqs=8) as made:
         yield made
+    structlog.reset_defaults()  # which a model sets up where nobody has
 
 
 def texts(outputs: list[RequestOutput]) -> list[list[str]]:
@@ -156,8 +158,9 @@ def test_importing_actors_is_cheap() -> None:
     assert done.stdout == "False False False\n"
 
 
-def test_after_the_end(llm: LLM) -> None:
+def test_after_the_end() -> None:
     """A call says that there is nothing to call any more."""
+    llm = LLM(device="cpu", threads=1, max_num_seqs=8)
     llm.close()
     llm.close()
     with pytest.raises(RuntimeError, match="this LLM is closed"):

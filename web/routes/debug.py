@@ -13,7 +13,7 @@ from web.answer_schemas import OBJECT
 from web.context import CONTEXT
 from web.routes import About, Route, json_response
 
-PACKAGES = ("aiohttp", "numpy", "orjson", "redis", "tokenizers", "torch", "transformers", "triton", "xgrammar")
+PACKAGES = ("aiohttp", "llguidance", "numpy", "orjson", "redis", "tokenizers", "torch", "transformers", "triton")
 
 
 async def state(request: web.Request) -> web.Response:

@@ -1,4 +1,8 @@
-"""Deletes what everybody has read: the scheduler keeps the log streams of steps and results short."""
+"""Deletes what everybody has read: the scheduler keeps the log streams of steps and results short.
+
+Recorders and benchmarks read the streams of living replicas too and are not asked. So what may go stays for one more
+round, and who is behind for a moment misses nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ class Trimmer:
         self._names = names
         self._epoch = epoch
         self._done: dict[str, EntryId] = {}
+        self._read: dict[str, EntryId] = {}
         self._last_steps: dict[str, int] = {}
         self._unread: dict[str, EntryId] = {}
 
@@ -39,8 +44,14 @@ class Trimmer:
             landed = self._last_steps.get(replica, 0)
             if replica in core.replicas:
                 landed = max(landed, core.replicas[replica].landing.landed)
-            await self._trim(self._names.steps(replica), EntryId(self._epoch, landed))
-            await self._trim(self._names.results(replica), self._read_by_all(replica, own, core, membership))
+            read = {
+                self._names.steps(replica): EntryId(self._epoch, landed),
+                self._names.results(replica): self._read_by_all(replica, own, core, membership),
+            }
+            for stream, through in read.items():
+                before = self._read.get(stream, START)
+                self._read[stream] = through
+                await self._trim(stream, before if replica in core.replicas else through)
         for stream, last in list(self._unread.items()):
             if not any(stream == self._names.sequences(name) for name in membership.live_detokenizers):
                 await self._trim(stream, last)

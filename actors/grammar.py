@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.model_config import ModelConfig
 from actors.text_tokenizer import TokenizerError, load_tokenizer
-from bus.sampling import StructuredOutput
+from bus.messages import StructuredOutput
 
 if TYPE_CHECKING:  # imported when the first grammar comes
     from llguidance import LLMatcher, LLTokenizer

@@ -270,7 +270,7 @@ def encode(message: Message) -> Frame:
         return _encode_plain(message)
     layout = _layouts.get(cls)
     if layout is None or cls.__name__ not in _BY_NAME:
-        raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages.py")
+        raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages")
     header: dict[str, Any] = {"v": VERSION, "t": cls.__name__}
     for name in layout.scalar_names:
         header[name] = getattr(message, name)

@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from bus.messages import SamplingParams
-from bus.sampling import StructuredOutput
+from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field
 from web.fields import Fields, Schema, type_name
 from web.limits import INT32_MAX, MAX_CHOICE_STRINGS, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH

@@ -13,8 +13,7 @@ from typing import Any
 
 import orjson
 
-from bus.messages import SamplingParams
-from bus.sampling import StructuredOutput
+from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field, not_supported
 from web.fields import Fields, Schema
 from web.limits import INT32_MAX, MAX_SCHEMA_BYTES, MAX_TOOL_CALLS, MAX_TOOLS

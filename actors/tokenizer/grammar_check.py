@@ -21,7 +21,7 @@ from actors.child import die_with_parent
 from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
-from bus.sampling import StructuredOutput
+from bus.messages import StructuredOutput
 
 START_TIMEOUT_S = 60.0
 MAX_MEMORY_BYTES = 4 * 2**30

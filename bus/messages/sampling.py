@@ -1,4 +1,4 @@
-"""How the tokens of a request are chosen: part of the messages that carry a request (:mod:`bus.messages`)."""
+"""How the tokens of a request are chosen: part of requests."""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""Every message that crosses a process boundary: one frozen, slotted dataclass per event.
+
+Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another dataclass of this
+package, or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see
+:mod:`bus.codec`); everything else travels in the header. New fields go last, with defaults, so that two versions can
+read each other.
+
+The life of a request, with the stream that carries each message (:mod:`bus.streams`), and the file that defines it:
+
+==========================  =====================  =========================================  ===========
+message                     stream                 from -> to                                 file
+==========================  =====================  =========================================  ===========
+GenerateRequest             requests (work)        ingress -> any tokenizer                   requests
+TokenizedRequest            tokenized (work)       tokenizer -> scheduler                     requests
+AbortRequest, StopSequence, control (work)         ingress, detokenizer -> scheduler          control
+RequestsDone, CancelRequest
+StateRequested,             control (work)         ingress -> scheduler                       observation
+BlockRequested
+SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer              sequences
+SchedulerLeads
+StepPlan                    steps:<replica>        scheduler -> every rank of the replica     steps
+StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers steps
+ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler ->       replies
+RequestFailed                                      ingress
+SchedulerState, BlockState  replies:<ingress>      scheduler -> ingress                       observation
+SequencesNamed,             journal                scheduler -> its successor                 journal
+RequestMoved, Checkpoint
+Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor         jobs
+JobResult                   {name}:results         jobs actor -> whoever sent the job         jobs
+==========================  =====================  =========================================  ===========
+"""
+
+from __future__ import annotations
+
+from bus.messages.control import AbortRequest, CancelRequest, RequestsDone, StopSequence
+from bus.messages.field_types import FinishReason, Int32Array, JsonValue
+from bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
+from bus.messages.journal import Checkpoint, RequestMoved, SequencesNamed
+from bus.messages.observation import (
+    FLASH_COPIED,
+    FLASH_SWAPPED_IN,
+    FLASH_SWAPPED_OUT,
+    OUTCOME_ABORTED,
+    OUTCOME_DONE,
+    OUTCOME_NONE,
+    REQUEST_COLUMNS,
+    REQUEST_MARKS,
+    SEQUENCE_COLUMNS,
+    SEQUENCE_LANDING,
+    SEQUENCE_RUNNING,
+    SEQUENCE_WAITING,
+    STEP_COLUMNS,
+    STEP_MARKS,
+    BlockRequested,
+    BlockState,
+    ReplicaState,
+    SchedulerState,
+    StateRequested,
+)
+from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed
+from bus.messages.requests import GenerateRequest, TokenizedRequest
+from bus.messages.sampling import SamplingParams, StructuredOutput
+from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
+from bus.messages.steps import (
+    END_GRAMMAR,
+    END_LENGTH,
+    END_NONE,
+    END_STOP,
+    NewSequence,
+    ReplicaFenced,
+    StepPlan,
+    StepResult,
+)
+
+Message = (
+    GenerateRequest
+    | TokenizedRequest
+    | AbortRequest
+    | StopSequence
+    | RequestsDone
+    | SequenceStarted
+    | SequenceEnded
+    | SchedulerLeads
+    | StepPlan
+    | StepResult
+    | ReplicaFenced
+    | ReplyBatch
+    | PromptReply
+    | RequestFailed
+    | SequencesNamed
+    | RequestMoved
+    | Checkpoint
+    | Job
+    | JobResult
+    | BatchQueued
+    | CancelRequest
+    | StateRequested
+    | SchedulerState
+    | BlockRequested
+    | BlockState
+)
+
+__all__ = [
+    "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT",
+    "OUTCOME_ABORTED", "OUTCOME_DONE", "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS",
+    "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "STEP_COLUMNS",
+    "STEP_MARKS", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest", "Checkpoint",
+    "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
+    "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestFailed", "RequestMoved", "RequestsDone",
+    "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
+    "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
+]  # fmt: skip

@@ -1,0 +1,21 @@
+"""What fields of messages are made of, beside JSON's scalars."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+JsonValue = object
+"""Free JSON (chat messages): checked where it enters, never interpreted by the bus."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+_NO_INTS: Int32Array = np.empty(0, np.int32)
+
+
+def no_ints() -> Int32Array:
+    """The empty array that array fields default to: one for all, since there is nothing in it to change."""
+    return _NO_INTS

@@ -1,0 +1,41 @@
+"""Queued work, which other programs write and read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Queued work, as any Redis client adds it: the fields of the entry are these, as plain text.
+
+    ``request`` is one line of OpenAI's batch format. ``reply_to``: the stream for the result, "" for the usual one.
+    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none.
+    """
+
+    request: str
+    reply_to: str = ""
+    priority: str = ""
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """What became of a job, as plain text: ``result`` is one line of OpenAI's batch output format. ``job`` is the id
+    of the job's entry."""
+
+    result: str
+    custom_id: str = ""
+    batch: str = ""
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchQueued:
+    """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment."""
+
+    batch_id: str
+
+
+PLAIN_MESSAGES = (Job, JobResult, BatchQueued)
+"""Messages that other programs write or read: their fields lie in the entry as they are, without a header."""

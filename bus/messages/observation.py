@@ -1,0 +1,135 @@
+"""A look into the scheduler: observers ask over ``control``, the answer goes where replies go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.messages.field_types import Int32Array, no_ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRequested:
+    """Somebody looks at the deployment through ``ingress``, where the :class:`SchedulerState` is to go.
+
+    ``serial`` comes back in the answer. The asker knows the steps and the requests that are over up to these numbers
+    of the scheduler with this ``epoch``; it is told of those after them.
+    """
+
+    ingress: str
+    serial: int
+    epoch: int = 0
+    steps_seen: int = 0
+    over_seen: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One replica in a :class:`SchedulerState`. The next ``num_cached``, ``num_cached_hosts`` and ``num_pinned``
+    entries of the state's columns of these names are its own. What is counted is counted since the replica joined.
+    """
+
+    name: str
+    epoch: int
+    step: int
+    num_in_flight: int
+    num_slots: int
+    num_running: int
+    token_budget: int
+    block_size: int
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_pinned: int
+    num_host_blocks: int
+    num_host_free: int
+    num_cached_hosts: int
+    num_swaps: int
+    num_recomputes: int
+    prefix_queries: int
+    prefix_hits: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    suspended: bool = False
+
+
+REQUEST_COLUMNS = (
+    "is_job", "priority", "num_prompt", "num_cached", "max_tokens", "num_choices", "num_live", "num_preemptions",
+    "num_output", "outcome",
+)  # fmt: skip
+"""Of :class:`SchedulerState`. ``outcome``: one of the values below. ``max_tokens`` -1: as many as fit."""
+REQUEST_MARKS = ("arrived", "taken", "tokenized", "started", "first_token", "ended", "over")
+"""When a request arrived, was taken up by a tokenizer, was tokenized, entered a batch first, had its first token, its
+last, and was with its client."""
+OUTCOME_NONE, OUTCOME_DONE, OUTCOME_ABORTED = 0, 1, 2
+SEQUENCE_COLUMNS = (
+    "id", "request", "choice", "state", "replica", "slot", "num_tokens", "num_computed", "num_blocks",
+    "num_host_blocks", "num_cached",
+)  # fmt: skip
+"""``request`` and ``replica`` are places in the lists of the state, -1: none. A waiting sequence with host blocks is
+shown at the replica that has them."""
+SEQUENCE_WAITING, SEQUENCE_LANDING, SEQUENCE_RUNNING = 0, 1, 2
+STEP_COLUMNS = ("number", "replica", "step", "decodes", "prefill", "wasted", "copied", "swapped_out", "swapped_in")
+"""``number`` counts steps of all replicas; ``wasted`` rows sampled tokens that nobody wanted any more."""
+STEP_MARKS = ("planned", "received", "launched", "done", "landed", "busy")
+"""When a step was planned, reached its executor, began on the device and was done there, and when the scheduler had its
+result; ``busy`` is a time span, that in which the device worked."""
+FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerState:
+    """What the scheduler knows and holds at ``at_s``; making it took ``took_s`` of CPU time.
+
+    Tables of R requests, S sequences (those in slots, then the first of those that wait) and N steps, row by row, with
+    the columns named above. Marks are float32 as their bits: seconds before ``at_s``, NaN for what has not happened.
+    ``blocks`` and ``host_blocks`` are the sequences' block tables, one after another. ``cached_blocks`` are free and
+    can still be found, on the host ``cached_hosts``; ``pinned_blocks`` are held as the source of a copy. Whatever is
+    in none of these is free. ``flashed`` [k * 3]: replica, kind (FLASH_...) and device block of copies in these steps.
+    """
+
+    serial: int
+    epoch: int
+    at_s: float
+    took_s: float
+    replicas: tuple[ReplicaState, ...]
+    request_ids: tuple[str, ...]
+    num_waiting: int
+    num_over: int
+    """How many of the requests, the first ones, are over."""
+    over_seen: int
+    steps_seen: int
+    requests: Int32Array = field(default_factory=no_ints)
+    request_marks: Int32Array = field(default_factory=no_ints)
+    sequences: Int32Array = field(default_factory=no_ints)
+    blocks: Int32Array = field(default_factory=no_ints)
+    host_blocks: Int32Array = field(default_factory=no_ints)
+    cached_blocks: Int32Array = field(default_factory=no_ints)
+    cached_hosts: Int32Array = field(default_factory=no_ints)
+    pinned_blocks: Int32Array = field(default_factory=no_ints)
+    steps: Int32Array = field(default_factory=no_ints)
+    step_marks: Int32Array = field(default_factory=no_ints)
+    flashed: Int32Array = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequested:
+    """Somebody points at one block of a replica and wants to know what is in it."""
+
+    ingress: str
+    serial: int
+    replica: str
+    block: int
+    on_host: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockState:
+    """What is in one block. ``owners`` are the requests whose sequences hold it, ``place`` is its index in the block
+    table of the first of them, ``table`` [n] that whole table. ``hashes`` (hexadecimal) are the chain of contents that
+    ends with this block, as far as it is full and known; of a block that nobody owns, its own only."""
+
+    serial: int
+    owners: tuple[str, ...] = ()
+    hashes: tuple[str, ...] = ()
+    place: int = -1
+    table: Int32Array = field(default_factory=no_ints)

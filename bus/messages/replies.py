@@ -1,0 +1,73 @@
+"""What clients get: detokenizer, tokenizer, scheduler -> ingress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.messages.field_types import FinishReason, Int32Array, no_ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyBatch:
+    """New text for requests of one ingress: column i of every field belongs to (request_ids[i], choice_indexes[i]).
+
+    ``num_output_tokens`` is the count after this delta and ``text_offsets`` the number of characters before it, so what
+    was sent before (text made anew begins at its beginning) can be recognised and dropped.
+    ``finish_reasons[i]`` is None until the one terminal delta. ``stop_reasons[i]`` is the stop string or end token id.
+
+    For choices that report tokens (none: all of this is empty) ``token_counts[i]`` entries of ``token_ids`` are new, of
+    ``token_bits`` too if log probabilities are reported; then ``top_counts`` says for each token how many entries of
+    ``top_ids`` and ``top_bits`` are its. Without log probabilities a token's ``top_counts`` entry is -1 and its bits 0.
+    ``token_texts`` holds the text of every id, ``token_bytes`` (hexadecimal) the bytes of those that are no text alone.
+    """
+
+    request_ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    finish_reasons: tuple[FinishReason | None, ...]
+    stop_reasons: tuple[str | int | None, ...]
+    choice_indexes: Int32Array = field(default_factory=no_ints)
+    num_output_tokens: Int32Array = field(default_factory=no_ints)
+    num_prompt_tokens: Int32Array = field(default_factory=no_ints)
+    num_cached_tokens: Int32Array = field(default_factory=no_ints)
+    token_texts: dict[int, str] = field(default_factory=dict)
+    token_bytes: dict[int, str] = field(default_factory=dict)
+    token_counts: Int32Array = field(default_factory=no_ints)
+    token_ids: Int32Array = field(default_factory=no_ints)
+    token_bits: Int32Array = field(default_factory=no_ints)
+    top_counts: Int32Array = field(default_factory=no_ints)
+    top_ids: Int32Array = field(default_factory=no_ints)
+    top_bits: Int32Array = field(default_factory=no_ints)
+    text_offsets: Int32Array = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReply:
+    """A request's prompt, for a client that wants to be told of it; comes before the terminal reply of any choice.
+
+    ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
+    tokens from the second on, ``top_ids`` and ``top_bits`` [(P - 1) * num_top]. The texts are as in ReplyBatch.
+    With pooling there are ``pooled_bits`` [hidden size] alone, a float32 vector as its bits.
+    """
+
+    request_id: str
+    text: str
+    num_top: int | None = None
+    token_texts: dict[int, str] = field(default_factory=dict)
+    token_bytes: dict[int, str] = field(default_factory=dict)
+    token_ids: Int32Array = field(default_factory=no_ints)
+    token_bits: Int32Array = field(default_factory=no_ints)
+    ranks: Int32Array = field(default_factory=no_ints)
+    top_ids: Int32Array = field(default_factory=no_ints)
+    top_bits: Int32Array = field(default_factory=no_ints)
+    pooled_bits: Int32Array = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed:
+    """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer."""
+
+    request_id: str
+    status: int
+    error_type: str
+    message: str
+    param: str | None = None

@@ -1,0 +1,69 @@
+"""What clients want: ingress -> tokenizer -> scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.messages.field_types import Int32Array, JsonValue, no_ints
+from bus.messages.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt to continue. Exactly one of ``prompt``, ``prompt_token_ids`` (non-empty) and ``messages`` is given."""
+
+    request_id: str
+    ingress: str
+    sampling: SamplingParams
+    prompt: str | None = None
+    messages: tuple[JsonValue, ...] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, JsonValue] = field(default_factory=dict)
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    arrived_s: float = 0.0
+    prompt_token_ids: Int32Array = field(default_factory=no_ints)
+    is_job: bool = False
+    """Queued batch work: it stands behind all interactive requests."""
+    attempt: str = ""
+    """Tells one time that a client asks for this request from another. One that differs joins what is under way."""
+    chat_template: str | None = None
+    """A template of the client's own, in place of the model's."""
+    tools: tuple[JsonValue, ...] = ()
+    """For the template: functions that the model may call."""
+    documents: tuple[JsonValue, ...] = ()
+    """For the template: what the model may rely on."""
+    tokens_only: bool = False
+    """Nothing is to be generated: the answer is a PromptReply of the tokenizer, with the prompt's tokens."""
+    client: str = ""
+    """Name of the API key it came with; empty: there are none. Requests of one client share what is its by weight."""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedRequest:
+    """A request the scheduler can admit: token ids inside the vocabulary, prompt shorter than ``max_model_len``.
+
+    ``block_hashes`` [num_full_blocks * 4] holds one 128-bit chained hash per full block of the prompt.
+    ``sampling.max_tokens`` is resolved (never None) and fits the context.
+    """
+
+    request_id: str
+    ingress: str
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    arrived_s: float = 0.0
+    tokenized_s: float = 0.0
+    prompt_token_ids: Int32Array = field(default_factory=no_ints)
+    block_hashes: Int32Array = field(default_factory=no_ints)
+    is_job: bool = False
+    attempt: str = ""
+    taken_s: float = 0.0
+    """When a tokenizer took it up; 0: not known."""
+    client: str = ""
+    weight: float = 1.0
+    """Of its client's share, beside others that have work."""

@@ -1,0 +1,71 @@
+"""Whose text is to be made: scheduler -> detokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.messages.field_types import FinishReason, Int32Array, no_ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceStarted:
+    """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
+
+    Sent before the first step that computes the sequence; for the choices of a beam search, which change their past as
+    long as it goes on, when it is over. ``prompt_tail`` holds the last prompt tokens (at most
+    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
+
+    Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
+    client is at another ingress now. ``output_token_ids`` are all tokens that there are then (the result of a step adds
+    the next one), and ``output_end`` is how they ended (see ``StepResult.ends``). What is known of their log
+    probabilities is in the other ``output_`` columns, which are those of :class:`ReplyBatch`.
+    """
+
+    request_id: str
+    sequence_id: int
+    choice_index: int
+    ingress: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    max_tokens: int
+    min_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    arrived_s: float = 0.0
+    prompt_tail: Int32Array = field(default_factory=no_ints)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    prompt_token_ids: Int32Array = field(default_factory=no_ints)
+    """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
+    output_end: int = 0
+    output_token_ids: Int32Array = field(default_factory=no_ints)
+    output_bits: Int32Array = field(default_factory=no_ints)
+    output_top_counts: Int32Array = field(default_factory=no_ints)
+    output_top_ids: Int32Array = field(default_factory=no_ints)
+    output_top_bits: Int32Array = field(default_factory=no_ints)
+    pooled_from: int | None = None
+    """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
+
+
+PROMPT_TAIL_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceEnded:
+    """The scheduler ends a sequence itself. ``abort``: drop its state silently. ``error``: send a terminal reply."""
+
+    sequence_id: int
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLeads:
+    """The first message of a new scheduler to a detokenizer: all sequences of the old one are void. Those that go on
+    are started anew, under new ids, once every token that the detokenizer can have seen is known."""
+
+    epoch: int

@@ -1,0 +1,171 @@
+"""What is computed: plans of the scheduler -> executor, and results -> scheduler and detokenizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.messages.field_types import Int32Array, no_ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSequence:
+    """A sequence that enters the persistent batch at ``slot``; its arrays lie in the step plan, in the same order.
+
+    ``num_prompt_tokens`` counts the client's prompt; after a preemption the token array also holds tokens generated
+    before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit, or
+    swapped in); they need not fill their last block.
+    ``max_total_tokens`` is the length (prompt + output) at which the sequence ends. ``end_token_ids`` end it earlier,
+    from the ``min_tokens``-th output token on (before that they are never sampled).
+    """
+
+    sequence_id: int
+    slot: int
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+    max_total_tokens: int
+    min_tokens: int
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    end_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """Only positions that are computed are reported: tokens found in the cache have no log probability."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
+    pooled_from: int | None = None
+    """The prompt's final hidden states from this token on are reported, as far as they are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
+
+    1. ``freed_slots`` [k]: these slots are empty now.
+    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, ``new_block_ids`` their block tables.
+    3. ``cut_slots`` / ``cut_blocks`` [b]: keep that many blocks of the slot's table. ``chosen_slots`` and
+       ``chosen_tokens`` [t]: the slot's last token is this one, whatever was sampled. (So a beam takes over another's
+       past; what the slot's earlier tokens were is not said, because nothing reads them.)
+       Then ``appended_slots`` / ``appended_blocks`` [m]: append one block to the slot's block table, in order.
+    4. ``copy_sources`` / ``copy_targets`` [c]: device block copies (copy-on-write), before the forward pass.
+    5. The pass: ``slots`` [r] with ``num_scheduled`` [r] tokens each, from the slot's computed count on. A row whose
+       computed count reaches its token count samples one token, which is stored on the device as the slot's next token
+       and returned. ``decode rows come first``: the first ``num_decodes`` rows have one scheduled token that is the
+       slot's last token.
+
+    Before all of these, the blocks between the two tiers are copied: ``swap_out_blocks`` [o] (device) to
+    ``swap_out_hosts`` [o] (host), in order; then ``swap_in_hosts`` [i] to ``swap_in_blocks`` [i], in order. As if
+    nothing overlapped: a swap-out reads what all earlier steps have left in its device block, before this plan writes
+    there; a swap-in may read a host block that the same plan has written, is complete before any step from this one on
+    reads its device block, and leaves its host block free to be written by the next plan. The executor may run copies
+    beside steps as long as nobody can see the difference.
+
+    A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
+    epoch, from 1, and equals the index of the entry's explicit stream id.
+
+    ``executor_epoch`` is the lease epoch of the executor that the plan is for (0: any). An executor passes over plans
+    for another: they were written before the scheduler knew that it had taken that one's place.
+    """
+
+    step: int
+    planned_s: float
+    num_decodes: int
+    new_sequences: tuple[NewSequence, ...] = ()
+    freed_slots: Int32Array = field(default_factory=no_ints)
+    new_token_ids: Int32Array = field(default_factory=no_ints)
+    new_block_ids: Int32Array = field(default_factory=no_ints)
+    appended_slots: Int32Array = field(default_factory=no_ints)
+    appended_blocks: Int32Array = field(default_factory=no_ints)
+    copy_sources: Int32Array = field(default_factory=no_ints)
+    copy_targets: Int32Array = field(default_factory=no_ints)
+    slots: Int32Array = field(default_factory=no_ints)
+    num_scheduled: Int32Array = field(default_factory=no_ints)
+    executor_epoch: int = 0
+    swap_out_blocks: Int32Array = field(default_factory=no_ints)
+    swap_out_hosts: Int32Array = field(default_factory=no_ints)
+    swap_in_hosts: Int32Array = field(default_factory=no_ints)
+    swap_in_blocks: Int32Array = field(default_factory=no_ints)
+    cut_slots: Int32Array = field(default_factory=no_ints)
+    cut_blocks: Int32Array = field(default_factory=no_ints)
+    chosen_slots: Int32Array = field(default_factory=no_ints)
+    chosen_tokens: Int32Array = field(default_factory=no_ints)
+
+
+END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
+"""Values of ``StepResult.ends``: goes on; an end token was sampled; ``max_total_tokens`` was reached; the sequence's
+grammar has become too costly to follow, and the token is no part of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The tokens one step sampled. Arrays share the length [n]; a sequence that ended in an earlier step has no row.
+
+    ``token_indexes`` is the output index of the token in its sequence (0 for the first generated one).
+    ``scheduler_epoch`` and ``step`` name the plan this answers. ``copied_step``: all copies between the tiers of plans
+    up to this one were seen to be done; it may lag behind ``step``.
+
+    Log probabilities are there for rows that asked, float32 values as their bits. ``logprob_rows`` [m] names those rows
+    in ascending order, ``logprob_bits`` [m] is the token's own, ``top_counts`` [m] says how many entries of ``top_ids``
+    and ``top_bits`` belong to the row, the most likely first.
+
+    ``prompt_sequence_ids`` [q]: prompts of which this step computed a part: ``prompt_lengths`` tokens from position
+    ``prompt_starts`` on (the first is 1), with ``prompt_top_counts`` most likely tokens for each position.
+    ``prompt_bits`` and ``prompt_ranks`` hold one entry per position, ``prompt_top_ids`` and ``prompt_top_bits`` that
+    many times as many, all one prompt after another. The rank of the most likely token is 1.
+
+    ``pooled_sequence_ids`` [p]: prompts of which hidden states are wanted and this step computed some: the
+    ``pooled_lengths`` tokens from position ``pooled_starts`` on. ``pooled_bits`` [p * hidden size] are the sums of
+    their states, float32 as its bits.
+    """
+
+    step: int
+    scheduler_epoch: int
+    received_s: float
+    launched_s: float
+    done_s: float
+    num_computed_tokens: int
+    sequence_ids: Int32Array = field(default_factory=no_ints)
+    token_ids: Int32Array = field(default_factory=no_ints)
+    token_indexes: Int32Array = field(default_factory=no_ints)
+    ends: Int32Array = field(default_factory=no_ints)
+    copied_step: int = 0
+    logprob_rows: Int32Array = field(default_factory=no_ints)
+    logprob_bits: Int32Array = field(default_factory=no_ints)
+    top_counts: Int32Array = field(default_factory=no_ints)
+    top_ids: Int32Array = field(default_factory=no_ints)
+    top_bits: Int32Array = field(default_factory=no_ints)
+    prompt_sequence_ids: Int32Array = field(default_factory=no_ints)
+    prompt_starts: Int32Array = field(default_factory=no_ints)
+    prompt_lengths: Int32Array = field(default_factory=no_ints)
+    prompt_top_counts: Int32Array = field(default_factory=no_ints)
+    prompt_bits: Int32Array = field(default_factory=no_ints)
+    prompt_ranks: Int32Array = field(default_factory=no_ints)
+    prompt_top_ids: Int32Array = field(default_factory=no_ints)
+    prompt_top_bits: Int32Array = field(default_factory=no_ints)
+    busy_s: float = 0.0
+    """Seconds in which the device worked on the step: by events on CUDA, by the clock on a CPU."""
+    pooled_sequence_ids: Int32Array = field(default_factory=no_ints)
+    pooled_starts: Int32Array = field(default_factory=no_ints)
+    pooled_lengths: Int32Array = field(default_factory=no_ints)
+    pooled_bits: Int32Array = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFenced:
+    """The last entry of a replica whose executor is gone: nothing after it can be written by the old executor.
+
+    Written by the scheduler with a higher epoch. Readers know that the results before it are all there will be.
+    """
+
+    replica: str
+    reason: str

@@ -63,7 +63,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def _percentiles(values: Histogram) -> dict[str, float]:
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     return {"mean": _round(values.mean * 1e3)} | {
         name: _round(values.percentile(share) * 1e3) for name, share in shares.items()
     }
@@ -80,7 +80,7 @@ def table(report: dict[str, Any]) -> str:
         f"requests   {requests['sent']} sent, {requests['done']} done, {requests['failed']} failed, "
         f"{requests['unserved']} unserved, in {report['duration_s']:.2f} s",
         "",
-        f"{'ms':28}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}",
+        f"{'ms':28}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
     ]
     names = {
         "ttft_ms": "time to first token",
@@ -89,7 +89,8 @@ def table(report: dict[str, Any]) -> str:
         "e2e_ms": "whole request",
     }
     for key, text in names.items():
-        lines.append(f"{text:28}" + "".join(f"{report[key][each]:10.2f}" for each in ("mean", "p50", "p90", "p99")))
+        columns = ("mean", "p50", "p90", "p99", "max")
+        lines.append(f"{text:28}" + "".join(f"{report[key][each]:10.2f}" for each in columns))
     shares = [each["busy_share"] for each in report["executors"]]
     preemptions, swapped = report["preemptions"], report["swapped_blocks"]
     lines += [

@@ -97,6 +97,10 @@ class Actor(ABC):
     async def drain(self) -> None:  # noqa: B027 (optional)
         """Called once ``serve`` has returned, while spawned tasks still run: send what is queued."""
 
+    async def bequeath(self, error: BaseException) -> None:  # noqa: B027 (optional)
+        """``error`` ends the actor: store what its successor should know of it. Within a few seconds, while spawned
+        tasks still run."""
+
     async def stop(self) -> None:  # noqa: B027 (optional)
         """Free resources. Also called after a failure, and then for a few seconds only."""
 
@@ -153,6 +157,7 @@ class Actor(ABC):
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
                 self.log.error("actor failed", error=describe(error))
+                await self._within(STOP_AFTER_FAILURE_S, "bequest", self.bequeath(error))
             raise
         finally:
             await self._shut_down(stop_limit_s, last=(heartbeat, publisher))
@@ -214,13 +219,7 @@ class Actor(ABC):
     async def _shut_down(self, limit_s: float, *, last: tuple[asyncio.Task[Any], ...]) -> None:
         """Stop, end all tasks (heartbeat and metrics last, so that the lease outlives the work), release the lease."""
         assert self._failed is not None
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.stop()
-        except TimeoutError:
-            self.log.warning("stop timed out", after_s=limit_s)
-        except Exception as error:
-            self.log.error("stop failed", error=describe(error))
+        await self._within(limit_s, "stop", self.stop())
         await _cancel(*(task for task in self._tasks if task not in last))
         await _cancel(*last)
         if self._failed.done() and not self._failed.cancelled():
@@ -230,6 +229,16 @@ class Actor(ABC):
             async with asyncio.timeout(self.settings.lease_ttl_s):
                 await self.bus.release_lease(self.kind, self.lease_name(), self.epoch)
         self.log.info("stopped")
+
+    async def _within(self, limit_s: float, what: str, coro: Coroutine[Any, Any, None]) -> None:
+        """One of the last things an actor does: its failure is told, and hinders nothing."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await coro
+        except TimeoutError:
+            self.log.warning(f"{what} timed out", after_s=limit_s)
+        except Exception as error:
+            self.log.error(f"{what} failed", error=describe(error))
 
     # -- lease and metrics --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from actors.actor import RETRY_S, Actor, describe
 from actors.model_config import ModelConfig, resolve_model
+from actors.scheduler.blame import MOST_BLAMES, blamed
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.core import Core
 from actors.scheduler.events import (
@@ -46,12 +47,13 @@ from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
 from actors.spans import spans_of
 from actors.steady_clock import steady_time_s
-from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, Entry, EntryId
+from bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
     BlockRequested,
     CancelRequest,
     ReplicaFenced,
+    RequestBlamed,
     RequestFailed,
     RequestsDone,
     SchedulerLeads,
@@ -101,6 +103,8 @@ class SchedulerActor(Actor):
         """The work entries of all requests that are not over."""
         self._left = Ledger()
         self._recovered: dict[str, dict[int, SequenceOutput]] = {}
+        self._blamed: dict[str, RequestBlamed] = {}
+        """Requests that are not over, and that schedulers have failed at."""
         self._journal_end = START
         self._led: set[str] = set()
         self._summed_up: dict[str, EntryId] = {}
@@ -171,6 +175,7 @@ class SchedulerActor(Actor):
         await self._retrying("takeover", takeover.run)
         self._left = takeover.ledger
         self._recovered = takeover.ledger.outputs()
+        self._blamed = takeover.ledger.blamed
         self._journal_end = takeover.journal_end
         self._positions.update(takeover.read)
         self._summed_up.update(self._left.positions)
@@ -237,6 +242,17 @@ class SchedulerActor(Actor):
             await self._ack()
         await self._keep_house(pause_s=0.0)
 
+    async def bequeath(self, error: BaseException) -> None:
+        """Tell the next scheduler which request this one has failed at, if it was one."""
+        request = None if isinstance(error, BusError) else blamed(error)
+        if request is None:
+            return
+        times = self._blamed[request.id].times + 1 if request.id in self._blamed else 1
+        self.log.error("request blamed", request_id=request.id, times=times)
+        blame = RequestBlamed(request_id=request.id, reason=describe(error), times=times)
+        self._outbox.append(self.names.journal, blame)
+        await self._outbox.flush()
+
     async def stop(self) -> None:
         """Store the spans, if they were asked for."""
         if self._spans is not None:
@@ -288,6 +304,8 @@ class SchedulerActor(Actor):
             try:
                 self._take_work(item, item.message)
             except Exception as error:
+                if self.core.knows(getattr(item.message, "request_id", "")):
+                    raise  # it may be taken in by half: a successor starts without that
                 self._give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
@@ -312,16 +330,20 @@ class SchedulerActor(Actor):
             self._entries[message.request_id] = entry
             self._membership.expect((message.ingress,))
             if entry.deliveries > 1:
-                self._readmit(message)
+                self._readmit(entry, message)
             else:
                 self.core.take(message)
 
-    def _readmit(self, message: TokenizedRequest) -> None:
-        """A request that was taken in before, by another scheduler."""
+    def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
+        """A request that was taken in before, by another scheduler, which may have failed at it."""
         moved = self._left.moved.pop(message.request_id, None)
         if moved is not None:
             message = replace(message, ingress=moved.ingress, attempt=moved.attempt)
-        self.core.readmit(message, self._recovered.pop(message.request_id, {}))
+        blame = self._blamed.get(message.request_id)
+        if blame is not None and blame.times >= MOST_BLAMES:
+            self._give_up(replace(entry, message=message), blame.reason)
+        else:
+            self.core.readmit(message, self._recovered.pop(message.request_id, {}))
 
     def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
         name = self._replica_of.get(entry.stream, "")
@@ -383,6 +405,7 @@ class SchedulerActor(Actor):
         self._meters.dead.inc()
         if isinstance(message, TokenizedRequest):
             self._entries.pop(message.request_id, None)
+            self._blamed.pop(message.request_id, None)
             text = "The server failed to schedule this request."
             failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
             self._outbox.publish(self.names.replies(message.ingress), failed)
@@ -415,6 +438,7 @@ class SchedulerActor(Actor):
             case RequestOver(request_id, request):
                 if request is not None:
                     self._meters.over(request)
+                self._blamed.pop(request_id, None)
                 if (entry := self._entries.pop(request_id, None)) is not None:
                     self._settled(entry)
             case Note("request given up", fields):
@@ -525,7 +549,8 @@ class SchedulerActor(Actor):
         else:
             epochs = {name: member.epoch for name, member in self._membership.members.items()}
             told = self._membership.ingresses, self._membership.live_detokenizers
-            summary = checkpoint(self.core, positions, epochs, ingresses=told[0], detokenizers=told[1])
+            blames = self._blamed.values()
+            summary = checkpoint(self.core, positions, epochs, ingresses=told[0], detokenizers=told[1], blamed=blames)
             self._journal_end = self._outbox.append(self.names.journal, summary)
             superfluous = EntryId(self._journal_end.epoch, self._journal_end.index - 1)
         await self._outbox.stored(self._outbox.queued)

@@ -63,6 +63,10 @@ class Core:
         """There is no request, not even one that is only kept: a successor would have nothing to know."""
         return not self.requests and not self.delivery.finished
 
+    def knows(self, request_id: str) -> bool:
+        """Whether there is such a request, if only kept."""
+        return request_id in self.requests or request_id in self.delivery.finished
+
     def leftovers(self) -> dict[str, int]:
         """What is held, by name; all 0 when idle."""
         held = {"requests": len(self.requests), "waiting": len(self.waiting), "finished": len(self.delivery.finished)}

@@ -2,7 +2,8 @@
 
 The requests themselves lie in the ``tokenized`` stream until they are over. Their tokens lie in the results of the
 replicas; a :class:`Checkpoint` now and then sums up what there was before a position in these, so that they can be
-trimmed. The rest of the journal says what came after it: what sequence ids stand for, and clients that have moved.
+trimmed. The rest of the journal says what came after it: what sequence ids stand for, clients that have moved, and the
+request that a scheduler has failed at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from actors.scheduler.core import Core
 from actors.scheduler.output import Output, RowScore, Scores, row_scores
 from actors.scheduler.sequence import Request, Sequence, State
 from bus.contract import START, EntryId
-from bus.messages import END_NONE, Checkpoint, Int32Array, RequestMoved, SequencesNamed, StepResult
+from bus.messages import END_NONE, Checkpoint, Int32Array, RequestBlamed, RequestMoved, SequencesNamed, StepResult
 
 
 def checkpoint(
@@ -28,6 +29,7 @@ def checkpoint(
     *,
     ingresses: Iterable[str],
     detokenizers: Iterable[str],
+    blamed: Iterable[RequestBlamed] = (),
 ) -> Checkpoint:
     """All that has been produced for requests that are not over, by results up to ``positions`` (by replica)."""
     requests = [*core.requests.values(), *core.delivery.finished.values()]
@@ -43,6 +45,7 @@ def checkpoint(
         moved=tuple(_moved(request) for request in requests if request.attempt),
         ingresses=tuple(ingresses),
         detokenizers=tuple(detokenizers),
+        blamed=tuple(blamed),
         sequence_ids=np.array([each.id for each in begun], np.int32),
         choice_indexes=np.array([each.choice_index for each in begun], np.int32),
         lengths=np.array(lengths, np.int32),
@@ -80,15 +83,18 @@ class Ledger:
     ingresses: tuple[str, ...] = ()
     detokenizers: tuple[str, ...] = ()
     moved: dict[str, RequestMoved] = field(default_factory=dict)
+    blamed: dict[str, RequestBlamed] = field(default_factory=dict)
     _names: dict[int, tuple[str, int]] = field(default_factory=dict)
     _outputs: dict[int, Output] = field(default_factory=dict)
     _tokens: dict[int, dict[int, tuple[int, int, RowScore | None]]] = field(default_factory=dict)
 
-    def read(self, entry: Checkpoint | SequencesNamed | RequestMoved) -> None:
+    def read(self, entry: Checkpoint | SequencesNamed | RequestMoved | RequestBlamed) -> None:
         """The next entry of the journal. A checkpoint replaces everything before it."""
         match entry:
             case RequestMoved(request_id=request_id):
                 self.moved[request_id] = entry
+            case RequestBlamed(request_id=request_id):
+                self.blamed[request_id] = entry
             case SequencesNamed(replica=replica):
                 self.epochs[replica] = entry.executor_epoch
                 self.positions.setdefault(replica, START)
@@ -103,6 +109,7 @@ class Ledger:
         self.epochs = dict(entry.executor_epochs)
         self.ingresses, self.detokenizers = entry.ingresses, entry.detokenizers
         self.moved = {moved.request_id: moved for moved in entry.moved}
+        self.blamed = {blamed.request_id: blamed for blamed in entry.blamed}
         self._names.clear()
         self._outputs.clear()
         tokens, bits, counts = _Column(entry.token_ids), _Column(entry.bits), _Column(entry.top_counts)

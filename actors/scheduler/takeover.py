@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from actors.scheduler.journal import Ledger
 from bus.contract import FENCE_INDEX, START, Bus, EntryId
-from bus.messages import Checkpoint, ReplicaFenced, RequestMoved, SequencesNamed, StepPlan, StepResult
+from bus.messages import (
+    Checkpoint,
+    ReplicaFenced,
+    RequestBlamed,
+    RequestMoved,
+    SequencesNamed,
+    StepPlan,
+    StepResult,
+)
 from bus.outbox import Outbox
 from bus.streams import Names
 
@@ -83,7 +91,7 @@ class Takeover:
         while entries := await self._bus.read({self._names.journal: self.journal_end}, count=READ_COUNT, block_ms=0):
             for entry in entries:
                 self.journal_end = entry.id
-                if isinstance(entry.message, Checkpoint | SequencesNamed | RequestMoved):
+                if isinstance(entry.message, Checkpoint | SequencesNamed | RequestMoved | RequestBlamed):
                     self.ledger.read(entry.message)
 
     async def _fence_lost(self) -> None:

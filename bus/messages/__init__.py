@@ -24,7 +24,7 @@ ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, sched
 RequestFailed                                      ingress
 SchedulerState, BlockState  replies:<ingress>      scheduler -> ingress                       observation
 SequencesNamed,             journal                scheduler -> its successor                 journal
-RequestMoved, Checkpoint
+RequestMoved, RequestBlamed, Checkpoint
 Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor         jobs
 JobResult                   {name}:results         jobs actor -> whoever sent the job         jobs
 ==========================  =====================  =========================================  ===========
@@ -35,7 +35,7 @@ from __future__ import annotations
 from bus.messages.control import AbortRequest, CancelRequest, RequestsDone, StopSequence
 from bus.messages.field_types import FinishReason, Int32Array, JsonValue
 from bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
-from bus.messages.journal import Checkpoint, RequestMoved, SequencesNamed
+from bus.messages.journal import Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
 from bus.messages.observation import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
@@ -89,6 +89,7 @@ Message = (
     | RequestFailed
     | SequencesNamed
     | RequestMoved
+    | RequestBlamed
     | Checkpoint
     | Job
     | JobResult
@@ -106,7 +107,8 @@ __all__ = [
     "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "STEP_COLUMNS",
     "STEP_MARKS", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest", "Checkpoint",
     "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
-    "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestFailed", "RequestMoved", "RequestsDone",
-    "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
-    "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
+    "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed", "RequestMoved",
+    "RequestsDone", "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted",
+    "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput",
+    "TokenizedRequest",
 ]  # fmt: skip

@@ -28,6 +28,15 @@ class RequestMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBlamed:
+    """Journal: the scheduler ends by an error (``reason``) at this request; schedulers have done so ``times`` times."""
+
+    request_id: str
+    reason: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Journal: the output of all sequences that have begun, as of ``positions`` in the results of each replica.
 
@@ -54,3 +63,4 @@ class Checkpoint:
     top_counts: Int32Array = field(default_factory=no_ints)
     top_ids: Int32Array = field(default_factory=no_ints)
     top_bits: Int32Array = field(default_factory=no_ints)
+    blamed: tuple[RequestBlamed, ...] = ()

@@ -19,7 +19,7 @@ COPY bus bus
 COPY kernels kernels
 COPY actors actors
 COPY web web
-RUN /opt/pagebus/bin/pip install -c constraints.txt .
+RUN /opt/pagebus/bin/pip install -c constraints.txt '.[otel]'
 
 FROM python:${PYTHON}-slim
 ARG VARIANT=cuda

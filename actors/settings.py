@@ -85,6 +85,12 @@ def _check_origins(origins: Any) -> str | None:
     return None if plain else "an origin is like https://example.org, without a path; * means any"
 
 
+def _check_otlp(endpoint: Any) -> str | None:
+    from actors.otlp import problem_of
+
+    return problem_of(str(endpoint))
+
+
 def _check_fraction(value: Any) -> str | None:
     return None if 0 < value <= 1 else "must be more than 0 and at most 1"
 
@@ -397,6 +403,12 @@ class Settings:
         None, help="name of this actor on the bus (default: made unique)", group=PROCESSES, check=_check_name
     )
     enable_log_requests: bool = setting(False, help="write a line for every request", group=LOGGING)
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        help="URL of an OpenTelemetry collector that gets a trace of every request (default: none are made)",
+        group=LOGGING,
+        check=_check_otlp,
+    )
     span_dir: str | None = setting(
         None,
         help="folder in which scheduler and executors write what they did when, step by step, as they stop "

@@ -54,7 +54,7 @@ def test_healthcheck_exists(name: str) -> None:
 
 def test_every_kind_has_a_service() -> None:
     """Redis and the six actors; on request only: the executor for machines without a GPU, and what watches."""
-    on_request = {"executor-cpu": "cpu", "prometheus": "monitoring", "grafana": "monitoring"}
+    on_request = {"executor-cpu": "cpu", "prometheus": "monitoring", "grafana": "monitoring", "jaeger": "monitoring"}
     assert set(SERVICES) == {"redis", *KINDS, *on_request}
     assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
         name: [profile] for name, profile in on_request.items()
@@ -65,7 +65,7 @@ def test_services_can_be_scaled() -> None:
     """No fixed container name and no host port, except those that people open, on this machine only."""
     for name, service in SERVICES.items():
         assert "container_name" not in service
-        assert ("ports" in service) == (name in ("ingress", "grafana"))
+        assert ("ports" in service) == (name in ("ingress", "grafana", "jaeger"))
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
@@ -77,7 +77,7 @@ def test_containers_get_time_to_drain() -> None:
 
 def test_volumes_are_declared() -> None:
     """Every named volume and every file that a service mounts exists."""
-    used = {mount.partition(":")[0] for service in SERVICES.values() for mount in service["volumes"]}
+    used = {mount.partition(":")[0] for service in SERVICES.values() for mount in service.get("volumes", ())}
     files = {source for source in used if source.startswith("./")}
     assert used - files == set(COMPOSE["volumes"])
     assert [source for source in files if not (ROOT / source).is_file()] == []

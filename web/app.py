@@ -7,12 +7,14 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
 
 from actors.actor import Actor
 from actors.cli import version
+from actors.otlp import make_exporter
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError, BusUnavailable
 from bus.messages import BatchQueued
@@ -54,6 +56,9 @@ from web.routes import (
     tokens,
 )
 from web.sse import Streams
+
+if TYPE_CHECKING:
+    from web.tracing import Tracing
 
 ROUTES = (
     *page.ROUTES,
@@ -146,6 +151,8 @@ class IngressActor(Actor):
                 async with asyncio.timeout(self.settings.lease_ttl_s):
                     await self._outbox.flush()
             await self.context.inbox.forget()
+        if self.context is not None and self.context.tracing is not None:
+            await self.context.tracing.stop()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -153,7 +160,8 @@ class IngressActor(Actor):
         membership = Membership(self.bus, fresh_s=min(FRESH_S, self.settings.lease_ttl_s))
         metrics = IngressMetrics(self.metrics, model.max_model_len)
         address = address_of(self.name, self.epoch)
-        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log)
+        tracing = self._make_tracing(model)
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
@@ -193,7 +201,15 @@ class IngressActor(Actor):
             queue_batch=queue_batch,
             responses=Responses(self.bus, membership, address, self.settings.response_ttl_s),
             store=open_store(self.settings),
+            tracing=tracing,
         )
+
+    def _make_tracing(self, model: ServedModel) -> Tracing | None:
+        if (endpoint := self.settings.otlp_traces_endpoint) is None:
+            return None
+        from web.tracing import Tracing  # OpenTelemetry need not be installed
+
+        return Tracing(make_exporter(endpoint), model.name, version(), self.log)
 
     async def _listen(self, context: Context) -> None:
         self._runner = web.AppRunner(
@@ -224,6 +240,8 @@ class IngressActor(Actor):
             await asyncio.sleep(TICK_S)
             context.metrics.open_requests.set(context.inbox.num_open)
             context.metrics.open_tokens.set(context.admission.total.tokens)
+            if context.tracing is not None:
+                context.tracing.tick()
             if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):
                 self.log.warning("slow clients cut off", clients=cut)
             if self._key_file is not None:

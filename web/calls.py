@@ -68,6 +68,7 @@ class OpenRequest:
         "attempt",
         "call",
         "choices",
+        "finished_s",
         "first_token_seen",
         "needs_prompt",
         "num_cached_tokens",
@@ -90,6 +91,8 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.first_token_seen = False
         self.started_s = now_s
+        self.finished_s = 0.0
+        """When the last text came; 0: it has not."""
         self.tokens_only = False
         """Whether what it tells of the prompt is the whole answer."""
         self.needs_prompt = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -23,6 +24,9 @@ from web.model import ServedModel
 from web.observatory.observatory import Observatory
 from web.responses import Responses
 from web.sse import Streams
+
+if TYPE_CHECKING:
+    from web.tracing import Tracing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Context:
     responses: Responses
     store: Store | None = None
     """Files and batches, if this server keeps any."""
+    tracing: Tracing | None = None
 
     def missing(self) -> tuple[str, ...]:
         """Why a new request would not be answered now; empty if it would."""

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from actors.actor import describe
 from actors.logs import Log
@@ -25,6 +26,7 @@ from bus.messages import (
     ReplyBatch,
     RequestFailed,
     RequestsDone,
+    RequestTimed,
     SchedulerState,
 )
 from bus.outbox import OUTBOX_LIMIT, Outbox
@@ -34,6 +36,9 @@ from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.questions import Questions
 from web.report import Token, read_prompt, read_tokens
+
+if TYPE_CHECKING:
+    from web.tracing import Tracing
 
 READ_COUNT = 256
 READ_BLOCK_MS = 1000
@@ -45,7 +50,7 @@ TRIM_EVERY = 256
 
 
 class Inbox:
-    """Open requests by id, and the reader of their replies."""
+    """Open requests by id, and the reader of their replies. ``tracing``: who makes traces of them, if anybody does."""
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class Inbox:
         outbox: Outbox,
         metrics: IngressMetrics,
         log: Log,
+        tracing: Tracing | None = None,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -62,6 +68,7 @@ class Inbox:
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
+        self._tracing = tracing
         self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
         self._position: EntryId = START
@@ -96,6 +103,8 @@ class Inbox:
             self._open[request.request_id] = opened
             opened.needs_prompt = request.sampling.returns_prompt
             opened.tokens_only = request.tokens_only
+            if self._tracing is not None and not request.tokens_only:
+                request = self._tracing.begin(request, opened)
             self._outbox.publish(self._names.requests, request)
         self._idle.clear()
         return call
@@ -114,6 +123,8 @@ class Inbox:
         if done and not stays:
             names, attempts = zip(*((each.request_id, each.attempt) for each in done), strict=True)
             self._outbox.publish(self._names.control, RequestsDone(request_ids=names, attempts=attempts))
+        if self._tracing is not None:
+            self._tracing.closed(call)
         if running:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
@@ -188,6 +199,10 @@ class Inbox:
         if isinstance(message, SchedulerState | BlockState):
             self.questions.answered(message)
             return ""
+        if isinstance(message, RequestTimed):
+            if self._tracing is not None:
+                self._tracing.timed(message)
+            return ""
         return f"{type(message).__name__} is not a reply"
 
     def _deliver_batch(self, batch: ReplyBatch) -> str:
@@ -254,6 +269,7 @@ class Inbox:
         self._metrics.choice_finished(choice, finish, num_tokens)
         request.num_unfinished -= 1
         if request.num_unfinished == 0:
+            request.finished_s = now_s
             self._metrics.request_finished(request, now_s)
             del self._open[request.request_id]
             if not self._open:

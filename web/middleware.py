@@ -22,6 +22,8 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
     """Nothing gets past this: every error becomes a response, and every request is counted."""
     context = request.app[CONTEXT]
     request[REQUEST_ID], request[REQUEST_ID_GIVEN] = request_id_of(request.headers)
+    if context.tracing is not None:
+        context.tracing.arriving(request.headers)
     status, began_s = CLIENT_CLOSED_REQUEST, time.monotonic()
     try:
         response = await _answer(context, request, handler)

@@ -43,6 +43,7 @@ from actors.scheduler.meters import Meters
 from actors.scheduler.output import Output as SequenceOutput
 from actors.scheduler.portrait import Portrait
 from actors.scheduler.takeover import MARK_STEP, Takeover
+from actors.scheduler.telling import times_of
 from actors.scheduler.trimming import Trimmer
 from actors.settings import Settings
 from actors.spans import spans_of
@@ -438,6 +439,8 @@ class SchedulerActor(Actor):
             case RequestOver(request_id, request):
                 if request is not None:
                     self._meters.over(request)
+                    if request.traced and not request.away:
+                        self._outbox.publish(self.names.replies(request.ingress), times_of(request))
                 self._blamed.pop(request_id, None)
                 if (entry := self._entries.pop(request_id, None)) is not None:
                     self._settled(entry)

@@ -105,6 +105,7 @@ class Delivery:
             self._emit(ToIngress(message.ingress, conflict))
             return False
         request.ingress, request.attempt, request.away = message.ingress, message.attempt, False
+        request.traced = message.traced
         if request.id not in self.finished:
             self._deadlines.pop(request.id, None)
         self._emit(ToJournal(RequestMoved(request_id=request.id, ingress=message.ingress, attempt=message.attempt)))

@@ -43,8 +43,8 @@ class Request:
     ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
     of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
 
-    Only to be shown: ``priority``, when what happened (0: it has not), ``num_preemptions`` of its sequences, their
-    tokens once it is over (``num_output``), whether it was ``aborted``.
+    Only to be shown, or told to its ingress if it is ``traced``: ``priority``, when what happened (0: it has not),
+    ``num_preemptions`` of its sequences, their tokens once it is over (``num_output``), whether it was ``aborted``.
     """
 
     id: str
@@ -77,6 +77,7 @@ class Request:
     weight: float = 1.0
     start_s: float = 0.0
     num_charged: int = 0
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,6 +230,7 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         client=message.client,
         weight=message.weight,
         start_s=arrival(message.arrived_s),
+        traced=message.traced,
     )
 
 

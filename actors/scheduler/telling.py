@@ -1,4 +1,5 @@
-"""What a request's detokenizer is told of its sequences: what they are and have produced, and that they are void."""
+"""What a request's detokenizer is told of its sequences: what they are and have produced, and that they are void; and
+what its ingress is told, if it wants to know, when all is over."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import numpy as np
 
 from actors.scheduler.lanes import Lanes
 from actors.scheduler.output import Output, Scores
-from actors.scheduler.sequence import Sequence
-from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, SequenceEnded, SequenceStarted
+from actors.scheduler.sequence import Request, Sequence
+from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestTimed, SequenceEnded, SequenceStarted
 
 
 def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
@@ -29,6 +30,19 @@ def void(sequence: Sequence) -> Iterator[SequenceEnded]:
     """What was told of a sequence is not to be followed up."""
     for sequence_id in (sequence.id,) if sequence.lanes is None else sequence.lanes.choice_ids:
         yield SequenceEnded(sequence_id=sequence_id, reason="abort")
+
+
+def times_of(request: Request) -> RequestTimed:
+    """When what happened to a request."""
+    return RequestTimed(
+        request_id=request.id,
+        taken_s=request.taken_s,
+        tokenized_s=request.tokenized_s,
+        started_s=request.started_s,
+        first_token_s=request.first_token_s,
+        ended_s=request.ended_s,
+        num_preemptions=request.num_preemptions,
+    )
 
 
 def _beams(lanes: Lanes) -> Iterator[Output]:

@@ -154,6 +154,7 @@ class Encoder:
                 taken_s=taken_s,
                 client=request.client,
                 weight=request.weight,
+                traced=request.traced,
             )
             return Outcome(request, reply)
         except Refusal as refusal:

@@ -21,7 +21,7 @@ SchedulerLeads
 StepPlan                    steps:<replica>        scheduler -> every rank of the replica     steps
 StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers steps
 ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler ->       replies
-RequestFailed                                      ingress
+RequestFailed, RequestTimed                        ingress
 SchedulerState, BlockState  replies:<ingress>      scheduler -> ingress                       observation
 SequencesNamed,             journal                scheduler -> its successor                 journal
 RequestMoved, RequestBlamed, Checkpoint
@@ -57,7 +57,7 @@ from bus.messages.observation import (
     SchedulerState,
     StateRequested,
 )
-from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed
+from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
 from bus.messages.requests import GenerateRequest, TokenizedRequest
 from bus.messages.sampling import SamplingParams, StructuredOutput
 from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
@@ -87,6 +87,7 @@ Message = (
     | ReplyBatch
     | PromptReply
     | RequestFailed
+    | RequestTimed
     | SequencesNamed
     | RequestMoved
     | RequestBlamed
@@ -108,7 +109,7 @@ __all__ = [
     "STEP_MARKS", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest", "Checkpoint",
     "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
     "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed", "RequestMoved",
-    "RequestsDone", "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted",
-    "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput",
+    "RequestTimed", "RequestsDone", "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded",
+    "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput",
     "TokenizedRequest",
 ]  # fmt: skip

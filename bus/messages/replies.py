@@ -71,3 +71,19 @@ class RequestFailed:
     error_type: str
     message: str
     param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimed:
+    """When what happened to a request that is over, if it was ``traced``; 0: it has not.
+
+    A tokenizer took it up, it was tokenized, it entered a batch first, it had its first token, its last by a step.
+    """
+
+    request_id: str
+    taken_s: float = 0.0
+    tokenized_s: float = 0.0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    ended_s: float = 0.0
+    num_preemptions: int = 0

@@ -41,6 +41,8 @@ class GenerateRequest:
     client: str = ""
     """Name of the API key it came with; empty: there are none. Requests of one client share what is its by weight."""
     weight: float = 1.0
+    traced: bool = False
+    """The ingress wants to know when what happened (:class:`RequestTimed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,4 @@ class TokenizedRequest:
     client: str = ""
     weight: float = 1.0
     """Of its client's share, beside others that have work."""
+    traced: bool = False

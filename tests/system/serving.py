@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,30 @@ class Client:
     """Speaks HTTP to an ingress."""
 
     def __init__(
-        self, url: str, session: aiohttp.ClientSession, actors: Sequence[Actor], runs: Sequence[asyncio.Task[None]]
+        self, url: str, session: aiohttp.ClientSession, actors: list[Actor], runs: list[asyncio.Task[None]]
     ) -> None:
         self.url = url
         self._session = session
         self.actors = {actor.kind: actor for actor in actors}
         """One of each kind."""
-        self._runs = runs
+        self._all, self._runs = actors, runs
+
+    async def replace(self, kind: str, bus: Bus) -> None:
+        """End an actor as SIGKILL would, as nearly as one process allows; another takes its place over ``bus``."""
+        actor = self.actors[kind]
+        place = self._all.index(actor)
+
+        async def vanished(*_: object, **__: object) -> None:
+            return None
+
+        actor.bus.release_lease = vanished  # type: ignore[method-assign]
+        self._runs[place].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._runs[place]
+        await actor.bus.close()
+        await bus.connect()
+        self.actors[kind] = self._all[place] = type(actor)(actor.settings, bus, f"{actor.name}-again")
+        self._runs[place] = asyncio.create_task(self._all[place].run(), name=self._all[place].name)
 
     def check(self) -> None:
         """Raises what ended an actor, if one has ended."""

@@ -104,6 +104,9 @@ class Actor(ABC):
     async def stop(self) -> None:  # noqa: B027 (optional)
         """Free resources. Also called after a failure, and then for a few seconds only."""
 
+    async def measure(self) -> None:  # noqa: B027 (optional)
+        """Bring metrics up to date that nothing else does: called before each time they are published."""
+
     def set_state(self, state: str) -> None:
         """Change what the lease says, at once. Call it also when other lease info has changed."""
         self.state = state
@@ -316,6 +319,7 @@ class Actor(ABC):
         usage = Usage(self.metrics, self.name)
         while True:
             usage.measure()
+            await self.measure()
             with contextlib.suppress(BusUnavailable):
                 await self.bus.put_state(
                     metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S

@@ -45,6 +45,11 @@ SWITCH_INTERVAL_S = 0.001
 STALL_LOOK_S = 1.0
 EXIT_AFTER_FAULT_S = 10.0
 EXIT_DEVICE_FAULT = 70
+MEMORY = (
+    ("pagebus:gpu_memory_bytes", "Device memory in use, by whomever."),
+    ("pagebus:gpu_memory_capacity_bytes", "Device memory there is."),
+)
+"""Metrics of an executor on a GPU."""
 
 
 class ExecutorActor(Actor):
@@ -189,6 +194,15 @@ class ExecutorActor(Actor):
     async def _stop_engine(self, timeout_s: float) -> None:
         if self._engine is not None and not await asyncio.to_thread(self._engine.stop, timeout_s):
             self.log.warning("engine did not end in time", after_s=timeout_s)
+
+    async def measure(self) -> None:
+        """The device's memory, asked in a thread: the driver may be busy. A GPU that failed is the engine's to tell."""
+        if self._info is None or self._engine is None or self._failure is None or self._failure.done():
+            return
+        with contextlib.suppress(RuntimeError):
+            if memory := await asyncio.to_thread(self._engine.memory_in_use):
+                for (name, text), value in zip(MEMORY, memory, strict=True):
+                    self.metrics.gauge(name, text, engine=self.name).set(value)
 
     # -- plans in, results out ----------------------------------------------------------------------------------------
 

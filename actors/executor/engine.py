@@ -29,6 +29,7 @@ from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
 from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
+from actors.executor.memory import memory_in_use
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
 from actors.executor.scorer import Scores
@@ -163,6 +164,10 @@ class Engine:
     def num_host_blocks(self) -> int:
         """Blocks of the host tier that are ready; grows for a while after the start. Any thread."""
         return self._loaded.copies.memory.num_ready
+
+    def memory_in_use(self) -> tuple[int, int] | None:
+        """Bytes of device memory in use, and all there is; None on a CPU. Any thread, once the engine is ready."""
+        return memory_in_use(torch.device(self._loaded.info.device))
 
     # -- device thread ------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,14 @@ def measured_kv_bytes(settings: Settings, device: torch.device, peak: int, num_g
     return left
 
 
+def memory_in_use(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of the GPU's memory that are in use, by whomever, and all it has; None of a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, total
+
+
 def blocks_in(kv_bytes: int, demand: KvDemand, settings: Settings, device: torch.device, *, measured: bool) -> int:
     """Blocks in ``kv_bytes``, which were ``measured`` or follow from the settings.
 

@@ -22,7 +22,8 @@ RATES = {
 }
 """What each kind of actor is measured by."""
 CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
-GPU_MEMORY, GPU_BUSY = "pagebus:gpu_memory_bytes", "pagebus:executor_busy_seconds_total"
+GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
+GPU_BUSY = "pagebus:executor_busy_seconds_total"
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class Roster:
             "memory_bytes": values.get(MEMORY),
             "gpu": rate(GPU_BUSY) if lease.kind == "executor" else None,
             "gpu_memory_bytes": values.get(GPU_MEMORY),
+            "gpu_capacity_bytes": values.get(GPU_CAPACITY),
         }
 
 

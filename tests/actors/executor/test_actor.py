@@ -226,6 +226,29 @@ async def test_an_entry_that_is_not_its_plan_ends_the_actor(folder: Path, entry:
         assert (letter.message, letter.source) == (entry.message, STEPS)
 
 
+async def test_a_gpus_memory_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in use and what there is, as often as metrics are published; a CPU has none, and a GPU that does not
+    answer is no failure of its own."""
+    names = {"pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"}
+
+    def told(actor: ExecutorActor) -> dict[str, float]:
+        return {name: data["value"] for name, _, data in actor.metrics.snapshot()["series"] if name in names}
+
+    async with world(settings(folder)) as running:
+        await running.until_state("ready")
+        await running.actor.measure()
+        assert told(running.actor) == {}
+        monkeypatch.setattr("actors.executor.engine.memory_in_use", lambda device: (3 * 2**30, 141 * 2**30))
+        await running.actor.measure()
+        assert set(told(running.actor).items()) == set(zip(sorted(names), (3 * 2**30, 141 * 2**30), strict=True))
+
+        def failed(device: object) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        monkeypatch.setattr("actors.executor.engine.memory_in_use", failed)
+        await running.actor.measure()
+
+
 async def test_a_fenced_executor_ends_with_its_first_write(folder: Path) -> None:
     """The scheduler gave it up: it must write nothing more."""
     async with world(settings(folder)) as running:

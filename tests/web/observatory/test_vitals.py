@@ -114,3 +114,15 @@ def test_the_roster_shows_rates() -> None:
         counter.inc(steps - counter.value)
         (row,) = roster.rows({"executor:a": metrics.snapshot()}, at_s)
     assert (row["rate"], row["unit"]) == (10.0, "steps/s")
+
+
+def test_the_roster_shows_the_memory_of_a_gpu() -> None:
+    """Used and all of it, where an executor tells of it."""
+    roster, metrics = Roster(), Metrics()
+    roster.take([lease("a", 1)], 100.0)
+    (row,) = roster.rows({"executor:a": metrics.snapshot()}, 100.0)
+    assert (row["gpu_memory_bytes"], row["gpu_capacity_bytes"]) == (None, None)
+    metrics.gauge("pagebus:gpu_memory_bytes", "", engine="a").set(5)
+    metrics.gauge("pagebus:gpu_memory_capacity_bytes", "", engine="a").set(8)
+    (row,) = roster.rows({"executor:a": metrics.snapshot()}, 101.0)
+    assert (row["gpu_memory_bytes"], row["gpu_capacity_bytes"]) == (5, 8)

@@ -43,13 +43,13 @@ function meter(name) {
 
 function makeCard(world, row, problem) {
   const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }),
-    cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device") };
+    cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU") };
   card.gpu.element.hidden = row.kind !== "executor";
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
   card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
   card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },
     h("header", {}, h("div", {}, h("h2", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
-    h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element,
+    h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element, card.gpuMemory.element,
       h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate)),
     h("footer", {}, card.restarts, card.buttons));
   return card;
@@ -66,7 +66,10 @@ function updateCard(card, row, atS) {
   card.restarts.title = `Process ${row.pid} on ${row.host}`;
   set(card.cpu, row.cpu, row.cpu === null ? "–" : percent(row.cpu));
   set(card.memory, row.memory_bytes / 2 ** 34, bytes(row.memory_bytes));
-  set(card.gpu, row.gpu, row.gpu_memory_bytes ? bytes(row.gpu_memory_bytes) : row.gpu === null ? "–" : `${percent(row.gpu)} busy`);
+  set(card.gpu, row.gpu, row.gpu === null ? "–" : `${percent(row.gpu)} busy`);
+  card.gpuMemory.element.hidden = row.gpu_memory_bytes === null;
+  set(card.gpuMemory, row.gpu_memory_bytes / row.gpu_capacity_bytes, bytes(row.gpu_memory_bytes));
+  card.gpuMemory.element.title = `of ${bytes(row.gpu_capacity_bytes)}`;
   say(card.rate, row.rate === null ? "–" : row.unit === "busy" ? `${percent(row.rate)} busy` : `${short(row.rate)} ${row.unit}`);
   for (const button of card.buttons) button.disabled = row.state === "gone";
 }

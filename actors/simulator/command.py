@@ -8,7 +8,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--slo-itl-ms", type=float, metavar="MS", help="good requests: mean time per token at most this")
     out.add_argument("--json", metavar="FILE", help="write the report there too")
     out.add_argument("--plot", metavar="FOLDER", help="draw pictures (SVG) into this folder")
+    out.add_argument("--record", metavar="FILE", help="write requests and steps as 'record' does (JSON Lines)")
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -128,9 +130,12 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     except ValueError as error:
         raise SettingsError(str(error)) from error
     recorder = Recorder(deployment) if arguments.plot else None
+    if recorder is not None:
+        deployment.watch(recorder)
     memory = _watch_memory(deployment)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    deployment.run()
+    with _recorded(deployment, arguments.record):
+        deployment.run()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     report = make_report(deployment)
     print(table(report))
@@ -140,6 +145,30 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     if recorder is not None:
         draw(recorder.run(), Path(arguments.plot))
     return 0 if report["requests"]["unserved"] == 0 else 1
+
+
+@contextmanager
+def _recorded(deployment: Deployment, path: str | None) -> Iterator[None]:
+    """Write the requests and steps of what runs meanwhile, if somebody wants to have them.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    from actors.simulator.trace import open_text
+    from actors.simulator.watch import StepLog
+
+    if path is None:
+        yield
+        return
+    try:
+        file = open_text(path, "w")
+    except OSError as error:
+        raise SettingsError(f"--record: {error}") from error
+    with file:
+        log = StepLog(deployment, file)
+        deployment.watch(log)
+        yield
+        log.finish()
 
 
 def _watch_memory(deployment: Deployment) -> list[float]:

@@ -13,7 +13,7 @@ from actors.simulator.clients import Clients, Slo
 from actors.simulator.executor import ModelExecutor
 from actors.simulator.faults import Fault, FaultError
 from actors.simulator.profile import Profile
-from actors.simulator.simulation import Simulation, Timing
+from actors.simulator.simulation import Observer, Observers, Simulation, Timing
 from actors.simulator.trace import Trace
 
 DEFAULT_BUDGET = 8192
@@ -88,6 +88,10 @@ class Deployment:
             return lambda at_s: self.add(at_s, fault.count)
         act = self.simulation.kill if fault.verb == "kill" else self.simulation.drain
         return lambda at_s: act(at_s, fault.executor)
+
+    def watch(self, observer: Observer) -> None:
+        """Have somebody hear what the clients hear, after them."""
+        self.simulation.observer = Observers(self.simulation.observer, observer)
 
     def add(self, at_s: float, count: int) -> None:
         """More executors are ready."""

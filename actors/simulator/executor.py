@@ -83,6 +83,7 @@ class ModelExecutor:
             received_s=received_s,
             launched_s=received_s,
             done_s=done_s,
+            busy_s=seconds,
             num_computed_tokens=num_tokens,
             sequence_ids=ids,
             token_ids=ids & 0x3FFF,

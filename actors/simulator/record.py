@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class _Replica:
 class Recording:
     """Takes entries of streams in; writes lines to ``out``. Times are seconds after ``start_s``."""
 
-    def __init__(self, out: TextIO, names: Names, start_s: float, block_size: int, num_blocks: int = 0) -> None:
+    def __init__(self, out: IO[str], names: Names, start_s: float, block_size: int, num_blocks: int = 0) -> None:
         self.num_requests = self.num_steps = 0
         self._out, self._names, self._start_s, self._block_size = out, names, start_s, block_size
         self._tokenized: dict[str, TokenizedRequest] = {}

@@ -19,7 +19,8 @@ from actors.simulator.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run, dra
 from actors.simulator.trace import open_text
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a recording."""
     with open_text(path) as file:
         yield from map(json.loads, file)
 
@@ -62,7 +63,7 @@ def read_run(path: Path, replica: str = "") -> tuple[Run, Tables]:
         ValueError: there is no step of it.
     """
     num_blocks, steps = 0, []
-    for row in _rows(path):
+    for row in read_rows(path):
         num_blocks = max(num_blocks, row.get("num_blocks", 0))
         if "step" in row and row["replica"] == (replica := replica or row["replica"]):
             steps.append(row)

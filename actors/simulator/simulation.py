@@ -29,7 +29,7 @@ from actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
-from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
+from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 
 NEVER_S = float("inf")
 COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes")
@@ -49,6 +49,9 @@ class Executor(Protocol):
 
 class Observer:
     """Hears what detokenizers, ingresses and the log would; overridden where somebody wants to know."""
+
+    def tokenized(self, at_s: float, request: TokenizedRequest) -> None:
+        """The scheduler reads a request."""
 
     def started(self, at_s: float, started: SequenceStarted) -> None:
         """A sequence enters the batch of a replica for the first time."""
@@ -70,6 +73,45 @@ class Observer:
 
     def noted(self, at_s: float, note: Note) -> None:
         """A line for the log."""
+
+
+class Observers(Observer):
+    """Tells several observers the same, in their order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def tokenized(self, at_s: float, request: TokenizedRequest) -> None:
+        for each in self._observers:
+            each.tokenized(at_s, request)
+
+    def started(self, at_s: float, started: SequenceStarted) -> None:
+        for each in self._observers:
+            each.started(at_s, started)
+
+    def ended(self, at_s: float, ended: SequenceEnded) -> None:
+        for each in self._observers:
+            each.ended(at_s, ended)
+
+    def failed(self, at_s: float, failed: RequestFailed) -> None:
+        for each in self._observers:
+            each.failed(at_s, failed)
+
+    def over(self, at_s: float, request_id: str) -> None:
+        for each in self._observers:
+            each.over(at_s, request_id)
+
+    def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        for each in self._observers:
+            each.planned(at_s, replica, plan)
+
+    def result(self, at_s: float, replica: str, result: StepResult) -> None:
+        for each in self._observers:
+            each.result(at_s, replica, result)
+
+    def noted(self, at_s: float, note: Note) -> None:
+        for each in self._observers:
+            each.noted(at_s, note)
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +254,8 @@ class Simulation:
         elif callable(what):
             what(at_s)
         else:
+            if type(what) is TokenizedRequest:
+                self.observer.tokenized(at_s, what)
             self.core.take(what)  # type: ignore[arg-type]
 
     def _send(self, at_s: float, output: object) -> None:

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,9 +156,11 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def open_text(path: str | Path) -> IO[str]:
-    """A file to read, perhaps compressed (``.gz``)."""
-    return gzip.open(path, "rt", encoding="utf-8") if Path(path).suffix == ".gz" else open(path, encoding="utf-8")
+def open_text(path: str | Path, mode: Literal["r", "w"] = "r") -> IO[str]:
+    """A file to read or write, perhaps compressed (``.gz``)."""
+    if Path(path).suffix == ".gz":
+        return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
+    return open(path, mode, encoding="utf-8")
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:

@@ -1,18 +1,23 @@
-"""Watches the first executor of a simulated run, for pictures."""
+"""Watches a simulated run: its first executor for pictures, all of it for a recording."""
 
 from __future__ import annotations
+
+from typing import IO
 
 import numpy as np
 
 from actors.scheduler.replica import Replica
 from actors.simulator.deployment import Deployment
 from actors.simulator.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
+from actors.simulator.record import Recording
 from actors.simulator.simulation import Observer
-from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult
+from bus.contract import Entry, EntryId
+from bus.messages import Message, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from bus.streams import Names
 
 
 class Recorder(Observer):
-    """Hears everything beside the clients and keeps what the pictures need, in bounded memory."""
+    """Keeps what the pictures need, in bounded memory."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -20,16 +25,6 @@ class Recorder(Observer):
         self.samples = Run(self.replica)
         self._every = self._skipped = 1
         self._clients = deployment.clients
-        deployment.simulation.observer = self
-
-    def started(self, at_s: float, started: SequenceStarted) -> None:
-        self._clients.started(at_s, started)
-
-    def ended(self, at_s: float, ended: SequenceEnded) -> None:
-        self._clients.ended(at_s, ended)
-
-    def failed(self, at_s: float, failed: RequestFailed) -> None:
-        self._clients.failed(at_s, failed)
 
     def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
         if replica != self.replica or len(self.samples.steps) >= 10 * MAX_SAMPLES or not len(plan.slots):
@@ -38,7 +33,6 @@ class Recorder(Observer):
         self.samples.steps.append((plan.num_decodes, prefill))
 
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
-        self._clients.result(at_s, replica, result)
         core = self.deployment.simulation.core
         if replica != self.replica or replica not in core.replicas:
             return
@@ -77,3 +71,34 @@ class Recorder(Observer):
             name: [(value * 1e3, share) for value, share in values.curve()] for name, values in named.items()
         }
         return self.samples
+
+
+class StepLog(Observer):
+    """Writes what ``pagebus record`` would write of a real deployment that did the same, in virtual time."""
+
+    def __init__(self, deployment: Deployment, out: IO[str]) -> None:
+        self._names = Names()
+        (joined, *_) = (member.executor.joined for member in deployment.simulation.members.values())
+        self._recording = Recording(out, self._names, 0.0, joined.block_size, joined.num_blocks)
+
+    def tokenized(self, at_s: float, request: TokenizedRequest) -> None:
+        self._take(self._names.tokenized, request)
+
+    def started(self, at_s: float, started: SequenceStarted) -> None:
+        self._take(self._names.sequences(""), started)
+
+    def ended(self, at_s: float, ended: SequenceEnded) -> None:
+        self._take(self._names.sequences(""), ended)
+
+    def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        self._take(self._names.steps(replica), plan)
+
+    def result(self, at_s: float, replica: str, result: StepResult) -> None:
+        self._take(self._names.results(replica), result)
+
+    def _take(self, stream: str, message: Message) -> None:
+        self._recording.take(Entry(stream, EntryId(1, 1), message))
+
+    def finish(self) -> None:
+        """The run is over."""
+        self._recording.finish()

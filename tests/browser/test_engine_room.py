@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from actors.simulator.recorded import Tables, _rows
+from actors.simulator.recorded import Tables, read_rows
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
 
@@ -208,7 +208,7 @@ def test_charts_show_the_history(page: Page) -> None:
 
 def test_a_replay_shows_what_the_recording_says(page: Page) -> None:
     """Who owns which block after a step, as another reader of the same file finds it."""
-    rows = [row for row in _rows(ROOT / "docs/measurements/cpu-run.jsonl.gz") if "step" in row]
+    rows = [row for row in read_rows(ROOT / "docs/measurements/cpu-run.jsonl.gz") if "step" in row]
     rows.sort(key=lambda row: row["done_s"])
     tables = Tables()
     for row in rows[:121]:

@@ -6,11 +6,13 @@ import ast
 import json
 import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from playwright.sync_api import Locator, Page, Route, expect
 
+from bus.messages import SamplingParams
 from tests.browser.deployment import Deployment
 
 QUESTION = "What is water?"
@@ -95,6 +97,33 @@ def test_parameters_take_effect(page: Page, deployment: Deployment) -> None:
     expect(page.get_by_text("cut at the most tokens")).to_have_count(2)
     expect(page.get_by_text("Choice 2 of 2")).to_be_visible()
     expect(page.get_by_text("8 tokens")).to_be_visible()
+
+
+def test_every_sampling_field_of_the_api_can_be_set(page: Page, deployment: Deployment) -> None:
+    """What is filled in is what the scheduler samples by; beams, whose answer comes as a whole, too."""
+    page.get_by_text("More sampling").click()
+    for label in ("Go on after the end token", "Show the stop text", "Show special tokens", "No spaces between these"):
+        page.get_by_label(label).check()
+    numbers = {"n": 2, "max_tokens": 4, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.01,
+               "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "seed": 11}  # fmt: skip
+    texts = {"stop": "zebra\nyak", "bad_words": "gnu", "stop_token_ids": "3, 5", "allowed_token_ids": "3 5 7",
+             "logit_bias": '{"7": 1.5}'}  # fmt: skip
+    deployment.hold(after=1)
+    ask(page, **numbers, **texts)
+    deployment.until(lambda: bool(deployment.core.requests))
+    (request,) = deployment.core.requests.values()
+    expected = SamplingParams(
+        **numbers, stop=("zebra", "yak"), bad_words=("gnu",), stop_token_ids=(3, 5), allowed_token_ids=(3, 5, 7),
+        logit_bias={7: 1.5}, ignore_eos=True, include_stop_str_in_output=True, skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+    )  # fmt: skip
+    assert replace(request.sampling, bad_words_token_ids=()) == expected
+    deployment.release()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    page.get_by_role("button", name="Back to defaults").click()
+    page.get_by_label("Beam search").check()
+    ask(page, n=2, max_tokens=4, length_penalty=0.5)
+    expect(page.locator(".turn.assistant").last.get_by_text("Choice 2 of 2")).to_be_visible()
 
 
 def test_a_wrong_parameter_is_said(page: Page) -> None:
@@ -196,7 +225,7 @@ def test_a_request_can_be_taken_along(page: Page, deployment: Deployment) -> Non
     body = json.loads(curl[curl.index("-d") + 1])
     assert (body["messages"][0]["content"], body["max_tokens"]) == ('It\'s "quoted"', 2)
     dialog.get_by_role("button", name="Python").click()
-    assert "stream = client.chat.completions.create(" in dialog.locator("pre").inner_text()
+    assert "answer = client.chat.completions.create(" in dialog.locator("pre").inner_text()
     ast.parse(dialog.locator("pre").inner_text())
     dialog.get_by_role("button", name="Redis job").click()
     job = shlex.split(dialog.locator("pre").inner_text().split("\n\n")[0])

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from actors.cli import main
+from actors.simulator.recorded import read_rows, read_run
+from actors.simulator.trace import read_trace
+from actors.simulator.workloads import make_workload
 
 SMALL = ["simulate", "--workload", "chat", "--requests", "20"]
 
@@ -35,6 +39,43 @@ def test_simulate_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert not (tmp_path / "b" / "block-map.svg").exists()
 
 
+def test_a_simulated_run_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--record writes what 'pagebus record' would: the same requests to be simulated again, and all steps with their
+    changes of the block tables, so that the page can replay them. Watching changes nothing."""
+    small = [
+        "simulate",
+        "--workload",
+        "chat",
+        "--requests",
+        "12",
+        "--executors",
+        "2",
+        "--num-gpu-blocks-override",
+        "600",
+    ]
+    path, plain, watched = tmp_path / "run.jsonl.gz", tmp_path / "a.json", tmp_path / "b.json"
+    assert main([*small, "--json", str(plain)]) == 0
+    plot = ["--plot", str(tmp_path / "plots")]
+    assert main([*small, "--json", str(watched), "--record", str(path), *plot]) == 0
+    report = json.loads(watched.read_text())
+    assert report == json.loads(plain.read_text())
+
+    rows = list(read_rows(path))
+    assert (rows[0]["block_size"], rows[0]["num_blocks"]) == (16, 600)
+    steps = [row for row in rows if "step" in row]
+    for executor in report["executors"]:
+        mine = [row for row in steps if row["replica"] == executor["name"]]
+        assert [row["step"] for row in mine] == list(range(1, executor["steps"] + 1))
+        run, tables = read_run(path, executor["name"])
+        assert sum(row["decodes"] + row["prefill_tokens"] for row in mine) == sum(map(sum, run.steps))
+        assert tables.entered > 0
+        assert max(run.held) <= 600
+    lengths = [np.sort(trace.prompt_tokens + 1j * trace.output_tokens) for trace in (
+        read_trace(path), make_workload("chat", requests=12))]  # fmt: skip
+    assert np.array_equal(*lengths)
+    assert main(["simulate", "--trace", str(path)]) == 0
+
+
 def test_a_trace_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Requests of a file; those that nobody serves make the command fail."""
     path = tmp_path / "trace.jsonl"
@@ -51,6 +92,7 @@ def test_a_trace_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--trace", "/nowhere"], "--trace"),
         (["--workload", "chat", "--profile", "x"], "no profile 'x'"),
         (["--workload", "chat", "--faults", "boom"], "'boom': write"),
+        (["--workload", "chat", "--record", "/nowhere/x"], "--record: "),
         (["--workload", "chat", "--requests", "0"], "--requests 0 is too small"),
         (["--workload", "chat", "--executors", "0"], "--executors"),
         (["--workload", "chat", "--pipeline-depth", "99"], "--pipeline-depth"),

@@ -19,11 +19,19 @@ export function short(value) {
 export function span(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return NONE;
   const size = Math.abs(seconds);
+  if (size === 0) return "0 s";
   if (size < 0.000_995) return `${(seconds * 1e6).toFixed(0)} µs`;
   if (size < 0.0995) return `${(seconds * 1e3).toFixed(1)} ms`;
   if (size < 0.995) return `${(seconds * 1e3).toFixed(0)} ms`;
   if (size < 99.5) return `${seconds.toFixed(size < 9.95 ? 2 : 1)} s`;
   return size < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** Two spans as a figure and what stands small beside it; a unit that both have is said once. */
+export function pair(one, other) {
+  const [first, second] = [span(one), span(other)];
+  const [value, unit] = first.split(" ");
+  return unit && second.endsWith(` ${unit}`) ? [value, `/ ${second}`] : [first, `/ ${second}`];
 }
 
 export function percent(share) {

@@ -46,7 +46,7 @@ function showView() {
   const tools = h("div", { class: "scrub" });
   const notes = notesOf(current);
   const heading = h("div", { class: "heading" }, h("h1", {}, title), tools, notes?.button);
-  fill(main, heading, notes ? put(notes.frame, view, notes.panel) : view);
+  fill(main, heading, notes ? put(notes.frame, notes.panel, view) : view);
   make({ world, view, tools, signal: leaving.signal });
   document.title = `${title} · Pagebus`;
   for (const link of rail.querySelectorAll("nav a")) {

@@ -1,6 +1,24 @@
 // What each view shows and which mechanism it is: enough to understand an LLM server by watching one.
 
 export const NOTES = {
+  chat: {
+    title: "From words to tokens and back",
+    text: [
+      "A model reads and writes *tokens*, pieces of words. For each next one it gives odds to its whole vocabulary, and *sampling* draws from them: *temperature* flattens or sharpens the odds, *top p*, *top k* and *min p* cut the unlikely ones off, penalties make what was said already less likely. Temperature 0 always takes the likeliest.",
+      "*Show tokens and their odds* colours an answer by how sure the model was; point at a token for what else it could have been.",
+      "The answer is a *stream*: each piece is sent as soon as its step is computed. Reload the page in the middle, and the same request goes on where it was.",
+      "A *seed* makes draws repeatable, also on another executor. Several *choices* of one prompt share its blocks in the cache.",
+    ],
+    more: "The small map is the key-value cache of the first executor, live. Follow an answer to see its own blocks and its way through the engine.",
+  },
+  batches: {
+    title: "Work that can wait",
+    text: [
+      "A *batch* is a file of requests, one a line. They are *jobs*: they stand behind every interactive request, fill what is left of each step, and are the first to be preempted. So a machine that answers people all day can compute through the night's work meanwhile.",
+      "Jobs lie on a stream until each has its answer. Whatever process dies, none is lost and none is answered twice.",
+    ],
+    more: "Any Redis client can queue work too: see Copy as… Redis job in the playground.",
+  },
   memory: {
     title: "Paged attention",
     text: [
@@ -23,7 +41,7 @@ export const NOTES = {
   requests: {
     title: "The way of a request",
     text: [
-      "*Tokenize*: text becomes token ids. *Wait*: in the queue until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Deliver*: the last text on its way to the client.",
+      "*Queue*: on the stream of requests. *Tokenize*: text becomes token ids. *Wait*: at the scheduler, until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Detokenize*: the last text is made and goes to the client.",
       "*Prefix hits* shorten the prefill: the cached part of the prompt is not computed again. *Preemptions* lengthen the decode: the sequence had to give its blocks up for a while.",
       "Choose a request to follow it: its blocks stand out in the map, also while you look at other views.",
     ],
@@ -47,7 +65,7 @@ export const NOTES = {
   replay: {
     title: "A recording",
     text: [
-      "`pagebus record --out run.jsonl` writes down what a running deployment does: each step, and each change of the block tables. Load such a file, or look at the one that is here, and move through it.",
+      "`pagebus record --out run.jsonl` writes down what a running deployment does: each step, and each change of the block tables. `pagebus simulate --record run.jsonl` writes the same of a simulated one. Load such a file, or look at the one that is here, and move through it.",
       "The map shows who owned which block at the end of a step. That a free block can still be found is inferred: it was held before.",
     ],
   },

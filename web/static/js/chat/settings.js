@@ -15,12 +15,18 @@ const MORE = [
   number("presence_penalty", "Presence penalty", -2, 2, 0.1), number("frequency_penalty", "Frequency penalty", -2, 2, 0.1),
   number("repetition_penalty", "Repetition penalty", 0.01, 10, 0.05), number("priority", "Priority", -1000, 1000, 1, "0"),
   number("timeout", "Timeout, s", 0.1, 86400, 0.1, "none"), number("truncate_prompt_tokens", "Truncate prompt", -1, 1e6, 1, "no"),
+  number("length_penalty", "Length penalty", -10, 10, 0.1, "of beams"),
 ];
-const FLAGS = [["ignore_eos", "Go on after the end token"], ["include_stop_str_in_output", "Show the stop text"]];
+const FLAGS = [["ignore_eos", "Go on after the end token"], ["include_stop_str_in_output", "Show the stop text"],
+  ["skip_special_tokens", "Show special tokens", false], ["spaces_between_special_tokens", "No spaces between these", false],
+  ["use_beam_search", "Beam search, as wide as choices"]];
+const LINES = [["stop", "Stop texts, one a line"], ["bad_words", "Words never to be said, one a line"]];
+const IDS = [["stop_token_ids", "Stop tokens (ids)"], ["allowed_token_ids", "Only these tokens (ids)"]];
+const BIAS = ["logit_bias", "Bias of tokens by their ids (JSON object)", '{"42": -100}'];
 const JSONS = [
   ["json_schema", "Answer as JSON that fits this schema", '{"type": "object", "properties": {...}}'],
   ["tools", "Tools (JSON array)", '[{"type": "function", "function": {...}}]'],
-  ["other", "Other fields of the API (JSON object)", '{"logit_bias": {"42": -100}, "use_beam_search": true}'],
+  ["other", "Other fields of the API (JSON object)", '{"tool_choice": "required"}'],
 ];
 
 /** The body's fields for what was put in. Raises SyntaxError or TypeError with the name of a wrong JSON text. */
@@ -29,9 +35,19 @@ export function toFields(values) {
   for (const { name } of [...MAIN, ...MORE]) {
     if (values[name] !== undefined && values[name] !== "") fields[name] = Number(values[name]);
   }
-  for (const [name] of FLAGS) if (values[name]) fields[name] = true;
-  const stops = (values.stop ?? "").split("\n").filter((line) => line !== "");
-  if (stops.length) fields.stop = stops;
+  for (const [name, , value = true] of FLAGS) if (values[name]) fields[name] = value;
+  for (const [name] of LINES) {
+    const lines = (values[name] ?? "").split("\n").filter((line) => line !== "");
+    if (lines.length) fields[name] = lines;
+  }
+  for (const [name, text] of IDS) {
+    const ids = (values[name] ?? "").split(/[\s,]+/).filter((id) => id !== "");
+    const wrong = ids.find((id) => !/^\d+$/.test(id));
+    if (wrong) throw new SyntaxError(`${text}: ${wrong} is no number`);
+    if (ids.length) fields[name] = ids.map(Number);
+  }
+  const bias = parsed(values, "logit_bias");
+  if (bias) fields.logit_bias = bias;
   if (values.tokens) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
   const schema = parsed(values, "json_schema");
   if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
@@ -46,7 +62,7 @@ function parsed(values, name) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new SyntaxError(`${JSONS.find(([each]) => each === name)[1]}: ${error.message}`);
+    throw new SyntaxError(`${[BIAS, ...JSONS].find(([each]) => each === name)[1]}: ${error.message}`);
   }
 }
 
@@ -92,8 +108,10 @@ export class Settings {
       this.compare && segmented("Settings of", [[0, "Side A"], [1, "Side B"]], this.side, (side) => { this.side = side; this.#render(); }),
       this.#grid(MAIN, values),
       this.#flag("tokens", "Show tokens and their odds", values),
-      this.#details("More sampling", [this.#grid(MORE, values), this.#text("stop", "Stop texts, one a line", "", values, 2),
-        FLAGS.map(([name, text]) => this.#flag(name, text, values))]),
+      this.#details("More sampling", [this.#grid(MORE, values),
+        LINES.map(([name, text]) => this.#text(name, text, "", values, 2)),
+        IDS.map(([name, text]) => this.#text(name, text, "3, 17", values, 1)),
+        this.#text(...BIAS, values, 2, true), FLAGS.map(([name, text]) => this.#flag(name, text, values))]),
       this.#details("Structure and tools", JSONS.map(([name, text, hint]) => this.#text(name, text, hint, values, 4, true))),
       h("button", { class: "button small", type: "button", onclick: () => { this.values[this.side] = {}; this.#changed(); this.#render(); } }, "Back to defaults"));
   }

@@ -10,7 +10,7 @@ export function curl(origin, body, needsKey) {
 }
 
 const KNOWN = new Set(["model", "messages", "stream", "stream_options", "temperature", "top_p", "n", "seed", "stop", "max_tokens",
-  "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "response_format", "tools", "timeout"]);
+  "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format", "tools", "timeout"]);
 
 export function python(origin, body, needsKey) {
   const known = Object.entries(body).filter(([name]) => KNOWN.has(name) && name !== "stream_options");
@@ -18,9 +18,10 @@ export function python(origin, body, needsKey) {
   const lines = known.map(([name, value]) => `    ${name}=${literal(value, 1)},`);
   if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra, 1)},`);
   const key = needsKey ? 'os.environ["PAGEBUS_API_KEY"]' : '"none"';
+  const use = body.stream ? ["for chunk in answer:", "    if chunk.choices:", '        print(chunk.choices[0].delta.content or "", end="", flush=True)']
+    : ["for choice in answer.choices:", "    print(choice.message.content)"];
   return [...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "", `client = OpenAI(base_url="${origin}/v1", api_key=${key})`,
-    "stream = client.chat.completions.create(", ...lines, ")", "for chunk in stream:", "    if chunk.choices:",
-    '        print(chunk.choices[0].delta.content or "", end="", flush=True)'].join("\n");
+    "answer = client.chat.completions.create(", ...lines, ")", ...use].join("\n");
 }
 
 /** A JSON value as Python writes it. */

@@ -74,7 +74,7 @@ export class Talk extends EventTarget {
   #answer(settings) {
     const sides = settings.map(({ label, fields }) => ({
       label,
-      body: { messages: this.#messages(), ...fields, stream: true, stream_options: { include_usage: true } },
+      body: { messages: this.#messages(), ...fields, ...(fields.use_beam_search ? {} : { stream: true, stream_options: { include_usage: true } }) },
       key: randomKey(), lastId: null, id: null, status: "running", error: null, choices: [], usage: null,
       startedMs: Date.now(), firstMs: null, endedMs: null,
     }));
@@ -126,6 +126,11 @@ export class Talk extends EventTarget {
     if (side.lastId) headers["Last-Event-ID"] = side.lastId;
     else side.choices = [];
     const response = await request("/v1/chat/completions", { json: side.body, headers, signal });
+    if (!side.body.stream) { // which beams win is known at the end only
+      const { choices, ...rest } = await response.json();
+      this.#take(side, { ...rest, choices: choices.map(({ message, ...choice }) => ({ ...choice, delta: message })) });
+      return;
+    }
     for await (const { data, id } of events(response)) {
       if (data === "[DONE]") return;
       this.#take(side, JSON.parse(data));

@@ -6,9 +6,9 @@ import { count, span } from "../format.js";
 import { hideTip, pairs, showTip } from "./tip.js";
 
 const LANES = [
-  { name: "Decode", height: 74, bars: ["decodes", "decode"] },
-  { name: "Prefill", height: 74, bars: ["prefill", "prefill"] },
-  { name: "Wasted", height: 34, bars: ["wasted", "wasted"] },
+  { name: "Decode", height: 74, tall: 124, bars: ["decodes", "decode"] },
+  { name: "Prefill", height: 74, tall: 124, bars: ["prefill", "prefill"] },
+  { name: "Wasted", height: 34, tall: 48, bars: ["wasted", "wasted"] },
   { name: "Device", height: 24 },
   { name: "Bus", height: 20 },
 ];
@@ -18,8 +18,9 @@ const AXIS = 22;
 
 export class Timeline {
   /** `steps()` are all that are known, `nowS()` the right end; `windowS` is how much of it is shown. */
-  constructor({ steps, nowS, windowS = 10, signal }) {
+  constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, signal }) {
     Object.assign(this, { steps, nowS, windowS });
+    this.lanes = LANES.filter((lane) => lanes.includes(lane.name)).map((lane) => ({ ...lane, height: (tall && lane.tall) || lane.height }));
     this.canvas = h("canvas", { role: "img", "aria-label": "Steps over time: tokens of each step by kind, and when the device computed" });
     this.element = h("div", { class: "timeline" }, this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
@@ -43,7 +44,7 @@ export class Timeline {
   #resize() {
     this.scale = Math.min(2, devicePixelRatio || 1);
     this.width = Math.max(260, this.element.clientWidth);
-    this.height = LANES.reduce((sum, lane) => sum + lane.height + GAP, AXIS);
+    this.height = this.lanes.reduce((sum, lane) => sum + lane.height + GAP, AXIS);
     this.canvas.width = this.width * this.scale;
     this.canvas.height = this.height * this.scale;
     this.canvas.style.setProperty("height", `${this.height}px`);
@@ -54,7 +55,7 @@ export class Timeline {
     const endS = this.pausedS ?? this.nowS() - 0.25, startS = endS - this.windowS;
     const perS = (this.width - LEFT - 8) / this.windowS;
     const place = (timeS) => LEFT + (timeS - startS) * perS;
-    const shown = this.steps().filter((step) => step.done_s >= startS && step.launched_s <= endS);
+    const shown = this.steps().filter((step) => step.done_s >= startS && beganS(step) <= endS);
     return { shown, place, startS, endS, perS };
   }
 
@@ -71,7 +72,7 @@ export class Timeline {
     context.rect(0, 0, this.width - 7, this.height);
     context.clip();
     let top = 4;
-    for (const lane of LANES) {
+    for (const lane of this.lanes) {
       context.fillStyle = named("ink");
       context.textAlign = "left";
       context.fillText(lane.name, 0, top + lane.height / 2 - (lane.bars ? 8 : 0));
@@ -98,7 +99,7 @@ export class Timeline {
     for (const step of shown) {
       if (!step[field]) continue;
       const height = Math.max(2, (step[field] / most) * (lane.height - 4));
-      const left = Math.max(LEFT, place(step.launched_s)), right = place(step.done_s);
+      const left = Math.max(LEFT, place(beganS(step))), right = place(step.done_s);
       context.fillRect(left, bottom - height, Math.max(1, right - left - (right - left > 4 ? 1 : 0)), height);
     }
   }
@@ -107,7 +108,7 @@ export class Timeline {
     context.fillStyle = named("sunken");
     context.fillRect(LEFT, top, this.width - LEFT - 8, lane.height);
     for (const step of shown) {
-      const left = Math.max(LEFT, place(step.launched_s)), right = place(step.done_s);
+      const left = Math.max(LEFT, place(beganS(step))), right = place(step.done_s);
       context.fillStyle = named(step.prefill > step.decodes ? "prefill" : "decode");
       context.globalAlpha = 0.85;
       context.fillRect(left, top, Math.max(0.6, right - left - (right - left > 3 ? 0.8 : 0)), lane.height);
@@ -141,16 +142,23 @@ export class Timeline {
   #point(event) {
     const { shown, place } = this.visible();
     const x = event.offsetX;
-    const step = shown.findLast((each) => x >= place(each.launched_s) - 1 && x <= place(each.done_s) + 1);
+    const step = shown.findLast((each) => x >= place(beganS(each)) - 1 && x <= place(each.done_s) + 1);
     if (!step) return hideTip();
+    const before = shown[shown.indexOf(step) - 1];
     showTip(event.clientX, event.clientY, h("h3", {}, `Step ${step.step}`), pairs([
       ["Decode", `${count(step.decodes)} tokens`], ["Prefill", `${count(step.prefill)} tokens`],
       ["Wasted", step.wasted ? `${step.wasted} tokens` : null],
       ["Copied blocks", step.copied || null], ["Swapped out", step.swapped_out || null], ["Swapped in", step.swapped_in || null],
       ["Step", span(step.done_s - step.launched_s)], ["Device busy", step.busy_s ? span(step.busy_s) : null],
+      ["Gap before it", before ? span(Math.max(0, beganS(step) - before.done_s)) : null],
       ["Plan on the bus", span(step.received_s - step.planned_s)], ["Result on the bus", span(step.landed_s - step.done_s)],
     ]));
   }
+}
+
+/** When the device began with a step: it may have been launched while the one before was still computed. */
+function beganS(step) {
+  return step.busy_s ? Math.max(step.launched_s, step.done_s - step.busy_s) : step.launched_s;
 }
 
 function line(context, from, to, y) {

@@ -4,28 +4,27 @@ import { h, say } from "../dom.js";
 import { count, shortId, span } from "../format.js";
 import { swatch } from "./memory.js";
 
+/** Phases by the mark that each begins with. */
 export const PHASES = [
-  ["Tokenize", "arrived_s", "tokenized_s", "var(--tokenize)"],
-  ["Wait", "tokenized_s", "started_s", "var(--wait)"],
-  ["Prefill", "started_s", "first_token_s", "var(--prefill)"],
-  ["Decode", "first_token_s", "ended_s", "var(--decode)"],
-  ["Deliver", "ended_s", "over_s", "var(--deliver)"],
+  ["Queue", "arrived_s", "var(--queue)"],
+  ["Tokenize", "taken_s", "var(--tokenize)"],
+  ["Wait", "tokenized_s", "var(--wait)"],
+  ["Prefill", "started_s", "var(--prefill)"],
+  ["Decode", "first_token_s", "var(--decode)"],
+  ["Detokenize", "ended_s", "var(--detokenize)"],
 ];
 
 /** The phases a request has reached: [name, from, to, colour]; the last one goes on until `nowS`. */
 export function phasesOf(request, nowS) {
-  const found = [];
-  for (const [name, from, to, colour] of PHASES) {
-    if (!request[from]) continue;
-    const end = request[to] ?? (request.over_s || nowS);
-    found.push([name, request[from], Math.max(request[from], end), colour]);
-    if (!request[to]) break;
-  }
-  return found;
+  const reached = PHASES.filter(([, mark]) => request[mark]);
+  return reached.map(([name, mark, colour], index) => {
+    const next = reached[index + 1];
+    return [name, request[mark], Math.max(request[mark], next ? request[next[1]] : request.over_s || nowS), colour];
+  });
 }
 
 export function phaseKey(names = PHASES.map(([name]) => name)) {
-  return h("ul", { class: "key phases" }, PHASES.filter(([name]) => names.includes(name)).map(([name, , , colour]) =>
+  return h("ul", { class: "key phases" }, PHASES.filter(([name]) => names.includes(name)).map(([name, , colour]) =>
     h("li", {}, h("i", { style: { "--colour": colour } }), name)));
 }
 

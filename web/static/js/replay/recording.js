@@ -18,7 +18,7 @@ export class Recording {
     const rows = lines.map((line) => JSON.parse(line));
     const head = rows.find((row) => row.pagebus_trace);
     const steps = rows.filter((row) => "step" in row);
-    if (!head || !steps.length) throw new Error("This is no recording of steps: make one with `pagebus record --out run.jsonl`.");
+    if (!head || !steps.length) throw new Error("This is no recording of steps: make one with `pagebus record --out run.jsonl` or `pagebus simulate --record run.jsonl`.");
     this.blockSize = head.block_size;
     this.replicas = [...new Set(steps.map((row) => row.replica))];
     this.steps = steps.sort((a, b) => a.done_s - b.done_s);
@@ -96,9 +96,14 @@ export class Recording {
     world.tell("state");
   }
 
+  /** The steps of one replica, as the timeline wants them. */
+  stepsOf(replica) {
+    return this.shown.get(replica) ?? [];
+  }
+
   world() {
     const world = new World();
-    world.steps = this.steps.map((row) => ({ ...row, prefill: row.prefill_tokens, wasted: 0, landed_s: row.done_s, busy_s: row.busy_s ?? 0 }));
+    this.shown = Map.groupBy(this.steps.map((row) => ({ ...row, prefill: row.prefill_tokens, wasted: 0, landed_s: row.done_s, busy_s: row.busy_s ?? 0 })), (row) => row.replica);
     world.clockGapS = null;
     return world;
   }

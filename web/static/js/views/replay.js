@@ -5,6 +5,7 @@ import { fill, h, icon, segmented } from "../dom.js";
 import { count, span } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { Memory } from "../parts/memory.js";
+import { chooseReplica } from "../parts/replicas.js";
 import { Timeline } from "../parts/timeline.js";
 import { phaseKey, Waterfall } from "../parts/waterfall.js";
 import { readLines, Recording } from "../replay/recording.js";
@@ -44,12 +45,12 @@ export function replayView({ view, tools, signal }) {
 
 function player(recording, name, signal) {
   const world = recording.world();
-  const [replica] = recording.replicas;
+  let replica = null, closing = null;
   let atS = recording.startS + (recording.endS - recording.startS) * 0.4, speed = 1, playing = false, before = 0;
   recording.show(world, atS);
   const figures = new Figures(NAMES);
-  const memory = new Memory({ world, name: replica, signal, asks: false });
-  const timeline = new Timeline({ steps: () => world.steps, nowS: () => atS, windowS: WINDOW_S, signal });
+  const memory = h("div", { class: "view" }), choice = h("div", {});
+  const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus"], signal });
   const waterfall = new Waterfall({ choose: (id) => { world.follow(id); draw(); } });
   const slider = h("input", { type: "range", min: String(recording.startS), max: String(recording.endS), step: "0.001", "aria-label": "Time in the recording",
     oninput: () => { go(Number(slider.value)); } });
@@ -97,17 +98,24 @@ function player(recording, name, signal) {
     figures.set("Preempted", count([...world.requests.values(), ...world.over].filter((each) => each.num_preemptions).length));
   }
 
+  chooseReplica(world, choice, (name) => {
+    replica = name;
+    closing?.abort();
+    closing = new AbortController();
+    signal.addEventListener("abort", () => closing.abort());
+    fill(memory, new Memory({ world, name, signal: closing.signal, asks: false }).element);
+    draw();
+  }, signal);
   play(false);
-  draw();
   return [
     h("section", { class: "card scrub" }, button,
       h("button", { class: "button", type: "button", onclick: () => step(-1) }, "Step back"),
       h("button", { class: "button", type: "button", onclick: () => step(1) }, "Step on"), slider,
-      segmented("Speed", [[0.1, "0.1×"], [1, "1×"], [5, "5×"]], 1, (value) => { speed = value; }),
+      segmented("Speed", [[0.1, "0.1×"], [1, "1×"], [5, "5×"]], 1, (value) => { speed = value; }), choice,
       h("span", { class: "small quiet" }, name)),
     figures.element,
-    h("div", { class: "two" }, memory.element, h("div", { class: "view" },
-      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), stepKey()), timeline.element),
+    h("div", { class: "two" }, memory, h("div", { class: "view" },
+      h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), stepKey(["decode", "prefill", "ink-3", "good"])), timeline.element),
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Sequences"), phaseKey(["Prefill", "Decode"])), waterfall.element))),
   ];
 }

@@ -1,7 +1,7 @@
 // The steps of an executor as they come.
 
 import { h, icon, segmented, fill } from "../dom.js";
-import { percent, short, span } from "../format.js";
+import { pair, percent, short } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { chooseReplica } from "../parts/replicas.js";
 import { summary, Timeline } from "../parts/timeline.js";
@@ -14,6 +14,7 @@ export function stepsView({ world, view, tools, signal }) {
   const timeline = new Timeline({
     steps: () => world.steps.filter((step) => step.replica === name),
     nowS: () => world.nowS(),
+    tall: true,
     signal,
   });
   const choice = h("div", {});
@@ -31,12 +32,12 @@ export function stepsView({ world, view, tools, signal }) {
   const update = () => {
     const found = summary(timeline.visible().shown);
     figures.set("Steps/s", found ? short(found.perS) : "0");
-    figures.set("Step, p50 / p99", found ? span(found.p50) : "–", found ? `/ ${span(found.p99)}` : "");
+    figures.set("Step, p50 / p99", ...(found ? pair(found.p50, found.p99) : ["–"]));
     figures.set("Device busy", percent(found?.busy));
     figures.set("Decode/s", found ? short(found.decode) : "0", "tokens");
     figures.set("Prefill/s", found ? short(found.prefill) : "0", "tokens");
     figures.set("Wasted", percent(found?.wasted));
-    figures.set("Bus, plan / result", found ? span(found.planBus) : "–", found ? `/ ${span(found.resultBus)}` : "");
+    figures.set("Bus, plan / result", ...(found ? pair(found.planBus, found.resultBus) : ["–"]));
     hint.textContent = found ? "" : "Nothing has been computed in this time. Ask something in the playground.";
   };
   const timer = setInterval(update, 500);
@@ -44,8 +45,8 @@ export function stepsView({ world, view, tools, signal }) {
   requestAnimationFrame(update);
 }
 
-export function key() {
-  const entry = (colour, text) => h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), text);
-  return h("ul", { class: "key" }, entry("decode", "Decode"), entry("prefill", "Prefill"), entry("wasted", "Wasted"),
-    entry("ink-3", "Plan to executor"), entry("good", "Result to scheduler"));
+const KEY = { decode: "Decode", prefill: "Prefill", wasted: "Wasted", "ink-3": "Plan to executor", good: "Result to scheduler" };
+
+export function key(colours = Object.keys(KEY)) {
+  return h("ul", { class: "key" }, colours.map((colour) => h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), KEY[colour])));
 }

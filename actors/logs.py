@@ -1,8 +1,8 @@
 """Logging: structlog everywhere, text on a terminal and JSON lines otherwise, always on standard error.
 
 What clients send appears only as the value of a key, never in the event text, and every value is cut to ``MAX_VALUE``
-characters. The libraries' own loggers (aiohttp, asyncio, transformers) go through the same formatting; messages about
-malformed HTTP, which anybody on the network can cause, are limited in rate.
+characters, unless it is marked as :class:`Whole`. The libraries' own loggers (aiohttp, asyncio, transformers) go
+through the same formatting; messages about malformed HTTP, which anybody on the network can cause, are limited in rate.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ LIMITED_LOGGERS = ("aiohttp.server", "aiohttp.web", "aiohttp.access", "asyncio")
 LIMIT_INTERVAL_S = 10.0
 
 Log = structlog.stdlib.BoundLogger
+
+
+class Whole(str):
+    """A value that is logged as long as it is."""
 
 
 class Stream(Protocol):
@@ -120,14 +124,17 @@ def cut_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         if key.startswith("_") or key in OWN_KEYS:
             continue
         if isinstance(value, str):
-            event[key] = _cut(value)
+            event[key] = _printable(value) if isinstance(value, Whole) else _cut(value)
         elif value is not None and not isinstance(value, bool | int | float):
             event[key] = _cut(str(value))
     return event
 
 
 def _cut(text: str) -> str:
-    shown = text if len(text) <= MAX_VALUE else text[:MAX_VALUE] + f"... ({len(text)} characters)"
+    return _printable(text if len(text) <= MAX_VALUE else text[:MAX_VALUE] + f"... ({len(text)} characters)")
+
+
+def _printable(shown: str) -> str:
     return shown if shown.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
 
 

@@ -85,6 +85,11 @@ def _check_origins(origins: Any) -> str | None:
     return None if plain else "an origin is like https://example.org, without a path; * means any"
 
 
+def _check_endpoints(paths: Any) -> str | None:
+    plain = all(path.strip().startswith("/") for path in str(paths).split(","))
+    return None if plain else "an endpoint is a path like /health"
+
+
 def _check_otlp(endpoint: Any) -> str | None:
     from actors.otlp import problem_of
 
@@ -402,7 +407,24 @@ class Settings:
     actor_name: str | None = setting(
         None, help="name of this actor on the bus (default: made unique)", group=PROCESSES, check=_check_name
     )
-    enable_log_requests: bool = setting(False, help="write a line for every request", group=LOGGING)
+    enable_log_requests: bool = setting(
+        False,
+        help="write lines for every request: its parameters (with --log-level debug its prompt too) and its end",
+        group=LOGGING,
+    )
+    max_log_len: int | None = setting(
+        None,
+        help="characters, or token ids, of a prompt that are logged (default: all)",
+        group=LOGGING,
+        low=0,
+        high=2**30,
+    )
+    disable_access_log_for_endpoints: str | None = setting(
+        None,
+        help="routes whose answers --enable-log-requests leaves out, separated by commas (/health,/metrics)",
+        group=LOGGING,
+        check=_check_endpoints,
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         help="URL of an OpenTelemetry collector that gets a trace of every request (default: none are made)",

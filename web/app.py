@@ -39,6 +39,7 @@ from web.model import ServedModel, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.openapi import describe
+from web.request_log import open_request_log
 from web.responses import Responses
 from web.routes import (
     batches,
@@ -160,8 +161,8 @@ class IngressActor(Actor):
         membership = Membership(self.bus, fresh_s=min(FRESH_S, self.settings.lease_ttl_s))
         metrics = IngressMetrics(self.metrics, model.max_model_len)
         address = address_of(self.name, self.epoch)
-        tracing = self._make_tracing(model)
-        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing)
+        tracing, request_log = self._make_tracing(model), open_request_log(self.settings, self.log)
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
@@ -202,6 +203,7 @@ class IngressActor(Actor):
             responses=Responses(self.bus, membership, address, self.settings.response_ttl_s),
             store=open_store(self.settings),
             tracing=tracing,
+            request_log=request_log,
         )
 
     def _make_tracing(self, model: ServedModel) -> Tracing | None:

@@ -22,6 +22,7 @@ from web.membership import Membership
 from web.metrics import IngressMetrics
 from web.model import ServedModel
 from web.observatory.observatory import Observatory
+from web.request_log import RequestLog
 from web.responses import Responses
 from web.sse import Streams
 
@@ -57,6 +58,7 @@ class Context:
     store: Store | None = None
     """Files and batches, if this server keeps any."""
     tracing: Tracing | None = None
+    request_log: RequestLog | None = None
 
     def missing(self) -> tuple[str, ...]:
         """Why a new request would not be answered now; empty if it would."""

@@ -36,6 +36,7 @@ from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.questions import Questions
 from web.report import Token, read_prompt, read_tokens
+from web.request_log import RequestLog
 
 if TYPE_CHECKING:
     from web.tracing import Tracing
@@ -50,7 +51,8 @@ TRIM_EVERY = 256
 
 
 class Inbox:
-    """Open requests by id, and the reader of their replies. ``tracing``: who makes traces of them, if anybody does."""
+    """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log``: who makes traces
+    of them, and writes lines, if anybody does."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Inbox:
         metrics: IngressMetrics,
         log: Log,
         tracing: Tracing | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -69,6 +72,7 @@ class Inbox:
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
+        self._request_log = request_log
         self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
         self._position: EntryId = START
@@ -103,6 +107,8 @@ class Inbox:
             self._open[request.request_id] = opened
             opened.needs_prompt = request.sampling.returns_prompt
             opened.tokens_only = request.tokens_only
+            if self._request_log is not None:
+                self._request_log.received(request)
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
             self._outbox.publish(self._names.requests, request)

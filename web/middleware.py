@@ -31,9 +31,8 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
         return response
     finally:
         context.metrics.http(request.method, route_of(request), status, time.monotonic() - began_s)
-        if context.settings.enable_log_requests:
-            context.log.info("request", request_id=request[REQUEST_ID], method=request.method,
-                             handler=route_of(request), status=status)  # fmt: skip
+        if context.request_log is not None:
+            context.request_log.answered(request[REQUEST_ID], request.method, route_of(request), status)
 
 
 async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,0 +1,71 @@
+"""Lines about requests, for who wants them (``--enable-log-requests``): what was asked for, and what became of it.
+
+What a client wrote (its prompt) is only in there at the level ``debug``, as the value of one key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import orjson
+
+from actors.logs import Log, Whole
+from actors.settings import Settings
+from bus.messages import GenerateRequest, SamplingParams
+
+_DEFAULTS = SamplingParams()
+
+
+class RequestLog:
+    """``max_len``: characters of a prompt's text, or tokens of its ids, that are shown; None: all. Nothing is said of
+    answers of ``unlogged`` routes."""
+
+    def __init__(self, log: Log, *, prompts: bool, max_len: int | None, unlogged: frozenset[str]) -> None:
+        self._log = log
+        self._prompts = prompts
+        self._max_len = max_len
+        self._unlogged = unlogged
+
+    def received(self, request: GenerateRequest) -> None:
+        """A request was sent on its way."""
+        said = {"request_id": request.request_id, "params": params_of(request.sampling)}
+        if request.client:
+            said["client"] = request.client
+        if self._prompts:
+            said["prompt"] = Whole(self._prompt_of(request))
+        self._log.info("request received", **said)
+
+    def answered(self, request_id: str, method: str, handler: str, status: int) -> None:
+        """The end of an HTTP request, of any route."""
+        if handler not in self._unlogged:
+            self._log.info("request", request_id=request_id, method=method, handler=handler, status=status)
+
+    def _prompt_of(self, request: GenerateRequest) -> str:
+        if request.prompt is None and request.messages is None:
+            return str(request.prompt_token_ids[: self._max_len].tolist())
+        text = request.prompt if request.prompt is not None else orjson.dumps(request.messages).decode()
+        return text[: self._max_len]
+
+
+def params_of(sampling: SamplingParams) -> str:
+    """The numbers among the parameters that are not as they are by default (others may hold a client's words)."""
+    values = ((spec.name, getattr(sampling, spec.name)) for spec in dataclasses.fields(sampling))
+    told = (
+        f"{name}={value}"
+        for name, value in values
+        if isinstance(value, bool | int | float) and value != getattr(_DEFAULTS, name)
+    )
+    return " ".join(told)
+
+
+def open_request_log(settings: Settings, log: Log) -> RequestLog | None:
+    """None if nobody wants it."""
+    if not settings.enable_log_requests:
+        return None
+    unlogged = (settings.disable_access_log_for_endpoints or "").split(",")
+    return RequestLog(
+        log,
+        prompts=settings.log_level == "debug",
+        max_len=settings.max_log_len,
+        unlogged=frozenset(map(str.strip, unlogged)),
+    )

@@ -41,9 +41,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _as_unicode(message)
         self.type = type or TYPES.get(status, TYPES[400] if status < 500 else TYPES[500])
-        self.param = param
+        self.param = None if param is None else _as_unicode(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -56,6 +56,11 @@ class ApiError(Exception):
         return web.Response(
             status=self.status, body=orjson.dumps(self.body()), content_type="application/json", headers=self.headers
         )
+
+
+def _as_unicode(text: str) -> str:
+    """With question marks for what came as bytes that are no UTF-8, which no JSON can hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def bad_field(param: str, problem: str, *, code: str = "invalid_value") -> ApiError:

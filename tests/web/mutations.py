@@ -8,6 +8,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+FILE, BATCH, RESPONSE = f"file-{'0' * 24}", f"batch_{'1' * 24}", f"resp_{'2' * 32}"
+"""Stand for things that are there (as long as their ids), which whoever sends a case puts in."""
+UPLOADS = "/v1/files"
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"prompt": "one two three", "max_tokens": 5}),
     ("/v1/completions", {"prompt": ["one", "two words"], "n": 2, "stream": True, "stop": ["dear"]}),
@@ -21,7 +24,48 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
                                            {"role": "user", "content": "hi", "name": "x"}],
                               "top_logprobs": 3, "logprobs": True, "chat_template_kwargs": {"a": {"b": [1]}},
                               "metadata": {"a": "b"}, "user": "u", "max_completion_tokens": 4}),
+    ("/v1/responses", {"input": "hi", "instructions": "be", "max_output_tokens": 5, "previous_response_id": RESPONSE,
+                       "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                                 {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                                 {"type": "function_call_output", "call_id": "c", "output": "1"}],
+                       "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+                       "tool_choice": "auto", "stream": True, "store": False}),
+    ("/v1/responses", {"input": "hi", "background": True, "stream": True, "temperature": 0.5}),
+    ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stop_sequences": ["dear"],
+                      "system": [{"type": "text", "text": "be", "cache_control": {"type": "ephemeral"}}],
+                      "stream": True, "metadata": {"user_id": "u"}}),
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                      "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+                      "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                                   {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f",
+                                                                      "input": {"a": [1]}}]},
+                                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t",
+                                                                 "content": [{"type": "text", "text": "1"}]}]}]}),
+    ("/v1/messages/count_tokens", {"system": "be", "messages": [{"role": "user", "content": "hi"}]}),
+    ("/v1/embeddings", {"input": ["A cat", "A dog"], "encoding_format": "base64", "dimensions": 8}),
+    ("/v1/embeddings", {"input": [1, 2, 3], "user": "u"}),
+    ("/v1/batches", {"input_file_id": FILE, "endpoint": "/v1/completions", "completion_window": "24h",
+                     "metadata": {"a": "b"}, "output_expires_after": {"anchor": "created_at", "seconds": 86400}}),
+    (UPLOADS, {"purpose": "batch", "file": '{"custom_id": "a"}', "expires_after[seconds]": "3600"}),
+    ("/tokenize", {"prompt": "one two", "add_special_tokens": False, "return_token_strs": True}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}),
+    ("/detokenize", {"tokens": [1, 2, 3]}),
+    ("/api/requests/x/cancel", {}),
+    ("/api/actors/tokenizer/tokenizer-0/drain", {}),
 )  # fmt: skip
+LOOKUPS = (
+    *(f"/v1/responses/{RESPONSE}", f"/v1/responses/{RESPONSE}?stream=true", f"/v1/responses/{RESPONSE}/input_items"),
+    *(f"/v1/responses/{RESPONSE}/cancel", f"/v1/files/{FILE}", f"/v1/files/{FILE}/content", "/v1/files", "/v1/batches"),
+    *(f"/v1/batches/{BATCH}", f"/v1/batches/{BATCH}/cancel", "/api/history", "/api/blocks?replica=executor-0"),
+    *("/v1/models/fake-model", "/debug/state", "/static/app.js"),
+)
+QUERIES = ("starting_after", "stream", "order", "after", "limit", "purpose", "span_s", "block", "tier", "replica")
+ODD_TEXTS = (
+    *("", "-1", "--1", "0", "5", "9" * 9, "9" * 30, "%C2%B2", "%D9%A3", "1.5", "nan", "inf", "true", "%00", "%ff"),
+    *("asc", "host", "x" * 300, "%0d%0aX: y", "..%2f..", RESPONSE, FILE),
+)
+FORM = b"multipart/form-data; boundary=b"
 MARK = "@deep@"
 """Stands for something nested too deep for a JSON encoder to write."""
 ODD: tuple[Any, ...] = (
@@ -39,7 +83,9 @@ ODD: tuple[Any, ...] = (
 NAMES = ("n", "stop", "max_tokens", "metadata", "response_format", "tools", "logit_bias", "temperature", "best_of",
          "x", "suffix", "stream", "top_p", "min_tokens", "priority", "cache_salt", "truncate_prompt_tokens",
          "guided_json", "stream_options", "model", "prompt", "messages", "chat_template_kwargs", "timeout", "seed",
-         "é\ud800")  # fmt: skip
+         "input", "instructions", "previous_response_id", "conversation", "include", "reasoning", "text", "tool_choice",
+         "system", "stop_sequences", "thinking", "encoding_format", "dimensions", "tokens", "input_file_id", "endpoint",
+         "background", "store", "é\ud800")  # fmt: skip
 METHODS = (b"GET", b"PUT", b"OPTIONS", b"DELETE", b"post", b"PATCH", b"CONNECT", b"\xff", b"FOO")
 PATHS = (b"/", b"/v1/models", b"/v1/models/%00", b"//", b"/v1/completions/", b"/v1/completions?x=%ff", b"*",
          b"/%2e%2e/", b"http://x/v1/completions", b"/metrics", b"/health", b"/v1/\xff", b"/" + b"a" * 9000)  # fmt: skip
@@ -90,9 +136,13 @@ def make_case(seed: int, number: int) -> tuple[Case, list[bytes]]:
     path, body = rng.choice(BODIES)
     body = copy.deepcopy(body)
     case = Case(path=path.encode())
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
-        _mutate_json(rng, body)
-    case.body = _write(rng, body)
+    if rng.random() < 0.1:
+        _look_up(rng, case)
+    else:
+        for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
+            _mutate_json(rng, body)
+        case.headers.append(b"Content-Type: " + (FORM if path == UPLOADS else b"application/json"))
+        case.body = _write_form(body) if path == UPLOADS else _write(rng, body)
     for mutate in rng.choices(_ON_CASES, weights=(12, 2, 2, 1, 2, 2, 1), k=rng.choice((0, 1, 1, 2))):
         mutate(rng, case)
     return case, case.pieces(rng)
@@ -127,6 +177,24 @@ def _write(rng: random.Random, body: dict[str, Any]) -> bytes:
     if rng.random() < 0.05:
         text = text.replace("{", '{"n": 0, "n": 1, "prompt": "twice", ', 1)
     return text.encode("utf-8", "surrogatepass")
+
+
+def _write_form(fields: dict[str, Any]) -> bytes:
+    parts = b""
+    for name, value in fields.items():
+        named = f'--b\r\nContent-Disposition: form-data; name="{name}"' + ('; filename="f"' if name == "file" else "")
+        text = value if isinstance(value, str) else repr(value)
+        parts += f"{named}\r\n\r\n{text}\r\n".encode("utf-8", "surrogatepass")
+    return parts + b"--b--\r\n"
+
+
+def _look_up(rng: random.Random, case: Case) -> None:
+    """Ask for what is there, oddly."""
+    case.method = rng.choice((b"GET", b"GET", b"GET", b"POST", b"HEAD"))
+    path = rng.choice(LOOKUPS)
+    for name in rng.sample(QUERIES, rng.choice((0, 1, 1, 2))):
+        path += f"{'&' if '?' in path else '?'}{name}={rng.choice(ODD_TEXTS)}"
+    case.path = path.encode()
 
 
 def _flip(rng: random.Random, case: Case) -> None:

@@ -31,6 +31,7 @@ from web.app import ROUTES
 from web.openapi import describe
 
 COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "300"))
+SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
 SHORT = replace(MODEL, max_model_len=64)
 """Else some bodies ask for millions of tokens."""
 SCHEMA = schemathesis.openapi.from_dict(describe(ROUTES, SHORT, "test"))
@@ -78,6 +79,9 @@ def test_operation(served, operation, mode):
     """Answers are as described, and none is a 5xx; what does not fit the description is refused."""
     checks = [*CHECKS, negative_data_rejection] if mode == NEGATIVE else CHECKS
 
+    num_sent = 0
+
+    @hypothesis.seed(SEED)
     @hypothesis.settings(
         max_examples=num_examples(operation),
         suppress_health_check=list(HealthCheck),
@@ -87,9 +91,12 @@ def test_operation(served, operation, mode):
     )
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def call(case: schemathesis.Case) -> None:
+        nonlocal num_sent
+        num_sent += 1
         case.call_and_validate(base_url=served.url, checks=checks, timeout=30)
 
     call()
+    print(f"{num_sent} requests")
 
 
 def test_right_answers_afterwards(served):

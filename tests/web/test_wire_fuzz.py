@@ -11,15 +11,20 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import aiohttp
 import pytest
 from fake_backend import SENTENCE, until
-from mutations import Case, make_case
+from mutations import BATCH, FILE, RESPONSE, Case, make_case
 
 COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "1000"))
 SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
 STREAMS, WORKERS = 8, 32
 NAMED = {"invalid_value", "invalid_type", "unknown_parameter", "unsupported_parameter"}
+ENDS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete",
+        b"event: response.failed", b"event: response.cancelled", b"event: error")  # fmt: skip
+"""Of streams of all kinds."""
 
 
 async def send(port: int, pieces: list[bytes]) -> bytes:
@@ -50,7 +55,7 @@ def check(case: Case, answer: bytes) -> int:
     status = int(head.split(maxsplit=2)[1])
     assert 200 <= status < 500, f"status {status}"
     if b"text/event-stream" in head:
-        assert b"data: [DONE]" in body
+        assert any(end in body for end in ENDS)
         assert b"InternalServerError" not in body
     elif status >= 400 and case.method != b"HEAD":
         error = json.loads(body)["error"]
@@ -60,6 +65,23 @@ def check(case: Case, answer: bytes) -> int:
             assert error["param"]
             assert error["message"].startswith(error["param"])
     return status
+
+
+async def made(http, url: str) -> dict[bytes, bytes]:
+    """A file, a batch and a response computed in the background, by what stands for their ids."""
+    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", line, filename="lines")
+
+    async def new(path: str, **body: Any) -> str:
+        async with http.post(f"{url}/v1/{path}", **body) as response:
+            return (await response.json())["id"]
+
+    file = await new("files", data=form)
+    wanted = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = await new("batches", json=wanted)
+    response = await new("responses", json={"input": "x", "background": True})
+    return {FILE.encode(): file.encode(), BATCH.encode(): batch.encode(), RESPONSE.encode(): response.encode()}
 
 
 async def good_streams(port: int, done: asyncio.Event) -> int:
@@ -77,17 +99,20 @@ async def good_streams(port: int, done: asyncio.Event) -> int:
 
 
 @pytest.mark.timeout(60 + COUNT)
-async def test_requests_gone_wrong(serve, monkeypatch):
+async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     """Every answer is a clean one, the good streams do not notice, and nothing is left over."""
     monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.2)
     monkeypatch.setattr("web.connection.HEAD_TIMEOUT_S", 0.2)
-    served = await serve()
+    served = await serve(files_dir=str(tmp_path))
+    ids = await made(http, served.url)
     port, done, numbers = served.actor.port, asyncio.Event(), iter(range(COUNT))
     statuses: Counter[int] = Counter()
 
     async def work(numbers: Iterator[int]) -> None:
         for number in numbers:
             case, pieces = make_case(SEED, number)
+            for stand_in, there in ids.items():
+                pieces = [piece.replace(stand_in, there) for piece in pieces]
             try:
                 statuses[check(case, await send(port, pieces))] += 1
             except Exception as error:

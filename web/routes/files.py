@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
@@ -23,6 +24,10 @@ CHUNK_BYTES = 2**18
 MAX_FIELD_BYTES = 1024
 UPLOAD_TIMEOUT_S = 600.0
 MAX_PAGE = 10_000
+HEAD_WARNINGS = (BadContentDispositionHeader, BadContentDispositionParam)
+NO_FORM = (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError, *HEAD_WARNINGS)
+for _warning in HEAD_WARNINGS:  # else what a client wrote would be printed
+    warnings.simplefilter("error", _warning)
 
 
 def store_of(context: Context) -> Store:
@@ -77,7 +82,7 @@ async def _read_form(request: web.Request, beside: Path, max_bytes: int) -> dict
             if not part.at_eof():
                 raise bad_field(part.name[:100], f"must have fewer than {MAX_FIELD_BYTES} bytes")
             form[part.name[:100]] = value.decode(errors="replace")
-    except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
+    except NO_FORM as error:
         raise ApiError(400, f"The body is not a form: {str(error)[:200]}", code="invalid_form") from None
     return form
 

@@ -6,6 +6,7 @@ Responses are kept, and computed in the background if so asked.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -169,7 +170,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     if request.query.get("stream") not in ("true", "True", "1"):
         return json_response(found["response"])
     after = request.query.get("starting_after", "-1")
-    if not after.lstrip("-").isdigit() or len(after) > 9:
+    if not re.fullmatch(r"-?[0-9]{1,9}", after):
         raise bad_field("starting_after", "must be the sequence number of an event")
     if not found["response"]["background"]:
         raise bad_field("stream", "only a response that was created with background can be streamed again")

@@ -248,6 +248,12 @@ async def test_what_is_refused(world: World) -> None:
     async with httpx.AsyncClient() as plain:
         answer = await plain.post(f"{world.served.url}/v1/files", content=b"x", headers={"content-type": "text/plain"})
         assert answer.status_code == 415
+        form = {"content-type": "multipart/form-data; boundary=b"}
+        for head in (b'\xef\xbb\xbf name="file"', b"form-data; name", b'form-data; name="\xff"', b"form-data"):
+            body = b"--b\r\nContent-Disposition: %s\r\n\r\nx\r\n--b--\r\n" % head
+            answer = await plain.post(f"{world.served.url}/v1/files", content=body, headers=form)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"]
 
 
 async def test_limits(tmp_path: Path) -> None:

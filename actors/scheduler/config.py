@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from actors.model_config import ModelConfig
+    from actors.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +29,26 @@ class CoreConfig:
     eos_token_ids: tuple[int, ...] = ()
     resume_timeout_s: float = 30.0
     vocab_size: int | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
+        """What a deployment's settings and its model ask for."""
+        return cls(
+            block_size=settings.block_size,
+            pipeline_depth=settings.pipeline_depth,
+            max_num_queued_requests=settings.max_num_queued_requests,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            preemption_mode=settings.preemption_mode,
+            priorities=settings.scheduling_policy == "priority",
+            priority_aging_s=settings.priority_aging_s,
+            itl_target_s=_seconds(settings.itl_target_ms),
+            ttft_target_s=_seconds(settings.ttft_target_ms),
+            epoch=epoch,
+            eos_token_ids=model.eos_token_ids,
+            resume_timeout_s=settings.resume_timeout_s,
+            vocab_size=model.vocab_size,
+        )
+
+
+def _seconds(value_ms: float | None) -> float | None:
+    return None if value_ms is None else value_ms / 1000

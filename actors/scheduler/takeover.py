@@ -7,9 +7,10 @@ answers, a fence is put at the end of its results, after which a late write of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.scheduler.journal import Ledger
+from actors.scheduler.output import Output
 from bus.contract import FENCE_INDEX, START, Bus, EntryId
 from bus.messages import (
     Checkpoint,
@@ -19,6 +20,7 @@ from bus.messages import (
     SequencesNamed,
     StepPlan,
     StepResult,
+    TokenizedRequest,
 )
 from bus.outbox import Outbox
 from bus.streams import Names
@@ -127,3 +129,22 @@ class Takeover:
 
     def _close(self, replica: str) -> None:
         self.read[replica] = self._open.pop(replica).position
+
+
+class Recovered:
+    """What a predecessor's ledger says of requests, until each is taken in again."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._moved = ledger.moved if ledger is not None else {}
+        self._outputs = ledger.outputs() if ledger is not None else {}
+
+    def __len__(self) -> int:
+        """Requests whose output had begun."""
+        return len(self._outputs)
+
+    def take(self, request: TokenizedRequest) -> tuple[TokenizedRequest, dict[int, Output]]:
+        """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes."""
+        moved = self._moved.pop(request.request_id, None)
+        if moved is not None:
+            request = replace(request, ingress=moved.ingress, attempt=moved.attempt)
+        return request, self._outputs.pop(request.request_id, {})

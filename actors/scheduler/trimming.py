@@ -1,4 +1,5 @@
-"""Deletes what everybody has read: the scheduler keeps the log streams of steps and results short.
+"""Deletes what everybody has read, or nobody will: the scheduler keeps the log streams of steps and results short, and
+drops the mailboxes of dead ingresses.
 
 Recorders and benchmarks read the streams of living replicas too and are not asked. So what may go stays for one more
 round, and who is behind for a moment misses nothing.
@@ -6,12 +7,16 @@ round, and who is behind for a moment misses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 
 from actors.scheduler.core import Core
 from actors.scheduler.membership import Membership
 from bus.contract import START, Bus, EntryId
 from bus.streams import Names
+
+SENT_LATE_S = 30.0
+"""How long something may still be sent to an ingress that is gone."""
 
 
 class Trimmer:
@@ -25,6 +30,8 @@ class Trimmer:
         self._read: dict[str, EntryId] = {}
         self._last_steps: dict[str, int] = {}
         self._unread: dict[str, EntryId] = {}
+        self._dead_until_s: dict[str, float] = {}
+        """Addresses of dead ingresses, and until when (monotonic) something may still be sent there."""
 
     def replica_lost(self, replica: str, last_step: int) -> None:
         """No executor will want the replica's plans up to ``last_step`` any more."""
@@ -56,6 +63,21 @@ class Trimmer:
             if not any(stream == self._names.sequences(name) for name in membership.live_detokenizers):
                 await self._trim(stream, last)
             del self._unread[stream]
+
+    async def delete_mailboxes(self, gone: Iterable[str]) -> None:
+        """Delete those of ingresses that are gone, addresses, and again for a while: who has not heard of the death
+        still sends there.
+
+        Raises:
+            BusUnavailable: they are deleted with the next ones.
+        """
+        now_s = time.monotonic()
+        self._dead_until_s.update(dict.fromkeys(gone, now_s + SENT_LATE_S))
+        if self._dead_until_s:
+            await self._bus.delete(*map(self._names.replies, self._dead_until_s))
+            self._dead_until_s = {
+                address: until_s for address, until_s in self._dead_until_s.items() if now_s < until_s
+            }
 
     def _read_by_all(self, replica: str, own: EntryId, core: Core, membership: Membership) -> EntryId:
         """A detokenizer that says nothing about a living replica has not found it yet; about one that is gone, it has

@@ -191,13 +191,13 @@ async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over
     """A server that took over from another may not know that it has delivered an entry: it is no second request."""
     async with Deployment().running() as deployment:
         await deployment.send(ask("r", max_tokens=8))
-        await until(lambda: "r" in deployment.scheduler._entries)
-        deployment.scheduler._put(deployment.scheduler._entries["r"])
+        await until(lambda: "r" in deployment.scheduler._work.requests)
+        deployment.scheduler._put(deployment.scheduler._work.requests["r"])
         await deployment.send(AbortRequest(request_id="another"))
         await until_trimmed(deployment, NAMES.control)
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="r"))
-        await until(lambda: not deployment.scheduler._entries)
+        await until(lambda: not deployment.scheduler._work.requests)
 
 
 async def test_a_jump_of_the_wall_clock_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +224,8 @@ async def test_nobody_is_given_up_when_all_leases_vanish_at_once() -> None:
         await deployment.add_executor()
         await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
         deployment.server.leases.clear()
-        looked_s = deployment.scheduler._looked_s
-        await until(lambda: deployment.scheduler._looked_s > looked_s)
+        looked_s = deployment.scheduler._lookout.looked_s
+        await until(lambda: deployment.scheduler._lookout.looked_s > looked_s)
         info = dataclasses.asdict(FakeExecutor(name="gpu-0", block_size=16, num_blocks=64, max_model_len=1024).joined)
         held = await deployment.bus.renew_lease(
             "executor", "gpu-0", deployment.epochs["gpu-0"], info | {"state": "ready"}, ttl_s=TTL_S

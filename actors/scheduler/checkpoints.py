@@ -1,0 +1,60 @@
+"""The journal as the leading scheduler writes it: never longer than its successor needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from actors.scheduler.core import Core
+from actors.scheduler.journal import checkpoint
+from actors.scheduler.membership import Membership
+from bus.contract import START, Bus, EntryId
+from bus.messages import RequestBlamed, RequestMoved, SequencesNamed
+from bus.outbox import Outbox
+from bus.streams import Names
+
+
+class Checkpoints:
+    """Appends to the journal, and sums it up.
+
+    Args:
+        end: the last entry that a predecessor has left.
+        covered: positions in the results of each replica that no successor needs to read from.
+    """
+
+    def __init__(self, bus: Bus, names: Names, outbox: Outbox, *, end: EntryId, covered: Mapping[str, EntryId]) -> None:
+        self.covered = dict(covered)
+        self._bus = bus
+        self._journal = names.journal
+        self._outbox = outbox
+        self._end = end
+        """The last entry; START: there is none."""
+
+    def append(self, message: SequencesNamed | RequestMoved | RequestBlamed) -> None:
+        """Note what has come after the last checkpoint."""
+        self._end = self._outbox.append(self._journal, message)
+
+    async def sum_up(
+        self,
+        core: Core,
+        positions: Mapping[str, EntryId],
+        membership: Membership,
+        blamed: Iterable[RequestBlamed],
+    ) -> None:
+        """Write a checkpoint if there are results, of those up to ``positions``, that no checkpoint covers, and drop
+        what it makes superfluous. There is nothing to write when all requests are over."""
+        positions, forgettable = dict(positions), core.is_forgettable
+        if positions == self.covered and not (forgettable and self._end > START):
+            return
+        if forgettable:
+            superfluous = self._end
+        else:
+            epochs = {name: member.epoch for name, member in membership.members.items()}
+            told = membership.ingresses, membership.live_detokenizers
+            summary = checkpoint(core, positions, epochs, ingresses=told[0], detokenizers=told[1], blamed=blamed)
+            self._end = self._outbox.append(self._journal, summary)
+            superfluous = EntryId(self._end.epoch, self._end.index - 1)
+        await self._outbox.stored(self._outbox.queued)
+        await self._bus.trim(self._journal, superfluous)
+        if superfluous == self._end:
+            self._end = START
+        self.covered = positions

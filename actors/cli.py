@@ -17,7 +17,7 @@ from actors.garbage import collect_seldom
 from actors.jobs.command import add_commands as add_jobs_commands
 from actors.jobs.command import run_command as run_jobs_command
 from actors.settings import KINDS, Settings, SettingsError
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 from actors.simulator.command import add_commands as add_simulator_commands
 from actors.simulator.command import run_command as run_simulator_command
 from actors.terminal.command import COMMANDS as TERMINAL_COMMANDS

@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.process import make_bus
 from actors.settings import KINDS, SettingsError
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 from bus.contract import Bus, BusError
 from bus.dead_letters import DeadLetter, drop, read_dead_letters, requeue
 from bus.streams import Names

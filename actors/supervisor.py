@@ -23,7 +23,7 @@ from actors.probe import http_status
 from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from actors.progress import READY, Progress, summary
 from actors.settings import Settings, SettingsError
-from actors.settings_sources import child_environment
+from actors.settings.sources import child_environment
 from bus.contract import Bus, BusError, LeaseInfo
 from bus.private_redis import PrivateRedis
 

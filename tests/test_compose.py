@@ -18,7 +18,7 @@ import yaml
 from actors.cli import build_parser
 from actors.process import make_bus
 from actors.settings import KINDS, Settings
-from actors.settings_sources import from_environment, load_settings
+from actors.settings.sources import from_environment, load_settings
 from bus.streams import Names
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ import pytest
 
 from actors.cli import build_parser
 from actors.settings import flag_of
-from actors.settings_sources import field_types, from_file
+from actors.settings.sources import field_types, from_file
 from bus import messages
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.settings import SettingsError
-from actors.settings_sources import add_arguments, field_types, load_settings
+from actors.settings.sources import add_arguments, field_types, load_settings
 
 _AddParser = Callable[..., argparse.ArgumentParser]
 

@@ -18,7 +18,7 @@ from actors.bench.shapes import SHAPES, write_model_folder
 from actors.child import die_with_parent
 from actors.probe import http_status, url_of
 from actors.settings import Settings
-from actors.settings_sources import child_environment
+from actors.settings.sources import child_environment
 from actors.supervisor import PACKAGES, ingress_addresses
 from bus.connect import open_bus
 from bus.contract import Bus

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from actors.model_config import ModelConfig, ModelError, resolve_model
 from actors.settings import Settings, SettingsError
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 from kernels.target import Target, first_target
 
 MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132}

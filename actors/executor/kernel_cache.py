@@ -22,7 +22,7 @@ from typing import Any
 
 from actors.child import die_with_parent
 from actors.model_config import ModelConfig
-from actors.settings import ENGINE, MEMORY, Settings
+from actors.settings import GROUPS, Settings
 from kernels.target import Target
 
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -52,8 +52,9 @@ def mark_path(settings: Settings, config: ModelConfig, target: Target) -> Path:
                 digest.update(path.read_bytes())
     decisive = {
         spec.name: getattr(settings, spec.name)
-        for spec in dataclasses.fields(settings)
-        if spec.metadata["group"] in (ENGINE, MEMORY) and spec.name not in INDIFFERENT
+        for group in ("engine", "memory")
+        for spec in dataclasses.fields(GROUPS[group])
+        if spec.name not in INDIFFERENT
     }
     digest.update(repr((decisive, config, target, _version("triton"), _version("torch"), sys.version)).encode())
     return cache_dir() / f"pagebus-{digest.hexdigest()[:32]}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.settings import SettingsError
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 
 AddCommand = Callable[..., argparse.ArgumentParser]
 DESCRIPTION = (

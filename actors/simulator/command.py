@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.settings import Settings, SettingsError
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 
 if TYPE_CHECKING:
     from actors.simulator.deployment import Deployment

@@ -34,7 +34,7 @@ from actors.bench.deployment import Deployment, as_served, deployed, scratch
 from actors.bench.load import Call, Spec, make_calls
 from actors.bench.start import first_token
 from actors.probe import http_status
-from actors.settings_sources import add_arguments, field_types, load_settings
+from actors.settings.sources import add_arguments, field_types, load_settings
 from tests.chaos.load import silences
 
 OURS = ("bus", "name", "host", "port", "api_key", "executors", "actor_name", "data_dir", "log_format", "span_dir")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from actors.bench.deployment import Deployment, as_served, deployed, scratch
-from actors.settings_sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings
 
 LIMITS = ("--max-num-seqs", "256", "--max-model-len", "8192", "--no-enable-prefix-caching")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.settings import Settings
-from actors.settings_sources import shown
+from actors.settings.sources import shown
 from bus.messages import StateRequested
 from tests.web.observatory.test_board import state
 from web.observatory.observatory import picture

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
-from actors.settings_sources import shown
+from actors.settings.sources import shown
 from web.answer_schemas import OBJECT
 from web.context import CONTEXT
 from web.routes import About, Route, json_response

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.settings import GROUP_HELP, Settings, SettingsError, flag_of
+from actors.settings.declaring import SettingsError, flag_of
+from actors.settings.settings import GROUPS, Settings
 
 ENV_PREFIX = "PAGEBUS_"
 ENV_CONFIG = "PAGEBUS_CONFIG"
@@ -87,17 +88,18 @@ def parse_value(name: str, text: str, origin: str) -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: Collection[str] = ()) -> None:
     """Add every setting, or ``only`` some, to ``parser``, grouped; what is not given leaves no attribute behind."""
-    specs = [spec for spec in dataclasses.fields(Settings) if not only or spec.name in only]
-    used = {spec.metadata["group"] for spec in specs}
-    groups = {name: parser.add_argument_group(name, text) for name, text in GROUP_HELP.items() if name in used}
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
-    for spec in specs:
-        text = _help_text(spec)
-        if spec.name == "model":
-            if model:
-                groups["model"].add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
+    for name, settings in GROUPS.items():
+        specs = [spec for spec in dataclasses.fields(settings) if not only or spec.name in only]
+        if not specs:
             continue
-        _add_flag(groups[spec.metadata["group"]], spec.name, spec.metadata["choices"], text)
+        group = parser.add_argument_group(name, settings.__doc__)
+        for spec in specs:
+            if spec.name != "model":
+                _add_flag(group, spec.name, spec.metadata["choices"], _help_text(spec))
+            elif model:
+                text = _help_text(spec)
+                group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
 
 
 def _help_text(spec: dataclasses.Field[Any]) -> str:

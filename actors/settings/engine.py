@@ -1,0 +1,78 @@
+"""How steps are computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.settings.declaring import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How steps are computed."""
+
+    device: str = setting("auto", help="where the model is computed", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting(
+        "auto",
+        help="number format of weights and activations (auto: the model's own)",
+        choices=("auto", "float32", "bfloat16", "float16", "float", "half"),
+    )
+    seed: int = setting(0, help="seed of dummy weights", low=0, high=2**63 - 1)
+    max_model_len: int | None = setting(
+        None, help="longest prompt plus output, tokens (default: the model's)", low=1, high=2**24
+    )
+    max_num_seqs: int = setting(256, help="most sequences in one step", low=1, high=8192)
+    max_num_batched_tokens: int | None = setting(
+        None, help="most tokens in one step (default: 8192 on CUDA, 2048 on CPU)", low=1, high=2**20
+    )
+    enforce_eager: bool = setting(False, help="do not use CUDA graphs")
+    max_cudagraph_capture_size: int | None = setting(
+        None,
+        help="most tokens of a step that runs from a CUDA graph (default: 4096, fewer for models whose steps compute "
+        "for longer than they take to launch)",
+        low=1,
+        high=8192,
+    )
+    attention_backend: str = setting(
+        "auto",
+        help="what computes attention on CUDA: Pagebus's own kernels (triton), those for decodes and torch's cuDNN "
+        "attention for prompts wherever it can (torch), or whichever was measured to be faster for the shape (auto)",
+        choices=("auto", "triton", "torch"),
+    )
+    deterministic: bool = setting(
+        False,
+        help="compute each sequence in the same way whatever else is in the batch, so that a request gives the same "
+        "tokens alone and in company; slower, without the prefix cache and CUDA graphs, CUDA only",
+    )
+    pipeline_depth: int = setting(
+        4, help="most step plans in flight per executor; more than two only while steps are short", low=1, high=8
+    )
+    step_timeout_s: float = setting(
+        300.0,
+        help="seconds without a finished step after which an executor with steps to compute counts as hung and ends",
+        low=1,
+        high=86400,
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        help="fcfs: first come, first served; priority: by the priority number of the request, lower first",
+        choices=("fcfs", "priority"),
+    )
+    priority_aging_s: float = setting(
+        30.0, help="seconds of waiting that make up for one step of priority", low=0.001, high=1e9
+    )
+    itl_target_ms: float | None = setting(
+        None,
+        help="longest step with running streams to aim at: it limits how much of long prompts is read beside them",
+        low=0.1,
+        high=1e6,
+    )
+    ttft_target_ms: float | None = setting(
+        None,
+        help="time to the first token from which on --itl-target-ms may be exceeded, up to twofold",
+        low=0.1,
+        high=1e9,
+    )
+    threads: int | None = setting(
+        None, help="threads of an executor on the CPU (default: its share of the cores)", low=1, high=4096
+    )

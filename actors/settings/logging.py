@@ -1,0 +1,50 @@
+"""What is written to standard error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.settings.declaring import setting
+
+
+def _check_endpoints(paths: Any) -> str | None:
+    plain = all(path.strip().startswith("/") for path in str(paths).split(","))
+    return None if plain else "an endpoint is a path like /health"
+
+
+def _check_otlp(endpoint: Any) -> str | None:
+    from actors.otlp import problem_of
+
+    return problem_of(str(endpoint))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingSettings:
+    """What is written to standard error."""
+
+    log_level: str = setting("info", help="least severe lines to write", choices=("debug", "info", "warning", "error"))
+    log_format: str = setting(
+        "auto", help="auto: text on a terminal, JSON lines otherwise", choices=("auto", "console", "json")
+    )
+    enable_log_requests: bool = setting(
+        False, help="write lines for every request: its parameters (with --log-level debug its prompt too) and its end"
+    )
+    max_log_len: int | None = setting(
+        None, help="characters, or token ids, of a prompt that are logged (default: all)", low=0, high=2**30
+    )
+    disable_access_log_for_endpoints: str | None = setting(
+        None,
+        help="routes whose answers --enable-log-requests leaves out, separated by commas (/health,/metrics)",
+        check=_check_endpoints,
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        help="URL of an OpenTelemetry collector that gets a trace of every request (default: none are made)",
+        check=_check_otlp,
+    )
+    span_dir: str | None = setting(
+        None,
+        help="folder in which scheduler and executors write what they did when, step by step, as they stop "
+        "(default: nothing is noted)",
+    )

@@ -1,0 +1,30 @@
+"""Which model is served, and under which name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.settings.declaring import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model is served, and under which name."""
+
+    model: str = setting("", help="folder or Hugging Face id of the model; empty: the small shipped one")
+    tokenizer: str | None = setting(None, help="folder or id of the tokenizer (default: the model's)")
+    served_model_name: tuple[str, ...] = setting(
+        (), help="name or names clients use for the model (default: MODEL as given)"
+    )
+    revision: str | None = setting(None, help="branch, tag or commit of the model on the hub")
+    chat_template: str | None = setting(
+        None, help="a Jinja chat template, or the path of a file with one (default: the model's)"
+    )
+    generation_config: str = setting(
+        "auto",
+        help="where sampling defaults come from: the model's generation_config.json (auto) or none (vllm)",
+        choices=("auto", "vllm"),
+    )
+    load_format: str = setting(
+        "auto", help="dummy: random weights, to measure without a download", choices=("auto", "safetensors", "dummy")
+    )

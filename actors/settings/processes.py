@@ -1,0 +1,59 @@
+"""The bus, and how many actors of each kind run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from actors.settings.declaring import setting
+
+BUS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "memory")
+
+
+def _check_bus(url: Any) -> str | None:
+    scheme = urlsplit(str(url)).scheme
+    if scheme in BUS_SCHEMES:
+        return None
+    return f"needs a URL that starts with one of {', '.join(s + '://' for s in BUS_SCHEMES)}"
+
+
+def _check_name(value: Any) -> str | None:
+    allowed = all(c.isalnum() or c in "-_." for c in str(value)) and str(value).isascii()
+    return None if value and allowed else "may hold only letters, digits, '-', '_' and '.', and not be empty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """The bus, and how many actors of each kind run."""
+
+    name: str = setting("pagebus", help="name of the deployment; it prefixes every key on the bus", check=_check_name)
+    bus: str | None = setting(
+        None,
+        help="URL of the bus: redis://, rediss://, unix://, redis+sentinel:// or memory:// "
+        "(default: a private redis-server, or everything in one process where there is none)",
+        check=_check_bus,
+    )
+    redis_ca_file: str | None = setting(
+        None, help="certificates that vouch for a Redis with TLS (default: the system's)"
+    )
+    redis_cert_file: str | None = setting(None, help="certificate to show to a Redis that wants one of its clients")
+    redis_key_file: str | None = setting(None, help="key of --redis-cert-file")
+    allow_open_redis: bool = setting(False, help="use a Redis on another machine that asks for no password")
+    executors: int = setting(1, help="executors to start, one per GPU", low=1, high=1024)
+    tokenizers: int = setting(1, help="tokenizers to start", low=1, high=1024)
+    schedulers: int = setting(1, help="schedulers to start: one leads, others stand by", low=1, high=16)
+    detokenizers: int = setting(1, help="detokenizers to start", low=1, high=1024)
+    ingresses: int = setting(
+        1, help="HTTP servers to start; they share the port, or take one each with --port 0", low=1, high=1024
+    )
+    job_actors: int = setting(1, help="actors to start that take queued jobs; 0: jobs wait", low=0, high=1024)
+    lease_ttl_s: float = setting(5.0, help="seconds after which a silent actor counts as dead", low=0.2, high=300)
+    data_dir: str | None = setting(None, help="folder of the private redis-server (default: a temporary one)")
+    actor_name: str | None = setting(
+        None, help="name of this actor on the bus (default: made unique)", check=_check_name
+    )
+    gpu_lock_dir: str | None = setting(
+        None,
+        help="folder in which executors of one machine agree who takes which GPU (default: the first one they see)",
+    )

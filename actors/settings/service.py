@@ -1,0 +1,100 @@
+"""The HTTP endpoint and the limits on what clients may ask."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from actors.settings.declaring import setting
+
+
+def _check_keys(keys: Any) -> str | None:
+    plain = all(key and key.isascii() and key.isprintable() and not set(key) & set(", ") for key in keys)
+    return None if plain else "keys may not be empty or hold spaces or commas"
+
+
+def _check_origins(origins: Any) -> str | None:
+    plain = all(origin == "*" or re.fullmatch(r"https?://[^/?#,\s]+", origin) for origin in origins)
+    return None if plain else "an origin is like https://example.org, without a path; * means any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """The HTTP endpoint and the limits on what clients may ask."""
+
+    trust_request_chat_template: bool = setting(
+        False, help="let requests bring a chat template of their own, which is a program"
+    )
+    host: str = setting("127.0.0.1", help="address to listen on")
+    port: int = setting(8000, help="port to listen on; 0 takes a free one", low=0, high=65535)
+    api_key: tuple[str, ...] = setting(
+        (), help="key or keys, one of which a client must send (default: none needed)", secret=True, check=_check_keys
+    )
+    api_key_file: str | None = setting(None, help="TOML file with keys and their limits, read again when it changes")
+    allowed_origins: tuple[str, ...] = setting(
+        (), help="origins whose pages browsers may let use the API, or * (default: none)", check=_check_origins
+    )
+    max_connections_per_address: int | None = setting(
+        None, help="connections that one address may have open (default: any number)", low=1, high=2**20
+    )
+    max_num_queued_requests: int = setting(
+        4096, help="requests that may be under way; more are answered 429", low=1, high=2**20
+    )
+    max_num_queued_tokens: int = setting(
+        2**26, help="tokens of prompts and answers that may be under way; more are answered 429", low=1, high=2**40
+    )
+    max_num_jobs: int | None = setting(
+        None,
+        help="queued jobs that one jobs actor has under way (default: twice what all executors have sequences for)",
+        low=1,
+        high=2**20,
+    )
+    files_dir: str | None = setting(
+        None,
+        help="folder for files and batches of clients, which all ingresses and jobs actors share (default with "
+        "`serve`: below --data-dir, else a temporary one)",
+    )
+    max_file_bytes: int = setting(200 * 2**20, help="bytes of one file", low=1, high=2**40)
+    max_files_bytes: int = setting(16 * 2**30, help="bytes of all files", low=1, high=2**50)
+    max_batch_lines: int = setting(50_000, help="requests of one batch", low=1, high=2**31)
+    response_ttl_s: float = setting(
+        3600.0, help="seconds that a response of /v1/responses is kept", low=1, high=31 * 86400
+    )
+    max_beam_width: int = setting(
+        16, help="most beams of one beam search, each of which takes a place in the batch", low=1, high=64
+    )
+    enable_auto_tool_choice: bool = setting(False, help="let models call tools as they like; needs --tool-call-parser")
+    tool_call_parser: str | None = setting(
+        None,
+        help="how the model writes calls of tools: hermes (Qwen too), llama3_json or mistral",
+        choices=("hermes", "llama3_json", "mistral"),
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        help="how the model marks its reasoning: deepseek_r1 (the chat template opens the tag) or qwen3",
+        choices=("deepseek_r1", "qwen3"),
+    )
+    pooling_type: str = setting(
+        "last",
+        help="embeddings are the final hidden state of the last token, or the mean over all tokens",
+        choices=("last", "mean"),
+    )
+    allow_unknown_fields: bool = setting(
+        False, help="ignore fields of requests that are not known, instead of answering 400"
+    )
+    structured_output_timeout_s: float = setting(
+        5.0,
+        help="seconds within which the schema, expression or grammar of a structured output must be made ready",
+        low=0.1,
+        high=600,
+    )
+    resume_timeout_s: float = setting(
+        30.0,
+        help="seconds that a request is kept for a client that may come back for the rest of its answer",
+        low=0,
+        high=86400,
+    )
+    drain_timeout_s: float = setting(
+        30.0, help="seconds that running requests get when the server stops", low=0, high=86400
+    )

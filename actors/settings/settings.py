@@ -1,0 +1,75 @@
+"""All settings of a deployment in one object, checked together."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from actors.settings.declaring import SettingsError, check_value
+from actors.settings.engine import EngineSettings
+from actors.settings.logging import LoggingSettings
+from actors.settings.memory import MemorySettings
+from actors.settings.model import ModelSettings
+from actors.settings.processes import ProcessSettings
+from actors.settings.service import ServiceSettings
+
+DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+GROUPS: dict[str, type] = {
+    "model": ModelSettings,
+    "service": ServiceSettings,
+    "processes": ProcessSettings,
+    "engine": EngineSettings,
+    "memory": MemorySettings,
+    "logging": LoggingSettings,
+}
+"""By the name under which a command's help shows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings, ServiceSettings, ModelSettings):
+    """One deployment's settings, checked when made.
+
+    Raises:
+        SettingsError: a value is out of its bounds or conflicts with another.
+    """
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if value is not None and (value != spec.default or spec.default is not None):
+                check_value(spec.name, value, spec.metadata)
+        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
+        if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
+            object.__setattr__(self, "enable_prefix_caching", False)
+            object.__setattr__(self, "enforce_eager", True)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many actors of each kind are wanted."""
+        return {
+            "ingress": self.ingresses,
+            "jobs": self.job_actors,
+            "tokenizer": self.tokenizers,
+            "scheduler": self.schedulers,
+            "executor": self.executors,
+            "detokenizer": self.detokenizers,
+        }
+
+    def to_args(self) -> list[str]:
+        """Command line that gives these settings again, without secrets: only what differs from the defaults."""
+        from actors.settings.sources import to_args
+
+        return to_args(self)
+
+    def to_env(self) -> dict[str, str]:
+        """The secrets among these settings, as environment variables: what :meth:`to_args` leaves out."""
+        from actors.settings.sources import to_env
+
+        return to_env(self)
+
+    def replace(self, **changes: Any) -> Settings:
+        """A copy with some settings changed, checked again."""
+        return dataclasses.replace(self, **changes)

@@ -59,6 +59,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """How a work entry ends: ``message`` is added to ``stream`` and, unless it is "", the counter of this name of those
+    under the key ``counters`` grows by one."""
+
+    entry: Entry
+    stream: str
+    message: Message
+    counters: str = ""
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """A live actor: ``kind`` and ``name``, the epoch its lease was granted under, and what it says of itself."""
 
@@ -137,9 +149,17 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
-        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent but for ``counts``,
-        which are added up in the same transaction."""
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent."""
+
+    @abstractmethod
+    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+        """Give each entry its answer and ack it, in one transaction. An entry that is not pending any more has been
+        answered, by this call before or by another consumer: it gets no other answer, whatever is repeated.
+
+        Returns, for each, why its stream does not take the message ("": it has): nothing has happened then. A key of
+        counters that is something else is left alone.
+        """
 
     @abstractmethod
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from bus.codec import decode, decode_state, encode, encode_state
 from bus.contract import (
+    Answer,
     Bus,
     BusUnavailable,
     CodecError,
@@ -135,9 +136,8 @@ class MemoryBus(Bus):
             held.add(position)
         return [to_entry(name, position, stream.fields[position]) for position in positions]
 
-    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
         self._check()
-        self._add(counts or {})
         for entry in entries:
             position = (entry.id.epoch, entry.id.index)
             self._held.get((entry.stream, group), set()).discard(position)
@@ -147,6 +147,17 @@ class MemoryBus(Bus):
             if group in stream.groups:
                 stream.groups[group].pending.pop(position, None)
             stream.remove(position)
+
+    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+        self._check()
+        for each in answers:
+            _, members = self._existing_group(each.entry.stream, group)
+            if members is not None and (each.entry.id.epoch, each.entry.id.index) in members.pending:
+                self.server.publish(each.stream, encode(each.message))
+                if each.counter:
+                    self._add({each.counters: {each.counter: 1}})
+            await self.ack(group, [each.entry])
+        return [""] * len(answers)
 
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
         self._check()

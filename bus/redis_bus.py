@@ -15,10 +15,10 @@ from time import perf_counter
 
 from bus.backoff import Backoff
 from bus.codec import encode
-from bus.contract import Bus, BusError, BusUnavailable, Counts, Entry, EntryId, Fenced, LeaseInfo, LogEntry
+from bus.contract import Answer, Bus, BusError, BusUnavailable, Counts, Entry, EntryId, Fenced, LeaseInfo, LogEntry
 from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
-from bus.redis_groups import RedisGroups, count_commands
+from bus.redis_groups import RedisGroups
 from bus.redis_leases import RedisLeases, RedisState
 from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply
 from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
@@ -163,8 +163,11 @@ class RedisBus(Bus):
                     return entries
         return []
 
-    async def ack(self, group: str, entries: Iterable[Entry], *, counts: Counts | None = None) -> None:
-        await self._groups.ack(group, entries, counts)
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        await self._groups.ack(group, entries)
+
+    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+        return await self._groups.answer(group, answers)
 
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
         if consumer == dead_consumer:
@@ -265,7 +268,8 @@ class RedisBus(Bus):
 
     async def count(self, counts: Counts, *, ttl_s: int) -> None:
         expiries: list[Command] = [("EXPIRE", key, ttl_s) for key in counts]
-        for reply in await self._writer.call(*count_commands(counts), *expiries):
+        added = [("HINCRBY", key, name, by) for key, more in counts.items() for name, by in more.items()]
+        for reply in await self._writer.call(*added, *expiries):
             checked(reply, "count")
 
     async def counters(self, *keys: str) -> list[dict[str, int]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from math import inf
 from time import monotonic
 
-from bus.contract import BusUnavailable, Counts, Entry, EntryId
+from bus.codec import encode
+from bus.contract import Answer, BusUnavailable, Entry, EntryId
 from bus.redis_link import Command, RedisLink, Reply
 from bus.redis_replies import (
     checked,
@@ -17,6 +19,7 @@ from bus.redis_replies import (
     is_no_group,
     is_no_key,
     pairs,
+    refusal,
     stream_parts,
     to_entry,
 )
@@ -28,11 +31,6 @@ LOOK_AGAIN_S = 5.0
 
 _Reader = tuple[str, str, str]
 """(stream, group, consumer)."""
-
-
-def count_commands(counts: Counts) -> list[Command]:
-    """What adds to counters."""
-    return [("HINCRBY", key, name, by) for key, added in counts.items() for name, by in added.items()]
 
 
 class RedisGroups:
@@ -147,8 +145,8 @@ class RedisGroups:
         self._looked_once.add(reader)
         self._recovered[reader] = monotonic()
 
-    async def ack(self, group: str, entries: Iterable[Entry], counts: Counts | None = None) -> None:
-        """Ack, delete and count, in one transaction."""
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        """Ack and delete, in one transaction."""
         by_stream: dict[str, list[Entry]] = {}
         for entry in entries:
             by_stream.setdefault(entry.stream, []).append(entry)
@@ -158,10 +156,34 @@ class RedisGroups:
         for stream, acked in by_stream.items():
             ids = [str(entry.id) for entry in acked]
             commands += [("XACK", stream, group, *ids), ("XDEL", stream, *ids)]
-        commands += count_commands(counts or {})
         exec_results(await self._link.call(*commands, ("EXEC",)), f"ack in group {group}")
         for stream, acked in by_stream.items():
             self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)
+
+    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+        """See what is still pending, and which streams there can be; then a transaction for each answer."""
+        streams = list(dict.fromkeys(each.stream for each in answers))
+        ids = [str(each.entry.id) for each in answers]
+        looks = [("XPENDING", each.entry.stream, group, i, i, 1) for each, i in zip(answers, ids, strict=True)]
+        replies = await self._link.call(*looks, *(("XLEN", stream) for stream in streams)) if answers else []
+        problems = {
+            stream: refusal(reply, f"answers in {stream}")
+            for stream, reply in zip(streams, replies[len(looks) :], strict=True)
+        }
+        pending = [not is_no_group(reply) and checked(reply, "answers") for reply in replies[: len(looks)]]
+        told = [problems[each.stream] if left else "" for each, left in zip(answers, pending, strict=True)]
+        places = [place for place, left in enumerate(pending) if left and not told[place]]
+        commands = [_answer_commands(group, answers[place]) for place in places]
+        replies = await self._link.call(*chain.from_iterable(commands)) if commands else []
+        for place, each in zip(places, commands, strict=True):
+            *queued, results = replies[: len(each)]
+            del replies[: len(each)]
+            told[place] = next(filter(None, (refusal(reply, f"answer to {ids[place]}") for reply in queued)), "")
+            told[place] = told[place] or refusal(checked(results, "answer")[0], f"answer to {ids[place]}")
+        for answer, problem in zip(answers, told, strict=True):
+            if not problem:
+                self._held.get((answer.entry.stream, group), set()).discard(answer.entry.id)
+        return told
 
     async def claim(self, stream: str, group: str, consumer: str, dead: str) -> list[Entry]:
         """Take over by consumer name: idle times follow the server's wall clock and prove nothing."""
@@ -214,6 +236,21 @@ class RedisGroups:
             return {}
         rows = map(pairs, checked(reply, f"consumers of {group}"))
         return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
+
+
+def _answer_commands(group: str, answer: Answer) -> list[Command]:
+    """The transaction: a key of counters that is no hash makes its last command alone fail."""
+    stream, entry_id = answer.entry.stream, str(answer.entry.id)
+    frame = chain.from_iterable(encode(answer.message).items())
+    count: list[Command] = [("HINCRBY", answer.counters, answer.counter, 1)] if answer.counter else []
+    return [
+        ("MULTI",),
+        ("XADD", answer.stream, "*", *frame),
+        ("XACK", stream, group, entry_id),
+        ("XDEL", stream, entry_id),
+        *count,
+        ("EXEC",),
+    ]
 
 
 def _delivered_again(rows: Sequence[Reply]) -> dict[bytes, int]:

@@ -52,6 +52,21 @@ def checked(reply: Any, what: str) -> Any:
     return reply
 
 
+def refusal(reply: Any, what: str) -> str:
+    """Why it is refused for good; "" if it is not.
+
+    Raises:
+        BusRefused: it may pass.
+    """
+    try:
+        checked(reply, what)
+    except BusRefused:
+        raise
+    except BusError as error:
+        return str(error)
+    return ""
+
+
 def exec_results(replies: list[Any], what: str) -> list[Any] | None:
     """The results of a MULTI ... EXEC whose replies end with EXEC's; None if a watched key had changed."""
     for reply in replies:

@@ -11,6 +11,7 @@ import pytest
 from bus.contract import (
     FENCE_INDEX,
     START,
+    Answer,
     Bus,
     BusError,
     BusUnavailable,
@@ -87,6 +88,23 @@ async def test_ack_deletes(bus: Bus) -> None:
     await bus.ack(GROUP, [])
     assert await bus.length("s") == 1
     assert await bus.consumers("s", GROUP) == {"a": 1}
+
+
+async def test_an_entry_is_answered_once(open_bus: OpenBus) -> None:
+    """The answer, its count and the end of the entry are one: a repeat adds nothing, nor does another consumer who has
+    the entry too."""
+    first, second = open_bus(), open_bus()
+    await publish(first, "s", 1, 2)
+    entries = await read_new(first, "s")
+    assert await second.claim("s", GROUP, "b", "a") != []
+    answers = [Answer(entry, "out", abort(7), "sums", "done") for entry in entries]
+    assert await second.answer(GROUP, answers[:1]) == [""]
+    assert await first.answer(GROUP, answers) == ["", ""]
+    assert await second.answer(GROUP, answers) == ["", ""]
+    assert await first.answer(GROUP, []) == []
+    assert [await first.length(stream) for stream in ("s", "out")] == [0, 2]
+    assert await first.counters("sums") == [{"done": 2}]
+    assert await second.consumers("s", GROUP) == {"b": 0}
 
 
 async def test_restarted_consumer_gets_its_pending_entries_first(open_bus: OpenBus) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from bus.contract import START, Bus, BusUnavailable, Entry, EntryId, LogEntry
+from bus.contract import START, Answer, Bus, BusUnavailable, Entry, EntryId, LogEntry
 from bus.messages import AbortRequest, Message, StepPlan
 from bus.private_redis import PrivateRedis
 from bus.redis_bus import RedisBus
@@ -91,6 +91,23 @@ async def test_every_entry_of_a_work_stream_is_handed_out_once(proxy: BreakingPr
         assert {entry.deliveries for entry in entries} == {1}
         await insist(lambda: bus.ack(GROUP, entries))
         assert [await direct.length(stream) for stream in STREAMS] == [0, 0]
+
+    await at_every_exchange(proxy, direct, scenario)
+
+
+async def test_every_entry_is_answered_once(proxy: BreakingProxy, direct: Bus) -> None:
+    """Whichever answer of the server is lost, and with it the knowledge of what it has done."""
+
+    async def scenario(bus: Bus, direct: Bus) -> None:
+        for stream in STREAMS:
+            await direct.create_group(stream, GROUP)
+        await direct.publish([(name[0], abort(name)) for name in NAMES])
+        entries = await read(bus, "a")
+        answers = [Answer(entry, "out", abort(name_of(entry)), "sums", "done") for entry in entries]
+        assert await insist(lambda: bus.answer(GROUP, answers)) == [""] * len(NAMES)
+        assert Counter(map(name_of, await direct.read({"out": START}, block_ms=0))) == NAMES
+        assert await direct.counters("sums") == [{"done": len(NAMES)}]
+        await direct.delete("out", "sums")
 
     await at_every_exchange(proxy, direct, scenario)
 

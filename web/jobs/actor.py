@@ -1,7 +1,8 @@
 """The jobs actor: takes jobs off their stream, a window of them at a time, and writes what became of them.
 
 An entry stays pending until its result is stored. Requests of jobs are named after their entries, so a job that is
-taken up again, by the next life of this actor or by another one, joins its request where that is now.
+taken up again, by the next life of this actor or by another one, joins its request where that is now; and whichever
+answers first has answered.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from actors.actor import Actor, describe
 from actors.settings import Settings
-from bus.contract import Bus, BusError, BusUnavailable, Entry
+from bus.contract import Answer, Bus, BusError, BusUnavailable, Entry
 from bus.messages import BatchQueued, Job, JobResult
 from bus.outbox import Outbox
 from bus.streams import JOBS_GROUP, address_of
@@ -194,7 +195,8 @@ class JobsActor(Actor):
         told = JobResult(result=result.text(), custom_id=result.custom_id or "", batch=batch, job=str(entry.id))
         stream = job.reply_to if 0 < len(job.reply_to) <= MAX_KEY_CHARS else self.names.job_results
         self._job_metrics.outcome(counter)
-        self._settling.put(Outcome(entry, stream, told, counter, size))
+        answer = Answer(entry, stream, told, self.names.batch(batch), counter if batch else "")
+        self._settling.put(Outcome(answer, size))
 
     # -- beside it ----------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,13 @@
-"""Storing results: first the result, then, in one transaction, the count of its batch and the end of its entry.
-
-So a result may come twice (the actor dies between the two), never not at all.
-"""
+"""Storing results: each together with the end of its entry and the count of its batch, so that none comes twice."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.actor import describe
 from actors.logs import Log
-from bus.contract import Bus, BusError, BusUnavailable, Entry
-from bus.messages import JobResult
+from bus.contract import Answer, Bus, BusUnavailable, Entry
 from bus.streams import JOBS_GROUP, Names
 
 RETRY_S = 0.2
@@ -20,12 +15,9 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job's entry. ``counter``: the one of its batch to count it in."""
+    """What became of a job's entry. ``size``: what it takes of the window."""
 
-    entry: Entry
-    stream: str
-    result: JobResult
-    counter: str
+    answer: Answer
     size: int
 
 
@@ -50,8 +42,7 @@ class Settling:
         outcomes, self._waiting = self._waiting, []
         while True:
             try:
-                await self._store(outcomes)
-                await self._end(outcomes)
+                await self._store([outcome.answer for outcome in outcomes])
                 return outcomes
             except BusUnavailable as error:
                 self._log.warning("bus unavailable: results wait", error=describe(error))
@@ -66,27 +57,12 @@ class Settling:
                 self._log.warning("bus unavailable: a batch waits", error=describe(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def _store(self, outcomes: list[Outcome]) -> None:
-        by_stream: dict[str, list[JobResult]] = defaultdict(list)
-        for outcome in outcomes:
-            by_stream[outcome.stream].append(outcome.result)
-        for stream, results in by_stream.items():
-            try:
-                await self._bus.publish([(stream, result) for result in results])
-            except BusUnavailable:
-                raise
-            except BusError as error:  # what was given as reply_to is no stream
-                self._log.warning("results go to the usual stream", wanted=stream, error=describe(error))
-                await self._bus.publish([(self._names.job_results, result) for result in results])
-
-    async def _end(self, outcomes: list[Outcome]) -> None:
-        counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for outcome in outcomes:
-            if outcome.result.batch:
-                counts[self._names.batch(outcome.result.batch)][outcome.counter] += 1
-        try:
-            await self._bus.ack(JOBS_GROUP, [outcome.entry for outcome in outcomes], counts=counts)
-        except BusUnavailable:
-            raise
-        except BusError as error:  # the name of a batch is taken by something that is no hash
-            self._log.error("jobs not counted", error=describe(error))
+    async def _store(self, answers: list[Answer]) -> None:
+        problems = await self._bus.answer(JOBS_GROUP, answers)
+        refused = [(each, problem) for each, problem in zip(answers, problems, strict=True) if problem]
+        for each, problem in refused:  # what was given as reply_to is no stream
+            self._log.warning("a result goes to the usual stream", wanted=each.stream, error=problem)
+        usual = [replace(each, stream=self._names.job_results) for each, _ in refused]
+        for each, problem in zip(usual, await self._bus.answer(JOBS_GROUP, usual), strict=True):
+            if problem:
+                self._log.error("a job has no result", id=str(each.entry.id), error=problem)

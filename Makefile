@@ -47,8 +47,8 @@ soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and 
 overload: $(VENV)/.installed-test redis ## ten times the load that can be served: what becomes of goodput, latency and memory?
 	$(BIN)/python -m tests.chaos.overload $(ARGS)
 
-jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, every actor killed in turn; about 20 minutes
-	PAGEBUS_TEST_JOBS=100000 $(BIN)/python -m pytest -p no:randomly tests/chaos/test_jobs.py $(ARGS)
+jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, every actor killed in turn; about 20 minutes (ARGS="--jobs 5000")
+	$(BIN)/python -m tests.chaos.jobs_stress $(ARGS)
 
 FUZZ ?= 20000
 SEED ?= 1

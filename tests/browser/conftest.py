@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -35,21 +36,28 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
+@contextmanager
+def opened(browser: Browser, url: str) -> Iterator[Page]:
+    """The page of a server. Whatever it says on the console as a warning or an error is a failure."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=url)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.said = said  # type: ignore[attr-defined]
+    page.goto("/")
+    yield page
+    context.close()
+    assert said == []
+
+
 @pytest.fixture
 def page(browser: Browser, deployment: Deployment) -> Iterator[Page]:
-    """The page, just opened. Whatever it says on the console as a warning or an error is a failure."""
-    said: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=deployment.url)
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened = context.new_page()
-    opened.set_default_timeout(PATIENCE_MS)
-    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.said = said  # type: ignore[attr-defined]
-    opened.goto("/")
-    expect(opened.get_by_text("Live", exact=True)).to_be_visible()
-    yield opened
-    context.close()
+    """The page, just opened."""
+    with opened(browser, deployment.url) as page:
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        yield page
     deployment.release()
     deployment.until(lambda: deployment.core.is_idle)
-    assert said == []

@@ -1,4 +1,5 @@
 """Pictures of every view from a real run: ``python -m tests.browser.screenshots FOLDER`` (or ``make screenshots``).
+With ``--all`` every view in every size and theme, to look at.
 
 A ``pagebus serve`` of the shipped model on this machine, with a small cache and a host tier, under a dozen clients.
 """
@@ -8,50 +9,37 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import takewhile
 from pathlib import Path
 
 import aiohttp
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.conftest import CHROMIUM
+from tests.browser.served import served
 
-SERVE = ("serve", "--port", "0", "--device", "cpu", "--threads", "1", "--num-gpu-blocks-override", "420",
-         "--swap-space", "0.05", "--max-num-batched-tokens", "192")  # fmt: skip
+SERVE = ("--num-gpu-blocks-override", "420", "--swap-space", "0.05", "--max-num-batched-tokens", "192")
 WORDS = ("water", "river", "brave", "light", "house", "music", "bread", "ocean", "stone", "green", "happy", "winter",
          "honest", "bridge", "garden", "silver", "thunder", "gentle", "planet", "letter")  # fmt: skip
 CLIENTS = 14
 WARM_MS = 25_000
 LOOK_MS = 4_000
 VIEWS = ("memory", "steps", "requests", "actors", "charts", "replay", "batches")
-PICTURES = (
+Picture = tuple[str, tuple[int, int], str, tuple[str, ...]]
+PICTURES: tuple[Picture, ...] = (
     ("", (1280, 860), "light", (*VIEWS, "chat")),
     ("-dark", (1280, 860), "dark", (*VIEWS, "chat")),
     ("-wide", (2560, 1400), "dark", ("memory", "replay")),
     ("-phone", (360, 760), "light", ("memory", "requests", "chat")),
 )
-"""Suffix of the file, size of the window, theme, and which views."""
-
-
-@contextmanager
-def server(files: str) -> Iterator[str]:
-    """A served model; yields its address."""
-    command = [sys.executable, "-m", "actors.cli", *SERVE, "--files-dir", files]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    try:
-        list(takewhile(lambda line: "Ready after" not in line, process.stdout))
-        yield process.stdout.readline().split()[-1].removesuffix("/v1/models")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+"""Suffix of the file, size of the window, theme, and which views: those of the documentation."""
+EVERY: tuple[Picture, ...] = tuple(
+    (f"-{size[0]}-{theme}", size, theme, (*VIEWS, "chat"))
+    for size in ((1280, 860), (2560, 1400), (360, 760))
+    for theme in ("light", "dark")
+)
+"""To look at."""
 
 
 async def load(url: str, stop: threading.Event) -> None:
@@ -107,10 +95,9 @@ def talk(page: Page) -> None:
     page.evaluate("document.querySelector('.settings').scrollTop = 0")
 
 
-def take(browser: Browser, url: str, folder: Path) -> None:
-    """All pictures."""
-    for suffix, size, theme, views in PICTURES:
-        page = open_page(browser, url, size, theme, notes="open" if suffix == "-wide" else "closed")
+def take(browser: Browser, url: str, folder: Path, pictures: tuple[Picture, ...]) -> None:
+    for suffix, size, theme, views in pictures:
+        page = open_page(browser, url, size, theme, notes="open" if size[0] > 2000 else "closed")
         for view in views:
             page.goto(f"{url}/#/{view}")
             if view == "memory":
@@ -127,11 +114,17 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots", description="Pictures of the page.")
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--all", action="store_true", help="every view in every size and theme")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=30_000)
     stop = threading.Event()
-    with tempfile.TemporaryDirectory() as files, server(files) as url, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as files,
+        served(*SERVE, "--files-dir", files) as url,
+        sync_playwright() as playwright,
+    ):
         loading = threading.Thread(target=lambda: asyncio.run(load(url, stop)))
         loading.start()
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -142,7 +135,7 @@ def main() -> None:
             page.get_by_role("button", name="Run an example of 20 questions").click()
             expect(page.get_by_text("of 20 done")).to_be_visible()
             page.context.close()
-            take(browser, url, folder)
+            take(browser, url, folder, EVERY if arguments.all else PICTURES)
         finally:
             browser.close()
             stop.set()

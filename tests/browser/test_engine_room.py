@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from actors.cli import main
 from actors.simulator.recorded import Tables, read_rows
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
 
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]
+WIDTHS = (360, 2560, 1280)
 VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 WORLD = "(await import('/static/js/main.js')).world"
@@ -233,63 +235,75 @@ def test_a_replay_shows_what_the_recording_says(page: Page) -> None:
     expect(step).not_to_have_text(before)
 
 
-FRAMES = """async () => {
-  const { World } = await import("/static/js/world.js");
-  const { BlockMap } = await import("/static/js/parts/blockmap.js");
-  const blocks = 10000, running = 64, end = new AbortController(), world = new World();
-  const map = new BlockMap({ label: "many", height: 440, signal: end.signal, describe: () => "" });
-  document.getElementById("main").replaceChildren(map.element);
-  const { Tier } = await import("/static/js/world.js");
-  const tier = new Tier(blocks);
-  for (let block = 0; block < blocks; block++) tier.owners[block] = 1 + Math.floor(block * running / blocks);
-  map.show(tier);
+def test_a_simulated_run_is_replayed(page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What ``pagebus simulate --record`` wrote opens like a recording; with two executors, either is shown."""
+    path = tmp_path / "simulated.jsonl.gz"
+    run = ["simulate", "--workload", "chat", "--requests", "6", "--executors", "2", "--num-gpu-blocks-override", "300"]
+    assert main([*run, "--record", str(path)]) == 0
+    steps = [row for row in read_rows(path) if "step" in row]
+    visit(page, "replay")
+    page.get_by_label("Open a recording").set_input_files(path)
+    expect(page.get_by_text("simulated.jsonl.gz")).to_be_visible()
+    page.get_by_label("Time in the recording").press("End")
+    for name in ("executor-1", "executor-0"):
+        page.get_by_role("button", name=name).click()
+        expect(page.get_by_label(f"Device blocks of {name}")).to_be_visible()
+        last = max(row["step"] for row in steps if row["replica"] == name)
+        expect(page.locator(".figure", has_text="Step").locator("dd")).to_have_text(f"{last} of {last}")
+    expect(page.locator(".figure", has_text="Blocks held").locator("dd")).to_contain_text("of 300")
+
+
+FRAMES = """async ([blocks, running, turns]) => {
+  const { live, world } = await import("/static/js/main.js");
+  live.stop();
+  const { requests, sequences } = world.hello.columns, atS = world.atS;
+  const { device, host, ...counts } = [...world.replicas.values()][0];
+  const base64 = (array) => btoa([...new Uint8Array(array.buffer)].map((byte) => String.fromCharCode(byte)).join(""));
+  const row = (columns, known) => columns.map((name) => known[name] ?? (name.endsWith("_s") ? atS - 1 : 1));
+  const ids = Array.from({ length: running }, (_, index) => index + 1);
+  const state = (map, flashed) => ({
+    at_s: atS, num_waiting: 0, num_over: 0, steps: [], flashed,
+    requests: ids.map((id) => row(requests, { id: `request-${id}`, over_s: null, ended_s: null })),
+    sequences: ids.map((id) => row(sequences, { id, request: id - 1, choice: 0, state: 2, replica: 0 })),
+    replicas: [{ ...counts, num_blocks: blocks, num_running: running, device: { size: blocks, ...map },
+      host: { size: 0 } }],
+  });
+  const owners = Int32Array.from({ length: blocks }, (_, block) => 1 + Math.floor((block * running) / blocks));
   const frame = () => new Promise((done) => requestAnimationFrame(done));
+  world.takeState(state({ owners: base64(owners), shares: base64(new Uint8Array(blocks).fill(1)) }, []));
   await frame();
-  const start = performance.now(), before = map.frames;
-  for (let turn = 0; turn < 90; turn++) {
-    for (let each = 0; each < running; each++) {
-      const block = (turn * 997 + each * 151) % blocks;
-      tier.owners[block] = 1 + ((each + turn) % running);
-      tier.flashes.set(block, [each % 3, performance.now()]);
-    }
-    tier.version++;
-    map.show(tier);
+  const start = performance.now();
+  for (let turn = 0; turn < turns; turn++) {
+    const changed = Int32Array.from(ids, (id) => (turn * 997 + id * 151) % blocks);
+    const map = { changed: base64(changed), owners: base64(Int32Array.from(ids, (id) => 1 + ((id + turn) % running))),
+      shares: base64(new Uint8Array(running).fill(1)) };
+    world.takeState(state(map, [...changed].flatMap((block) => [0, block % 3, block])));
     await frame();
   }
-  const seconds = (performance.now() - start) / 1000;
-  end.abort();
-  return (map.frames - before) / seconds;
+  return (1000 * turns) / (performance.now() - start);
 }"""
 
 
-def test_ten_thousand_blocks_move_smoothly(page: Page) -> None:
-    """At least 30 frames a second with 64 sequences that all change in every frame, thousands of flashes included."""
+@pytest.mark.parametrize(("blocks", "least"), [(10_000, 30), (100_000, 10)])
+def test_large_maps_move_smoothly(page: Page, blocks: int, least: int) -> None:
+    """The whole view, with 64 running requests that each change a block in every frame, which flashes: frames a second.
+    Every block can still be seen and found, also the last of 100,000."""
     visit(page, "memory")
+    expect(page.locator(".map canvas").first).to_be_visible()
     rates = []
-    while len(rates) < 3 and max(rates, default=0) < 30:  # the machine may be busy with other tests
-        rates.append(page.evaluate(FRAMES))
-    assert max(rates) >= 30, rates
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_view_has_a_serious_accessibility_fault(page: Page, deployment: Deployment, theme: str) -> None:
-    """axe-core on every view, while something runs."""
-    deployment.hold(after=5)
-    send(deployment, f"seen-{next(NUMBERS)}")
-    deployment.paused()
-    page.evaluate("(theme) => localStorage.setItem('pagebus.theme', theme)", theme)
-    page.reload()
-    page.evaluate(AXE)
-    for view in VIEWS:
-        visit(page, view)
-        page.wait_for_timeout(400)
-        found = page.evaluate("async () => (await axe.run()).violations")
-        faults = [
-            (view, fault["id"], [node["html"][:160] for node in fault["nodes"][:3]])
-            for fault in found
-            if fault["impact"] in ("serious", "critical")
-        ]
-        assert faults == []
+    while len(rates) < 3 and max(rates, default=0) < least:  # the machine may be busy with other tests
+        rates.append(page.evaluate(FRAMES, [blocks, 64, 60]))
+    print(f"{blocks} blocks: {max(rates):.0f} frames/s")
+    assert max(rates) >= least, rates
+    expect(page.get_by_text(f"{blocks:,} of {blocks:,} held")).to_be_visible()
+    box = page.get_by_label("Device blocks of executor-0").bounding_box()
+    assert box is not None
+    assert box["width"] * box["height"] >= 4 * (blocks - box["width"]), "squares of at least two pixels"
+    page.get_by_label("Device blocks of executor-0").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip")).to_contain_text("Block 2 · held")
+    expect(page.locator("#tip")).to_contain_text("request-")
 
 
 CLIPPED = """() => {
@@ -311,14 +325,30 @@ CLIPPED = """() => {
 }"""  # noqa: E501
 
 
-@pytest.mark.parametrize("width", [360, 1280, 2560])
-def test_no_text_is_clipped(page: Page, deployment: Deployment, width: int) -> None:
-    """On a phone, a laptop and a large screen."""
+SETTLED = "() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 150))"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_view_is_accessible_and_fits(page: Page, deployment: Deployment, theme: str) -> None:
+    """While something runs: axe-core finds no serious fault, and no text is clipped on a phone, a laptop and a large
+    screen."""
     deployment.hold(after=5)
     send(deployment, f"seen-{next(NUMBERS)}")
     deployment.paused()
-    page.set_viewport_size({"width": width, "height": 900})
+    if theme == "dark":
+        page.get_by_role("button", name="Dark or light").click()
+    page.evaluate(AXE)
     for view in VIEWS:
         visit(page, view)
-        page.wait_for_timeout(300)
-        assert page.evaluate(CLIPPED) == [], view
+        page.evaluate(SETTLED)
+        found = page.evaluate("async () => (await axe.run({ resultTypes: ['violations'] })).violations")
+        faults = [
+            (view, fault["id"], [node["html"][:160] for node in fault["nodes"][:3]])
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+        ]
+        assert faults == []
+        for width in WIDTHS if theme == "light" else ():
+            page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate(SETTLED)
+            assert page.evaluate(CLIPPED) == [], (view, width)

@@ -51,12 +51,12 @@ export class Recording {
     return [...lives.values()];
   }
 
-  /** The number of the last step that was done at a time. */
-  indexAt(atS) {
-    let low = 0, high = this.steps.length;
+  /** The number of the last of some steps that was done at a time; -1: none. */
+  indexAt(atS, steps = this.steps) {
+    let low = 0, high = steps.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.steps[middle].done_s <= atS) low = middle + 1;
+      if (steps[middle].done_s <= atS) low = middle + 1;
       else high = middle;
     }
     return low - 1;

@@ -52,13 +52,13 @@ function player(recording, name, signal) {
   const memory = h("div", { class: "view" }), choice = h("div", {});
   const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus"], signal });
   const waterfall = new Waterfall({ choose: (id) => { world.follow(id); draw(); } });
-  const slider = h("input", { type: "range", min: String(recording.startS), max: String(recording.endS), step: "0.001", "aria-label": "Time in the recording",
+  const slider = h("input", { type: "range", min: String(recording.startS), max: String(recording.endS), step: "any", "aria-label": "Time in the recording",
     oninput: () => { go(Number(slider.value)); } });
   const button = h("button", { class: "button primary", type: "button", onclick: () => play(!playing) });
   const step = (by) => {
-    const index = Math.min(recording.steps.length - 1, Math.max(0, recording.indexAt(atS) + by));
+    const steps = recording.stepsOf(replica);
     play(false);
-    go(recording.steps[index].done_s);
+    go(steps[Math.min(steps.length - 1, Math.max(0, recording.indexAt(atS, steps) + by))].done_s);
   };
 
   function go(toS) {
@@ -89,9 +89,10 @@ function player(recording, name, signal) {
     const living = [...world.requests.values()].sort((a, b) => b.arrived_s - a.arrived_s);
     const shown = [...living, ...world.over.toReversed()].slice(0, 40);
     waterfall.show(shown, Math.max(recording.startS, atS - 6), atS, world.followed);
-    const counts = world.replicas.get(replica).device.counts(), index = recording.indexAt(atS);
+    const counts = world.replicas.get(replica).device.counts();
+    const steps = recording.stepsOf(replica), index = recording.indexAt(atS, steps);
     figures.set("Time", span(atS - recording.startS), `of ${span(recording.endS - recording.startS)}`);
-    figures.set("Step", index < 0 ? "–" : count(recording.steps[index].step), `of ${count(recording.steps.at(-1).step)}`);
+    figures.set("Step", index < 0 ? "–" : count(steps[index].step), `of ${count(steps.at(-1).step)}`);
     figures.set("Running", count(world.requests.size));
     figures.set("Blocks held", count(counts.held), `of ${count(counts.size)}`);
     figures.set("Ended", count(world.over.length));

@@ -1,0 +1,78 @@
+"""An operator before the page: actors that are processes of their own are drained and stopped, behind the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser.conftest import opened
+from tests.browser.served import served
+
+KEY = "a-key-of-32-characters-for-tests"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+BACK_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Two executors, and a key."""
+    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY)
+    with served(*arguments) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """The page, with the key that it asked for."""
+    with opened(browser, url) as page:
+        page.get_by_role("textbox", name="Key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 401
+        page.goto("/#/actors")
+        yield page
+
+
+def process_of(card: Locator) -> str | None:
+    """The process that an actor is, by its number and its machine."""
+    return card.locator("[title^=Process]").get_attribute("title")
+
+
+def order(page: Page, actor: str, what: str) -> Locator:
+    """Order an actor, and confirm it; its card."""
+    card = page.locator(f"[data-actor={actor}]")
+    card.get_by_role("button", name=what).click()
+    page.get_by_role("dialog").get_by_role("button", name=f"{what} it").click()
+    return card
+
+
+def test_executors_are_drained_and_stopped_and_come_back(page: Page, url: str) -> None:
+    """Each goes, and its supervisor starts another process in its place. Streams that they computed go on with the
+    other one; nobody without the key can do that."""
+    assert httpx.post(f"{url}/api/actors/executor/executor-0/stop", json={}).status_code == 401
+
+    def answer(_: int) -> tuple[int, str]:
+        body = {"prompt": "What is water?", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+        choice = httpx.post(f"{url}/v1/completions", json=body, headers=AUTHORIZED, timeout=120).json()
+        return choice["usage"]["completion_tokens"], choice["choices"][0]["text"]
+
+    before = {name: process_of(page.locator(f"[data-actor={name}]")) for name in ("executor-0", "executor-1")}
+    with ThreadPoolExecutor(4) as clients:
+        answers = clients.map(answer, range(4))
+        card = order(page, "executor-0", "Drain")
+        expect(card.locator(".chip")).not_to_have_text("ready")
+        expect(card).to_contain_text("restarted once", timeout=BACK_MS)
+        stopped = order(page, "executor-1", "Stop")
+        expect(stopped.locator(".chip")).not_to_have_text("ready")
+        expect(stopped).to_contain_text("restarted once", timeout=BACK_MS)
+        for each in (card, stopped):
+            expect(each.locator(".chip")).to_have_text("ready", timeout=BACK_MS)
+        told = set(answers)
+    assert len(told) == 1, "not all got the same"
+    assert next(iter(told))[0] == 200
+    after = {name: process_of(page.locator(f"[data-actor={name}]")) for name in before}
+    assert all(None is not after[name] != before[name] for name in before)

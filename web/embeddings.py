@@ -31,6 +31,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "messages": (),
     "mm_processor_kwargs": ({},),
     "normalize": (True,),
+    "padding": ("do_not_pad",),
     "request_id": (),
     "truncation_side": ("left",),
     "use_activation": (True,),

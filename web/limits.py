@@ -25,6 +25,7 @@ MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
 MAX_METADATA = 16
+MAX_METADATA_NAME = 64
 MAX_TEMPLATE_CHARS = 2**16
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 16

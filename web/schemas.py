@@ -23,6 +23,7 @@ from web.limits import (
     MAX_CHOICES,
     MAX_JSON_DEPTH,
     MAX_METADATA,
+    MAX_METADATA_NAME,
     MAX_NAME_CHARS,
     MAX_PROMPTS,
     MAX_TEMPLATE_CHARS,
@@ -80,6 +81,7 @@ def is_metadata(value: object) -> bool:
     return (
         isinstance(value, dict)
         and len(value) <= MAX_METADATA
+        and all(len(name) <= MAX_METADATA_NAME for name in value)
         and all(isinstance(item, str) and len(item) <= 512 for item in value.values())
     )
 

@@ -1,9 +1,9 @@
-"""The table of ``docs/compatibility.md``: each field of OpenAI's and vLLM's API, and what becomes of it here.
+"""The tables of ``docs/compatibility.md``: each field of OpenAI's and vLLM's API, and what becomes of it here.
 
     python -m tests.web.compatibility
 
-writes it anew. What is served is what the parsers say (as in ``/openapi.json``); which fields there are comes from the
-types of OpenAI's client, and from vLLM's protocol.
+writes them anew. What is served is what the parsers say (as in ``/openapi.json``); which fields there are comes from
+the types of OpenAI's client, and from vLLM's protocol.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 sys.path.insert(0, str(Path(__file__).parent))
 
 import orjson
+from compatibility_routes import BODIES, FILE, QUERIES, Body, served_query
 from fake_backend import MODEL
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
@@ -26,6 +27,7 @@ from web.routes.generation import ROUTES
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BEGIN, END = "<!-- fields -->", "<!-- end of fields -->"
+BEGIN_ROUTES, END_ROUTES = "<!-- fields of other routes -->", "<!-- end of fields of other routes -->"
 VLLM = [
     "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params", "ignore_eos",
     "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids", "min_p", "min_tokens",
@@ -75,8 +77,9 @@ def describe(name: str, schemas: Mapping[str, Any], others: Iterable[str]) -> st
     if schema is None:
         return "400"
     values = [value for value in schema.get("enum", ()) if value is not None]
-    if values and name not in ("model",) and len(values) == 1:
-        return f"only `{_json(values[0])}`, else 400"
+    if values and name != "model" and schema.get("type") is None:
+        shown = [f"`{_json(value)}`" for value in values]
+        return f"only {' or '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}, else 400"
     if "minimum" in schema or "exclusiveMinimum" in schema:
         return f"served, {_range(schema)}"
     return "served"
@@ -109,10 +112,39 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def body_table(body: Body) -> str:
+    """All fields of a route's body, by name."""
+    schemas = body.known()
+    listed = body.api | body.vllm | body.own | set(schemas)
+    lines = [f"`POST {body.path}`", "", "| field | of | here |", "| --- | --- | --- |"]
+    for name in sorted(listed):
+        origin = body.inventor if name in body.api else "vLLM" if name in body.vllm else "Pagebus"
+        lines.append(f"| `{name}` | {origin} | {describe(name, schemas, listed)} |")
+    return "\n".join(lines)
+
+
+def other_tables() -> str:
+    """The routes besides chats and completions: bodies, then what has none."""
+    lines = ["| route | served | 400 |", "| --- | --- | --- |"]
+    lines.append(f"| `POST /v1/files` (form) | {_names(FILE)} | |")
+    for query in QUERIES:
+        served = served_query(query)
+        refused = query.api - served
+        lines.append(f"| `GET {query.path}` | {_names(served)} | {_names(refused)} |")
+    lines.append("| `GET /v1/models`, `GET /v1/models/{id}` | | |")
+    return "\n\n".join([*map(body_table, BODIES), "\n".join(lines)])
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
 def with_table(page: str) -> str:
-    """The page with the table as it should be."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    """The page with the tables as they should be."""
+    for begin, end, made in ((BEGIN, END, table()), (BEGIN_ROUTES, END_ROUTES, other_tables())):
+        before, rest = page.split(begin)
+        page = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
+    return page
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
         ({"nonsense": 1}, "nonsense"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
     ],
 )
 def test_fields_that_are_refused(change: dict[str, Any], param: str) -> None:
@@ -103,6 +105,13 @@ def test_fields_that_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
         read_message(ASK | change)
     assert caught.value.param == param
+
+
+def test_a_schema_for_the_answer() -> None:
+    """Is the chat's."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    chat = read_message(ASK | {"output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert chat["response_format"] == {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
 def test_a_conversation_with_tools_becomes_a_chat() -> None:

@@ -62,6 +62,20 @@ async def test_a_response(served: Served, client: openai.AsyncOpenAI) -> None:
         await client.responses.retrieve(response.id)
 
 
+async def test_pages_of_input_items(client: openai.AsyncOpenAI) -> None:
+    """In either order, from any item on."""
+    texts = ["one", "two", "three"]
+    items = [{"role": "user", "content": text} for text in texts]
+    response = await client.responses.create(model=MODEL.name, input=items)  # type: ignore[arg-type]
+    for order, expected in (("asc", texts), ("desc", texts[::-1])):
+        first = await client.responses.input_items.list(response.id, order=order, limit=2)  # type: ignore[arg-type]
+        assert first.has_more
+        found = [item.content[0].text async for item in first]
+        assert found == expected
+    with pytest.raises(openai.BadRequestError, match="limit"):
+        await client.responses.input_items.list(response.id, limit=1000)
+
+
 async def test_an_incomplete_response(client: openai.AsyncOpenAI) -> None:
     """One that was cut says why."""
     response = await client.responses.create(model=MODEL.name, input="x", max_output_tokens=2, store=False)
@@ -175,6 +189,7 @@ async def test_an_ingress_that_is_gone(served: Served, client: openai.AsyncOpenA
         ({"background": True, "store": False}, "store"),
         ({"truncation": "auto"}, "truncation"),
         ({"nonsense": 1}, "nonsense"),
+        ({"metadata": {"n" * 65: "x"}}, "metadata"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
     ],
 )

@@ -50,7 +50,7 @@ def parse_batch(data: dict[str, Any], model: ServedModel) -> Wanted:
         raise bad_field("completion_window", "must be 24h")
     metadata = fields.object("metadata")
     if metadata is not None and not is_metadata(metadata):
-        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters")
+        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
     expires_s = None
     if (given := fields.object("output_expires_after")) is not None:
         expiry = Fields(given, "output_expires_after")
@@ -58,7 +58,7 @@ def parse_batch(data: dict[str, Any], model: ServedModel) -> Wanted:
             raise bad_field("output_expires_after.anchor", "must be created_at")
         expires_s = expiry.integer("seconds", None, MIN_EXPIRY_S, MAX_EXPIRY_S)
         expiry.finish({})
-    fields.finish({})
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
     return Wanted(str(file_id), str(endpoint), metadata, expires_s)
 
 

@@ -32,12 +32,12 @@ ERROR_TYPES = {
 
 def parse_message(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/messages``."""
-    return parse_chat(read_message(data), model)
+    return parse_chat(read_message(data, allow_unknown=model.allow_unknown_fields), model)
 
 
 def parse_count(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/messages/count_tokens``."""
-    return parse_chat(read_count(data), model)
+    return parse_chat(read_count(data, allow_unknown=model.allow_unknown_fields), model)
 
 
 class Messages(Chat):

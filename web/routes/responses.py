@@ -17,9 +17,11 @@ from aiohttp import web
 from web.admission import Charge, of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
 from web.context import API_KEY, CONTEXT, Context
-from web.errors import ApiError, bad_field
+from web.errors import ApiError, bad_field, not_supported
+from web.files.store import page
 from web.responses import Record
 from web.routes import EVENTS, JSON, About, Route, json_response
+from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
 from web.schemas import Asked, parse_chat, parse_json
 from web.shapes.response_events import OVER, ResponseEvents
@@ -28,6 +30,7 @@ from web.shapes.translated import Event, TranslatedChunks, named
 from web.sse import EventStream
 
 MAX_ID_CHARS = 100
+MAX_PAGE = 100
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -38,7 +41,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)
-    wanted = read_response(parse_json(await context.bodies.read(request)))
+    body = parse_json(await context.bodies.read(request))
+    wanted = read_response(body, allow_unknown=context.model.allow_unknown_fields)
     before: list[dict[str, Any]] = []
     if wanted.previous is not None:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
@@ -166,6 +170,9 @@ async def find(context: Context, response_id: str, owner: str, param: str = "res
 async def retrieve(request: web.Request) -> web.StreamResponse:
     """A response that was kept; with `stream`, the events of one from the background, after `starting_after`."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    refuse_includes(request)
+    if request.query.get("include_obfuscation", "false").lower() != "false":
+        raise not_supported("include_obfuscation")
     found = await find(context, response_id, request[API_KEY].name)
     if request.query.get("stream") not in ("true", "True", "1"):
         return json_response(found["response"])
@@ -200,10 +207,19 @@ async def delete(request: web.Request) -> web.Response:
 
 async def input_items(request: web.Request) -> web.Response:
     """What a response was an answer to, the newest first unless `order` is asc."""
+    refuse_includes(request)
+    order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
+    if order not in ("asc", "desc"):
+        raise bad_field("order", "must be asc or desc")
     found = await find(request.app[CONTEXT], request.match_info["response_id"], request[API_KEY].name)
-    items = found["items"] if request.query.get("order") == "asc" else found["items"][::-1]
-    return json_response({"object": "list", "data": items, "first_id": items[0]["id"], "last_id": items[-1]["id"],
-                          "has_more": False})  # fmt: skip
+    items = found["items"] if order == "asc" else found["items"][::-1]
+    return json_response(page(items, request.query.get("after"), limit))
+
+
+def refuse_includes(request: web.Request) -> None:
+    """What could be included is not there."""
+    if any(request.query.get(name) for name in ("include", "include[]")):
+        raise not_supported("include")
 
 
 RESPONSE = record(id=TEXT, object={"const": "response"}, created_at=TIME, status=TEXT, model=TEXT,
@@ -220,5 +236,6 @@ ROUTES = (
     Route("POST", "/v1/responses/{response_id}/cancel", "response_cancel", cancel, About(tag=TAG, answer=RESPONSE)),
     Route("GET", "/v1/responses/{response_id}/input_items", "response_input", input_items,
           About(tag=TAG, answer=record(object={"const": "list"}, data=array(OBJECT)),
-                query={"order": {"enum": ["asc", "desc"]}})),
+                query={"after": TEXT, "order": {"enum": ["asc", "desc"]},
+                       "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}})),
 )  # fmt: skip

@@ -35,7 +35,7 @@ def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, boo
     if text is None:
         raise bad_field("prompt", "is required")
     special = fields.boolean("add_special_tokens", True)
-    fields.finish({})
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
     return _asked(name, Prompt(text=text), special), wants_texts
 
 
@@ -46,7 +46,7 @@ def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
     if ids is None:
         raise bad_field("tokens", "is required")
     check_token_ids(ids, "tokens", model.vocab_size)
-    fields.finish({})
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
     return _asked(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
 
 

@@ -13,11 +13,32 @@ from web.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
 from web.shapes.translated import Event
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-SAME = ("model", "stream", "temperature", "top_p", "top_k")
+SAME = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
 """Fields that mean the same in a chat."""
+UNSUPPORTED_COUNT: dict[str, tuple[Any, ...]] = {
+    "context_management": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "thinking": ({"type": "disabled"},),
+    "user_profile_id": (),
+    "workspace_id": (),
+}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED_COUNT | {
+    "container": (),
+    "diagnostics": (),
+    "ec_transfer_params": (),
+    "inference_geo": (),
+    "kv_transfer_params": (),
+    "mm_payload": (),
+    "return_mm_kwargs": (False,),
+    "service_tier": ("auto", "standard_only"),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+"""Fields of Anthropic's and vLLM's API that come later, with the values that ask for nothing."""
 
 
-def read_message(data: dict[str, Any]) -> dict[str, Any]:
+def read_message(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[str, Any]:
     """The chat that a body asks for."""
     fields = Fields(data)
     body: dict[str, Any] = {name: value for name in SAME if (value := fields.take(name)) is not None}
@@ -33,24 +54,25 @@ def read_message(data: dict[str, Any]) -> dict[str, Any]:
         inner.finish({})
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True}
-    body |= _conversation(fields)
-    fields.finish({"thinking": ({"type": "disabled"},), "service_tier": ("auto", "standard_only"), "container": (),
-                   "mcp_servers": ([],)})  # fmt: skip
+    body |= _conversation(fields) | _read_output(fields)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
     return body
 
 
-def read_count(data: dict[str, Any]) -> dict[str, Any]:
+def read_count(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[str, Any]:
     """The chat whose tokens are to be counted."""
     fields = Fields(data)
     model = fields.take("model")
     body = _conversation(fields) | ({} if model is None else {"model": model})
-    fields.finish({"thinking": ({"type": "disabled"},)})
+    _read_output(fields)  # of which nothing is in the prompt
+    fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown)
     return body
 
 
 def _conversation(fields: Fields) -> dict[str, Any]:
-    """Messages and tools."""
+    """Messages and tools, and what the template is told."""
     messages: list[dict[str, Any]] = []
+    fields.take("cache_control")  # every prefix is cached
     if (system := fields.take("system")) is not None:
         messages.append({"role": "system", "content": _text(system, "system")})
     given = fields.array("messages", max_items=MAX_MESSAGES)
@@ -65,7 +87,27 @@ def _conversation(fields: Fields) -> dict[str, Any]:
         body["tools"] = [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if (choice := fields.object("tool_choice")) is not None:
         body |= _read_tool_choice(choice)
+    if (told := fields.take("chat_template_kwargs")) is not None:
+        body["chat_template_kwargs"] = told
     return body
+
+
+def _read_output(fields: Fields) -> dict[str, Any]:
+    """``output_config.format`` is a chat's ``response_format``."""
+    given = fields.object("output_config")
+    if given is None:
+        return {}
+    output = Fields(given, "output_config")
+    form = output.object("format")
+    output.finish({"effort": ()})
+    if form is None:
+        return {}
+    inner = Fields(form, "output_config.format")
+    kind, schema = inner.string("type", None), inner.object("schema")
+    inner.finish({})
+    if kind != "json_schema" or schema is None:
+        raise bad_field("output_config.format", "must be a json_schema with its schema")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}}
 
 
 def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:

@@ -16,17 +16,37 @@ ROLES = ("user", "assistant", "system", "developer")
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "stop", "ignore_eos", "min_tokens", "priority", "cache_salt"),
+    *("repetition_penalty", "stop", "ignore_eos", "min_tokens", "priority", "cache_salt", "logit_bias"),
+    *("stop_token_ids", "structured_outputs", "include_stop_str_in_output", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
 )
 """Fields that mean the same in a chat: OpenAI's, then vLLM's."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "context_management": ([],),
     "conversation": (),
+    "ec_transfer_params": (),
+    "enable_response_messages": (False,),
+    "image": (),
     "include": ([],),
+    "kv_transfer_params": (),
     "max_tool_calls": (),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
+    "mm_processor_kwargs": ({},),
+    "moderation": (),
+    "previous_input_messages": (),
     "prompt": (),
+    "prompt_cache_options": (),
+    "request_id": (),
+    "return_mm_kwargs": (False,),
+    "session_id": (),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
 }
+"""Fields of OpenAI's and vLLM's API that come later, with the values that ask for nothing."""
 
 
 @dataclass(slots=True)
@@ -49,7 +69,7 @@ class Wanted:
         return {**self.chat, "messages": [*first, *before, *self.chat["messages"]]}
 
 
-def read_response(data: dict[str, Any]) -> Wanted:
+def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
     """Read a body."""
     fields = Fields(data)
     chat: dict[str, Any] = {name: value for name in SAME if (value := fields.take(name)) is not None}
@@ -57,7 +77,7 @@ def read_response(data: dict[str, Any]) -> Wanted:
         chat["max_completion_tokens"] = most
     metadata = fields.object("metadata")
     if metadata is not None and not is_metadata(metadata):
-        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters")
+        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
     tools, tool_choice, text = fields.peek("tools"), fields.peek("tool_choice"), fields.peek("text")
     chat |= _read_tools(fields) | _read_text(fields) | _read_reasoning(fields)
     items, messages = read_input(fields)
@@ -70,7 +90,7 @@ def read_response(data: dict[str, Any]) -> Wanted:
         Fields(options, "stream_options").finish({"include_obfuscation": (False,)})
     wanted = Wanted(chat, items, fields.string("instructions", None, max_chars=INT32_MAX),
                     fields.string("previous_response_id", None), stream, background, store)  # fmt: skip
-    fields.finish(UNSUPPORTED)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
     chat |= {"stream": True, "stream_options": {"include_usage": True}}
     wanted.shown = {
         "background": background,

@@ -1,0 +1,231 @@
+"""The routes besides chats and completions in ``docs/compatibility.md``: their fields, and bodies that use them.
+
+Which fields there are comes from the types of OpenAI's and Anthropic's clients, and from vLLM's protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_type_hints
+
+from anthropic.types import message_count_tokens_params, message_create_params
+from fake_backend import MODEL
+from openai.types import (
+    batch_create_params,
+    batch_list_params,
+    embedding_create_params,
+    file_create_params,
+    file_list_params,
+)
+from openai.types.responses import input_item_list_params, response_create_params, response_retrieve_params
+
+from web.app import ROUTES
+from web.body_schema import Parser, body_schema
+from web.embeddings import parse_embedding
+from web.routes.batches import EXAMPLE as BATCH
+from web.routes.batches import parse_batch
+from web.routes.messages import parse_count, parse_message
+from web.routes.tokens import parse_detokenize, parse_tokenize
+from web.schemas import parse_chat
+from web.shapes.messages import read_count, read_message
+from web.shapes.response_input import read_response
+
+ANY = replace(MODEL, priorities=True, request_templates=True)
+"""A server that was started with all that fields may need."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The fields of a route's body. ``api``: those of its inventor's client, ``vllm``: those that vLLM adds, ``own``:
+    ours. ``read`` tells what it takes (and only reads the route's own shape), ``parse`` is the whole of it."""
+
+    path: str
+    inventor: str
+    api: frozenset[str]
+    vllm: frozenset[str]
+    read: Parser
+    parse: Parser
+    samples: tuple[Mapping[str, Any], ...]
+    """Valid bodies: between them they use every field that is served."""
+    own: frozenset[str] = frozenset()
+    only_listed: bool = False
+    """Whether the parser takes more, which the page does not list."""
+
+    def known(self) -> Mapping[str, Any]:
+        """Schemas of the fields that are served."""
+        schemas: Mapping[str, Any] = body_schema(self.read, [dict(each) for each in self.samples], ANY)["properties"]
+        listed = self.api | self.vllm | self.own
+        return {name: schema for name, schema in schemas.items() if name in listed or not self.only_listed}
+
+
+@dataclass(frozen=True)
+class Query:
+    """The parameters of a route that has no body."""
+
+    path: str
+    api: frozenset[str]
+
+
+def fields_of(*types: Any) -> frozenset[str]:
+    """The names of all parameters of a client."""
+    return frozenset(name for each in types for name in get_type_hints(each))
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+BETA = words("context_management mcp_servers")
+"""Of the beta of Anthropic's API, that clients send most."""
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+RESPONSE = Body(
+    path="/v1/responses",
+    inventor="OpenAI",
+    api=fields_of(
+        response_create_params.ResponseCreateParamsNonStreaming, response_create_params.ResponseCreateParamsStreaming
+    ),
+    vllm=words(
+        "cache_salt chat_template_kwargs ec_transfer_params enable_response_messages frequency_penalty ignore_eos "
+        "include_reasoning include_stop_str_in_output kv_transfer_params logit_bias media_io_kwargs min_p mm_payload "
+        "mm_processor_kwargs presence_penalty previous_input_messages priority repetition_penalty request_id "
+        "return_mm_kwargs seed session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids "
+        "structured_outputs top_k vllm_xargs watermarking min_tokens"
+    ),
+    read=lambda data, model: read_response(data, allow_unknown=model.allow_unknown_fields),
+    parse=lambda data, model: parse_chat(read_response(data).body([]), model),
+    samples=(
+        {
+            "input": "Hi", "instructions": "Be brief", "model": MODEL.name, "background": True, "store": True,
+            "stream": True, "stream_options": {}, "max_output_tokens": 5, "metadata": {"a": "b"},
+            "parallel_tool_calls": True, "previous_response_id": "resp_1", "prompt_cache_key": "k",
+            "prompt_cache_retention": "24h", "reasoning": {"effort": "low"}, "safety_identifier": "s",
+            "service_tier": "auto", "temperature": 0.5, "top_p": 0.9, "tools": [FUNCTION],
+            "tool_choice": {"type": "function", "name": "f"}, "user": "u", "timeout": 9.0,
+        },
+        {
+            "input": "Hi", "text": {"format": {"type": "json_object"}}, "cache_salt": "s",
+            "chat_template_kwargs": {"a": 1}, "frequency_penalty": 0.5, "presence_penalty": 0.5, "ignore_eos": False,
+            "include_reasoning": True, "include_stop_str_in_output": True, "logit_bias": {"5": 1}, "min_p": 0.1,
+            "priority": 1, "repetition_penalty": 1.1, "seed": 1, "skip_special_tokens": False,
+            "spaces_between_special_tokens": False, "stop": ["x"], "stop_token_ids": [7], "top_k": 5,
+        },
+        {"input": "Hi", "structured_outputs": {"choice": ["a", "b"]}},
+        {"input": "Hi", "min_tokens": 1},
+    ),
+    own=words("timeout"),
+)  # fmt: skip
+_MESSAGE: dict[str, Any] = {
+    **CHAT, "model": MODEL.name, "system": "Be brief", "cache_control": {"type": "ephemeral"},
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"},
+    "chat_template_kwargs": {"a": 1},
+}  # fmt: skip
+_FORMAT = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+MESSAGE = Body(
+    path="/v1/messages",
+    inventor="Anthropic",
+    api=fields_of(
+        message_create_params.MessageCreateParamsNonStreaming, message_create_params.MessageCreateParamsStreaming
+    )
+    | BETA,
+    vllm=words(
+        "cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params mm_payload return_mm_kwargs "
+        "vllm_xargs watermarking temperature top_k top_p"
+    ),
+    read=lambda data, model: read_message(data, allow_unknown=model.allow_unknown_fields),
+    parse=parse_message,
+    samples=(
+        {
+            **_MESSAGE, "max_tokens": 5, "stop_sequences": ["x"], "stream": True, "metadata": {"user_id": "u"},
+            "temperature": 0.5, "top_p": 0.9, "top_k": 5, "cache_salt": "s",
+        },
+        {**CHAT, "max_tokens": 5, **_FORMAT},
+    ),
+)  # fmt: skip
+COUNT = Body(
+    path="/v1/messages/count_tokens",
+    inventor="Anthropic",
+    api=fields_of(message_count_tokens_params.MessageCountTokensParams) | BETA,
+    vllm=words("chat_template_kwargs"),
+    read=lambda data, model: read_count(data, allow_unknown=model.allow_unknown_fields),
+    parse=parse_count,
+    samples=({**_MESSAGE, **_FORMAT},),
+)
+EMBEDDING = Body(
+    path="/v1/embeddings",
+    inventor="OpenAI",
+    api=fields_of(embedding_create_params.EmbeddingCreateParams),
+    vllm=words(
+        "add_special_tokens cache_salt embed_dtype endianness messages mm_processor_kwargs normalize padding priority "
+        "request_id truncate_prompt_tokens truncation_side use_activation"
+    ),
+    read=parse_embedding,
+    parse=parse_embedding,
+    samples=(
+        {
+            "input": ["a", "b"], "model": MODEL.name, "encoding_format": "base64", "dimensions": 4, "user": "u",
+            "add_special_tokens": False, "cache_salt": "s", "priority": 1, "truncate_prompt_tokens": 3, "timeout": 9.0,
+        },
+    ),
+    own=words("timeout"),
+)  # fmt: skip
+TOKENIZE = Body(
+    path="/tokenize",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=words(
+        "add_generation_prompt add_special_tokens chat_template chat_template_kwargs continue_final_message "
+        "media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools"
+    ),
+    read=parse_tokenize,
+    parse=parse_tokenize,
+    samples=(
+        {"prompt": "a", "model": MODEL.name, "add_special_tokens": False, "return_token_strs": True},
+        {
+            "messages": [*CHAT["messages"], {"role": "assistant", "content": "Oh"}], "add_generation_prompt": False,
+            "continue_final_message": True, "chat_template": "{{ messages }}", "chat_template_kwargs": {"a": 1},
+            "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none",
+        },
+    ),
+    only_listed=True,
+)  # fmt: skip
+DETOKENIZE = Body(
+    path="/detokenize",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=words("model tokens"),
+    read=parse_detokenize,
+    parse=parse_detokenize,
+    samples=({"model": MODEL.name, "tokens": [1, 2]},),
+)
+BATCHES = Body(
+    path="/v1/batches",
+    inventor="OpenAI",
+    api=fields_of(batch_create_params.BatchCreateParams),
+    vllm=frozenset(),
+    read=parse_batch,
+    parse=parse_batch,
+    samples=(BATCH,),
+)
+BODIES = (RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, BATCHES)
+FILE = fields_of(file_create_params.FileCreateParams)
+"""Of a form, which ``POST /v1/files`` gets: all are served."""
+QUERIES = (
+    Query("/v1/files", fields_of(file_list_params.FileListParams)),
+    Query("/v1/batches", fields_of(batch_list_params.BatchListParams)),
+    Query(
+        "/v1/responses/{response_id}",
+        fields_of(
+            response_retrieve_params.ResponseRetrieveParamsNonStreaming,
+            response_retrieve_params.ResponseRetrieveParamsStreaming,
+        ),
+    ),
+    Query("/v1/responses/{response_id}/input_items", fields_of(input_item_list_params.InputItemListParams)),
+)
+
+
+def served_query(query: Query) -> frozenset[str]:
+    """The parameters that the route says it takes."""
+    (route,) = (route for route in ROUTES if (route.method, route.path) == ("GET", query.path))
+    return frozenset(route.about.query)

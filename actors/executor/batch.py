@@ -11,105 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.executor import checks
 from actors.executor.errors import PlanError
-from actors.executor.layout import NUM_COLUMNS, SlotLayout
-from actors.executor.restrictions import Restrictions, banned_tokens, long_words
-from actors.executor.scoring import ScoredSlots, Scoring, ranges
+from actors.executor.layout import NUM_COLUMNS, TOP_K, BatchLimits
+from actors.executor.restrictions import Restrictions, long_words
+from actors.executor.rules import Rules
+from actors.executor.scoring import ScoredSlots, ranges
+from actors.executor.step_work import StepWork
 from bus.messages import Int32Array, NewSequence, StepPlan
 
-BoolArray = NDArray[np.bool_]
-
-TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
-"""Rows of the table of sampling columns; the first six hold float32 bits."""
-FOREVER = 2**31 - 1
 GREEDY_BELOW = 1e-5
 
 TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
 """Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens; a
 grammar, which gives a mask anew for each token.
 Rules (bias, bans) end at an index of their own."""
-
-
-_NO_ROWS: Int32Array = np.empty(0, np.int32)
-
-
-def _no_rows() -> Int32Array:
-    return _NO_ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Sizes that every plan must respect."""
-
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-    vocab_size: int
-
-    @property
-    def dummy_slot(self) -> int:
-        """The slot that padding rows of a CUDA graph name; no plan may."""
-        return self.max_num_seqs
-
-    @property
-    def table_width(self) -> int:
-        """Most blocks one sequence can have."""
-        return -(-self.max_model_len // self.block_size)
-
-    @property
-    def layout(self) -> SlotLayout:
-        """Of all slots, the dummy slot too."""
-        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len)
-
-
-@dataclass(slots=True)
-class StepWork:
-    """One step, checked: R rows of T tokens together, of which N sample a token.
-
-    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token, of the pass,
-    behind which a token is sampled, ``positions`` [N] says where that is stored, ``indexes`` [N] is its output index.
-    ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
-    ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
-    ``new_slots``, in which sequences have entered. ``constrained`` [C]: which of the N follow a grammar. ``broken``:
-    those of them that turned out to be unable to.
-    """
-
-    num_decodes: int
-    num_tokens: int
-    max_query_len: int
-    max_context_len: int
-    slots: Int32Array
-    starts: Int32Array
-    query_start: Int32Array
-    positions: Int32Array
-    indexes: Int32Array
-    hidden_index: Int32Array
-    sample_slots: Int32Array
-    sequence_ids: Int32Array
-    length_ended: BoolArray
-    can_stop: BoolArray
-    end_ids: Int32Array
-    deltas: dict[str, Int32Array]
-    new_slots: list[int] = field(default_factory=list)
-    any_random: bool = False
-    extra_random: bool = False
-    extra_truncated: bool = False
-    extra_penalized: bool = False
-    extra_ruled: bool = False
-    extra_masked: bool = False
-    extra_worded: bool = False
-    constrained: Int32Array = field(default_factory=_no_rows)
-    broken: list[int] = field(default_factory=list)
-    scoring: Scoring | None = None
-
-    @property
-    def decode_only(self) -> bool:
-        return self.num_decodes == len(self.slots)
 
 
 @dataclass(slots=True)
@@ -120,7 +37,6 @@ class _Entering:
     floats: list[tuple[float, ...]] = field(default_factory=list)
     ints: list[tuple[int, int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
-    rules: list[tuple[int, list[tuple[int, float, int]]]] = field(default_factory=list)
 
 
 class PersistentBatch:
@@ -133,16 +49,15 @@ class PersistentBatch:
     def __init__(self, limits: BatchLimits, *, single_prompts_apart: bool = False) -> None:
         self.limits = limits
         self._single_prompts_apart = single_prompts_apart
-        self.rule_width = 0
         self._size = limits.max_num_seqs + 1
         self._table_width = limits.table_width
         self._layout = limits.layout
-        if self._layout.size > FOREVER:
+        if self._layout.size > np.iinfo(np.int32).max:
             raise PlanError(
                 f"{limits.max_num_seqs} slots of {limits.max_model_len} tokens are too many to index: "
                 "lower --max-num-seqs or --max-model-len"
             )
-        self._ruled_rows: set[int] = set()
+        self._rules = Rules(self._size, limits.vocab_size)
         self._restrictions = Restrictions(limits.vocab_size)
         self._fill()
 
@@ -157,7 +72,7 @@ class PersistentBatch:
         self._min_tokens = np.zeros(size, np.int32)
         self._random = np.zeros(size, np.bool_)
         self._extras = np.zeros(size, np.int32)
-        self._rules_until = np.zeros(size, np.int32)
+        self._rules.until[:] = 0
         self._end_ids = np.full((size, 2), -1, np.int32)
         self._scored = ScoredSlots(size)
 
@@ -207,7 +122,7 @@ class PersistentBatch:
         self.num_computed[slots] = 0
         self.num_blocks[slots] = 0
         self._extras[slots] = 0
-        self._rules_until[slots] = 0
+        self._rules.free(slots)
         self._scored.free(slots)
 
     def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> list[tuple[Int32Array, Int32Array]]:
@@ -221,8 +136,7 @@ class PersistentBatch:
         columns[TOP_K:] = np.array(entering.ints, np.int32).T
         num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
-        if entering.rules:
-            self._pack_rules(entering.rules, deltas)
+        self._rules.pack(deltas)
         self._restrictions.pack(deltas)
         layout = self._layout
         of_column = layout.columns + np.arange(NUM_COLUMNS, dtype=np.int32)[:, None] * np.int32(layout.num_slots)
@@ -246,14 +160,10 @@ class PersistentBatch:
         self._random[slot] = is_random
         top_k = new.top_k if 0 < new.top_k < self.limits.vocab_size else 0
         self._extras[slot] = _extras(new, is_random, top_k, self.limits.vocab_size)
+        self._rules.enter(new)
         self._restrictions.enter(new)
         self._scored.enter(new, self.limits.vocab_size)
         self._set_end_ids(slot, new.end_token_ids)
-        rules = _rules(new, self.limits.vocab_size)
-        self._rules_until[slot] = max((until for _, _, until in rules), default=0)
-        if rules or slot in self._ruled_rows:
-            entering.rules.append((slot, rules))
-            (self._ruled_rows.add if rules else self._ruled_rows.discard)(slot)
         entering.slots.append(slot)
         entering.floats.append(
             (
@@ -271,22 +181,6 @@ class PersistentBatch:
         self._end_ids[slot] = -1
         # Ids that no vocabulary holds never match a sampled token; they only must fit the array.
         self._end_ids[slot, : len(end_ids)] = [i if 0 <= i < self.limits.vocab_size else -1 for i in end_ids]
-
-    def _pack_rules(self, rows: list[tuple[int, list[tuple[int, float, int]]]], deltas: dict[str, Int32Array]) -> None:
-        """Rows of the rule tables [n, K]; K grows in powers of two with the longest list met."""
-        longest = max(len(rules) for _, rules in rows)
-        while self.rule_width < longest:
-            self.rule_width = max(8, self.rule_width * 2)
-        ids = np.full((len(rows), self.rule_width), -1, np.int32)
-        values = np.zeros((len(rows), self.rule_width), np.float32)
-        until = np.zeros((len(rows), self.rule_width), np.int32)
-        for row, (_, rules) in enumerate(rows):
-            for column, (token_id, value, end) in enumerate(rules):
-                ids[row, column], values[row, column], until[row, column] = token_id, value, end
-        deltas["rule_slots"] = np.array([slot for slot, _ in rows], np.int32)
-        deltas["rule_ids"] = ids.reshape(-1)
-        deltas["rule_values"] = values.reshape(-1).view(np.int32)
-        deltas["rule_until"] = until.reshape(-1)
 
     def _choose(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> None:
         """The last token of some slots is another one than was sampled."""
@@ -381,7 +275,7 @@ class PersistentBatch:
         random = self._random[slots]
         work.any_random = bool(random.any())
         extras = self._extras[slots]
-        ruled = work.indexes < self._rules_until[slots]
+        ruled = work.indexes < self._rules.until[slots]
         rows = np.flatnonzero((extras != 0) | ruled)
         if not len(rows):
             return
@@ -405,14 +299,6 @@ def _extras(new: NewSequence, is_random: bool, top_k: int, vocab_size: int) -> i
     kinds = TRUNCATED * truncated | PENALIZED * penalized
     kinds |= MASKED * bool(new.allowed_token_ids) | CONSTRAINED * bool(new.grammar)
     return kinds | WORDED * bool(long_words(new, vocab_size))
-
-
-def _rules(new: NewSequence, vocab_size: int) -> list[tuple[int, float, int]]:
-    """(token id, value added, up to which output index); ids outside the vocabulary are left out."""
-    bans = [(token_id, -np.inf, new.min_tokens) for token_id in new.end_token_ids] if new.min_tokens > 0 else []
-    bans += [(token_id, -np.inf, FOREVER) for token_id in banned_tokens(new)]
-    biases = [(token_id, value, FOREVER) for token_id, value in new.logit_bias.items()]
-    return [rule for rule in bans + biases if 0 <= rule[0] < vocab_size]
 
 
 def _rank(values: Int32Array) -> Int32Array:

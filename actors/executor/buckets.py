@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.executor.batch import StepWork
+from actors.executor.step_work import StepWork
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32

@@ -13,7 +13,7 @@ from actors.executor.errors import PlanError
 from bus.messages import Int32Array, NewSequence, StepPlan
 
 if TYPE_CHECKING:
-    from actors.executor.batch import BatchLimits
+    from actors.executor.layout import BatchLimits
 
 
 def _in_range(field: str, values: Int32Array, end: int) -> None:

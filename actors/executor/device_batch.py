@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.batch import BatchLimits
-from actors.executor.layout import NUM_COLUMNS
+from actors.executor.layout import NUM_COLUMNS, BatchLimits
 from actors.executor.ops import Ops
 
 
@@ -13,7 +12,7 @@ class DeviceBatch:
     """Tensors of S = ``max_num_seqs`` + 1 slots; the last is the dummy slot, whose tokens are never read.
 
     ``tokens`` [S, L] int32; ``block_tables`` [S, MB] int32 (unused entries name block 0 or an old block: valid, never
-    read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see :mod:`actors.executor.batch`); ``seeds``
+    read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see :mod:`actors.executor.layout`); ``seeds``
     [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S, K], K growing as needed; ``masks`` [S, ceil(V / 32)]
     int32, bits of the tokens allowed (empty until needed); ``word_tokens``, ``word_lens`` [S, F] int32, F growing.
     The first four are parts of one array (:class:`~actors.executor.layout.SlotLayout`).

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from actors.executor.batch import StepWork
 from actors.executor.device import new_event, new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
@@ -33,6 +32,7 @@ from actors.executor.memory import memory_in_use
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
 from actors.executor.scorer import Scores
+from actors.executor.step_work import StepWork
 from actors.executor.swap import CopyWatch
 from actors.grammar import load_vocabulary
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer

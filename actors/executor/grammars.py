@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from actors.executor.batch import BatchLimits, StepWork
 from actors.executor.errors import EngineError
+from actors.executor.layout import BatchLimits
+from actors.executor.step_work import StepWork
 from actors.grammar import GrammarError, make_matcher
 from bus.messages import Int32Array, StepPlan
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from actors.executor.batch import StepWork
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
+from actors.executor.step_work import StepWork
 
 if TYPE_CHECKING:
     from actors.executor.runner import Runner

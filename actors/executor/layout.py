@@ -1,4 +1,5 @@
-"""Where the device keeps what it knows of every slot: all in one flat array, so that one kernel writes every change."""
+"""How many slots there are and how large, and where the device keeps what it knows of them: all in one flat array, so
+that one kernel writes every change."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from dataclasses import dataclass
 
 ALIGN = 4
 """In words: 16 bytes, what Triton specialises pointers on."""
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
+"""Rows of the table of sampling columns; the first six hold float32 bits."""
 NUM_COLUMNS = 8
-"""Sampling columns, see :mod:`actors.executor.batch`."""
 
 
 def aligned(count: int) -> int:
@@ -39,3 +41,30 @@ class SlotLayout:
     @property
     def size(self) -> int:
         return self.tokens + self.num_slots * self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Sizes that every plan must respect."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+
+    @property
+    def dummy_slot(self) -> int:
+        """The slot that padding rows of a CUDA graph name; no plan may."""
+        return self.max_num_seqs
+
+    @property
+    def table_width(self) -> int:
+        """Most blocks one sequence can have."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def layout(self) -> SlotLayout:
+        """Of all slots, the dummy slot too."""
+        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len)

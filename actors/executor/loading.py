@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.executor.batch import PersistentBatch
 from actors.executor.device import check_attention, resolve_kv_dtype, resolve_token_budget
 from actors.executor.graphs import Graphs, pool_bytes
 from actors.executor.host_memory import HostMemory, num_host_blocks
 from actors.executor.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
 from actors.executor.kv_scales import set_kv_scales
+from actors.executor.layout import BatchLimits
 from actors.executor.memory import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from actors.executor.models import build_model
 from actors.executor.ops import Ops

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.executor.batch import StepWork
 from actors.executor.errors import EngineError
 from actors.executor.scoring import result_columns
+from actors.executor.step_work import StepWork
 from bus.messages import END_GRAMMAR, END_LENGTH, END_STOP, Int32Array, StepResult
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from actors.executor.batch import BatchLimits, StepWork
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
+from actors.executor.layout import BatchLimits
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
+from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_library import LongRow
 from kernels.paged_attention import fixed_config

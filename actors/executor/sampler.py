@@ -5,19 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.batch import (
-    FREQUENCY,
-    MIN_P,
-    PRESENCE,
-    PROMPT_LEN,
-    REPETITION,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    StepWork,
-)
 from actors.executor.device_batch import DeviceBatch
+from actors.executor.layout import FREQUENCY, MIN_P, PRESENCE, PROMPT_LEN, REPETITION, TEMPERATURE, TOP_K, TOP_P
 from actors.executor.ops import Ops
+from actors.executor.step_work import StepWork
 
 
 class Sampler:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actors.executor.batch import StepWork
 from actors.executor.buckets import Bucket
 from actors.executor.device import new_event
 from actors.executor.layout import aligned
+from actors.executor.step_work import StepWork
 from bus.messages import Int32Array
 from kernels.paged_attention import query_spans
 

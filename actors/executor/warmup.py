@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.executor.batch import PersistentBatch
+from actors.executor.layout import BatchLimits
 from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from actors.scheduler.fleet import Fleet, Rows
+from actors.scheduler.offers import Offer, displace_jobs
 from actors.scheduler.order import INTERACTIVE, JOB
 from actors.scheduler.placement import choose
-from actors.scheduler.replica import Offer, Replica
+from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Sequence
 
 
@@ -64,7 +65,7 @@ def _displace_jobs(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replic
         if not replica.running.num_jobs:
             continue
         fleet.touch(replica)
-        offer = replica.displace_jobs(sequence)
+        offer = displace_jobs(replica, sequence)
         if offer is not None:
             return replica, offer
     return None

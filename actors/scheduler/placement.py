@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from actors.scheduler.fleet import Fleet, Rows
-from actors.scheduler.replica import Offer, Replica
+from actors.scheduler.offers import Offer, offer_of
+from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Sequence
 
 _NEVER = 2**62
@@ -29,12 +30,12 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer
     for row in holders[np.argsort(load[holders], kind="stable")].tolist():
         waits = int(load[row]) + num_tokens
         if best is None or _may_save(sequence, fleet, row, waits - best[0] + (row > best[1])):
-            best = _better(best, waits, row, fleet.replicas[row].offer(sequence))
+            best = _better(best, waits, row, offer_of(fleet.replicas[row], sequence))
         load[row] = _NEVER
     load[fleet.room < -(-num_tokens // fleet.replicas[0].block_size)] = _NEVER
     while (least := int(load.min())) < _NEVER and (best is None or least + num_tokens <= best[0]):
         row = int(load.argmin())
-        offer = fleet.replicas[row].offer(sequence)
+        offer = offer_of(fleet.replicas[row], sequence)
         best = _better(best, least + num_tokens, row, offer)
         if offer is not None:
             break

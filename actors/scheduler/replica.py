@@ -8,7 +8,6 @@ tokens count as known, and blocks as holding them, only once the result of their
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -16,16 +15,16 @@ import numpy as np
 from actors.scheduler.allotment import allot_blocks, share_budget
 from actors.scheduler.block_pool import BlockPool
 from actors.scheduler.events import ReplicaJoined
-from actors.scheduler.forking import Fork, fork_of
 from actors.scheduler.landing import Landing
 from actors.scheduler.lanes import Candidates, Lanes, blocks_needed, candidates
+from actors.scheduler.offers import Offer
 from actors.scheduler.order import JOB
 from actors.scheduler.pacing import Pacer
 from actors.scheduler.pipeline import Pipeline
 from actors.scheduler.plan import InFlight, PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.running import Running, Slots
-from actors.scheduler.sequence import Sequence, State, Swapped
+from actors.scheduler.sequence import Sequence, State
 from actors.scheduler.step_time import Work
 from actors.scheduler.tiers import HostTier
 from bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
@@ -34,19 +33,6 @@ WATERMARK = 0.01
 """Share of the blocks that admission leaves free, so that running sequences can grow for a while."""
 LOAD_TOKENS_PER_SEQUENCE = 16
 """What a running sequence weighs in placement, in tokens of prefill."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a replica that has room for a sequence has of it already: ``num_tokens`` tokens, in ``cached_blocks``, and
-    after these in ``host_blocks``. ``saved_tokens``: the same less the time to load them. Valid until a pool changes.
-    """
-
-    cached_blocks: list[int]
-    host_blocks: list[int]
-    num_tokens: int
-    saved_tokens: int
-    fork: Fork | None = None
 
 
 class Replica:
@@ -139,59 +125,10 @@ class Replica:
             return room - most  # more than a sequence needs, so it need not be exact
         return room - run.num_missing_blocks()
 
-    def offer(self, sequence: Sequence) -> Offer | None:
-        """The sequence's cached prefix if there are slots and :meth:`room` for the rest of its tokens, else None."""
-        if self.running.num_free_slots < sequence.num_slots:
-            return None
-        num_tokens, size = len(sequence.tokens), self.block_size
-        fork = fork_of(sequence, self.running)
-        cached, hosts = self._find(sequence) if fork is None else (fork.blocks, [])
-        needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
-        if needed + self.pool.num_unheld(cached) > self.room():
-            return None
-        if fork is not None:
-            return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
-        swapped = self._swapped(sequence)
-        found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
-        return Offer(cached, hosts, found, found - self.tier.cost_tokens(len(hosts)))
-
-    def _swapped(self, sequence: Sequence) -> Swapped | None:
-        """The sequence's host blocks, if they are here."""
-        swapped = sequence.swapped
-        return swapped if swapped is not None and swapped.replica is self else None
-
-    def _find(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
-        swapped, size = self._swapped(sequence), self.block_size
-        # At least one token must be computed, or there would be nothing to sample from.
-        limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
-        cached: list[int] = []
-        looks = self.caching and (swapped is not None or not sequence.scores_prompt)
-        if looks:
-            sequence.extend_hashes(size)
-            cached = self.index.match(sequence.hashes, limit)
-        if swapped is not None:
-            return cached, swapped.host_blocks[len(cached) :]
-        return cached, self.tier.match(sequence.hashes, len(cached), limit) if looks else []
-
-    def displace_jobs(self, sequence: Sequence) -> Offer | None:
-        """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its :meth:`offer`."""
-        jobs = [each for each in self.running.occupied() if each.request.level == JOB]
-        most = self.pool.num_free + sum(len(each.blocks) for each in jobs)
-        jobs = [each for each in jobs if each is each.head]
-        if not jobs or most < -(-len(sequence.tokens) // self.block_size):
-            return None
-        offer = self.offer(sequence)
-        while offer is None and jobs:
-            self.preempt(jobs.pop())
-            offer = self.offer(sequence)
-        return offer
-
     def bind(self, sequence: Sequence, offer: Offer) -> None:
         """Give the sequence a slot and what is there of it; the first plan that schedules it tells the executor. What
         lies on the host is loaded with the next plan."""
-        returns = self._swapped(sequence) is not None
-        if sequence.swapped is not None and not returns:
+        if sequence.swapped is not None and sequence.swapped.replica is not self:
             sequence.swapped.replica.tier.forget(sequence)
         self.pool.retain(offer.cached_blocks)
         self.tier.pool.retain(offer.host_blocks)

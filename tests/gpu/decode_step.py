@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from actors.bench.shapes import write_model_folder
-from actors.executor.batch import TEMPERATURE, BatchLimits, StepWork
 from actors.executor.buckets import Bucket
 from actors.executor.graphs import empty_step, padded_pass
 from actors.executor.kv_cache import allocate_kv_cache, is_float8
+from actors.executor.layout import TEMPERATURE, BatchLimits
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
 from actors.executor.runner import Runner
+from actors.executor.step_work import StepWork
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig
 

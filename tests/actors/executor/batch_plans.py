@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from actors.executor.batch import BatchLimits, PersistentBatch, StepWork
+from actors.executor.batch import PersistentBatch
 from actors.executor.device_batch import DeviceBatch
+from actors.executor.layout import BatchLimits
 from actors.executor.ops import Ops
+from actors.executor.step_work import StepWork
 from bus.messages import NewSequence, StepPlan
 from tests.engine_driver import ints
 

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from actors.executor.batch import TEMPERATURE, TOP_K, PersistentBatch
+from actors.executor.batch import PersistentBatch
 from actors.executor.errors import PlanError
+from actors.executor.layout import TEMPERATURE, TOP_K
 from bus.messages import StepPlan
 from tests.actors.executor.batch_plans import DECODE, LIMITS, deltas_of, entering, new, plan, poisoned_state, running
 from tests.engine_driver import ints

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from actors.bench.shapes import write_model_folder
-from actors.executor.batch import StepWork
 from actors.executor.buckets import Bucket, Buckets, decode_sizes, token_sizes
 from actors.executor.graphs import Graphs, empty_step
 from actors.executor.loading import graph_tokens
 from actors.executor.runner import Runner
+from actors.executor.step_work import StepWork
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 

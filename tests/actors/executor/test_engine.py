@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from actors.executor.batch import StepWork
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.graphs import Graphs, padded_pass
 from actors.executor.layers.attention import KernelPass
 from actors.executor.runner import Runner
+from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader
 from actors.model_config import ModelConfig
 from actors.settings import Settings, SettingsError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.executor.batch import BatchLimits, PersistentBatch
+from actors.executor.batch import PersistentBatch
+from actors.executor.layout import BatchLimits
 from actors.executor.warmup import full_prompt_steps, small_steps
 
 

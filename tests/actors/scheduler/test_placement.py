@@ -7,8 +7,9 @@ import random
 import pytest
 from world import World, request
 
+from actors.scheduler.offers import Offer, offer_of
 from actors.scheduler.placement import choose
-from actors.scheduler.replica import Offer, Replica
+from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Sequence
 
 
@@ -17,7 +18,7 @@ def ask_all(sequence: Sequence, replicas: list[Replica]) -> tuple[Replica, Offer
     best: tuple[Replica, Offer] | None = None
     least = 0
     for replica in replicas:
-        offer = replica.offer(sequence)
+        offer = offer_of(replica, sequence)
         if offer is None:
             continue
         cost = replica.load(sequence.request.level) - offer.saved_tokens

@@ -1,0 +1,79 @@
+"""What a replica can offer to a sequence that waits: room, and what it has of the sequence's tokens already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from actors.scheduler.forking import Fork, fork_of
+from actors.scheduler.lanes import blocks_needed
+from actors.scheduler.order import JOB
+from actors.scheduler.sequence import Sequence, Swapped
+
+if TYPE_CHECKING:
+    from actors.scheduler.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a replica that has room for a sequence has of it already: ``num_tokens`` tokens, in ``cached_blocks``, and
+    after these in ``host_blocks``. ``saved_tokens``: the same less the time to load them. Valid until a pool changes.
+    """
+
+    cached_blocks: list[int]
+    host_blocks: list[int]
+    num_tokens: int
+    saved_tokens: int
+    fork: Fork | None = None
+
+
+def offer_of(replica: Replica, sequence: Sequence) -> Offer | None:
+    """The sequence's cached prefix, if there are slots, and :meth:`Replica.room` for the rest of its tokens."""
+    if replica.running.num_free_slots < sequence.num_slots:
+        return None
+    num_tokens, size = len(sequence.tokens), replica.block_size
+    fork = fork_of(sequence, replica.running)
+    cached, hosts = _find(replica, sequence) if fork is None else (fork.blocks, [])
+    needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
+    if needed + replica.pool.num_unheld(cached) > replica.room():
+        return None
+    if fork is not None:
+        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
+    swapped = _swapped(replica, sequence)
+    found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
+    return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)))
+
+
+def displace_jobs(replica: Replica, sequence: Sequence) -> Offer | None:
+    """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer."""
+    jobs = [each for each in replica.running.occupied() if each.request.level == JOB]
+    most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
+    jobs = [each for each in jobs if each is each.head]
+    if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
+        return None
+    offer = offer_of(replica, sequence)
+    while offer is None and jobs:
+        replica.preempt(jobs.pop())
+        offer = offer_of(replica, sequence)
+    return offer
+
+
+def _find(replica: Replica, sequence: Sequence) -> tuple[list[int], list[int]]:
+    """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
+    swapped, size = _swapped(replica, sequence), replica.block_size
+    # At least one token must be computed, or there would be nothing to sample from.
+    limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
+    cached: list[int] = []
+    looks = replica.caching and (swapped is not None or not sequence.scores_prompt)
+    if looks:
+        sequence.extend_hashes(size)
+        cached = replica.index.match(sequence.hashes, limit)
+    if swapped is not None:
+        return cached, swapped.host_blocks[len(cached) :]
+    return cached, replica.tier.match(sequence.hashes, len(cached), limit) if looks else []
+
+
+def _swapped(replica: Replica, sequence: Sequence) -> Swapped | None:
+    """The sequence's host blocks, if they are here."""
+    swapped = sequence.swapped
+    return swapped if swapped is not None and swapped.replica is replica else None

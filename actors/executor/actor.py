@@ -25,8 +25,8 @@ from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
 from actors.spans import spans_of
-from bus.contract import Bus, BusUnavailable, Entry
-from bus.messages import StepPlan, StepResult
+from bus.contract import FENCE_INDEX, Bus, BusError, BusUnavailable, Entry, EntryId
+from bus.messages import ReplicaFenced, StepPlan, StepResult
 from bus.outbox import Outbox
 from kernels.target import Target, first_target, open_first_gpu
 
@@ -43,6 +43,7 @@ PROGRESS_INTERVAL_S = 0.2
 SWITCH_INTERVAL_S = 0.001
 """Python's turn between threads: at the default of 5 ms the event loop could hold up a launch longer than a step."""
 STALL_LOOK_S = 1.0
+STOP_FAILED_ENGINE_S = 3.0
 EXIT_AFTER_FAULT_S = 10.0
 EXIT_DEVICE_FAULT = 70
 MEMORY = (
@@ -182,10 +183,19 @@ class ExecutorActor(Actor):
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self._outbox.flush()
 
+    async def bequeath(self, error: BaseException) -> None:
+        """Close the results, after those that have been computed: the scheduler need not wait for the lease to end."""
+        if self._outbox is None or self._info is None or isinstance(error, BusError):
+            return
+        await self._stop_engine(STOP_FAILED_ENGINE_S)
+        fence = ReplicaFenced(replica=self.name, reason=describe(error), error=type(error).__name__)
+        self._outbox.append_at(self.names.results(self.name), EntryId(self.epoch, FENCE_INDEX), fence)
+        await self._outbox.flush()
+
     async def stop(self) -> None:
         """End the engine's threads."""
         self._kernel_build.stop()
-        await self._stop_engine(3.0)
+        await self._stop_engine(STOP_FAILED_ENGINE_S)
         if self._spans is not None:
             self._spans.write()
         if self._failure is not None:

@@ -287,7 +287,11 @@ class SchedulerActor(Actor):
         if entry.id.epoch < member.epoch:
             return  # of an executor that was replaced long ago
         if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
-            reason = message.reason if isinstance(message, ReplicaFenced) else "replaced"
+            reason, error = "replaced", ""
+            if isinstance(message, ReplicaFenced):
+                reason, error = message.reason, message.error
+                self._membership.refused[name] = member.epoch  # one that fails says so before it gives its lease back
+            self._meters.lost(name, error)
             self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
             return
         self._observers.landing(name, message)

@@ -56,6 +56,11 @@ class Meters:
             name, text = "vllm:iteration_tokens_total", "Tokens per step."
             self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine).observe(tokens)
 
+    def lost(self, engine: str, error: str) -> None:
+        """An executor is gone; ``error`` is what it said of that, if anything."""
+        name, text = "pagebus:lost_executors_total", "Executors that are gone, by the error they said they ended with."
+        self._metrics.counter(name, text, engine=engine, error=error).inc()
+
     def over(self, request: Request) -> None:
         """A request is over. Jobs have times that nobody waits for; tokenizers may have clocks that differ a little."""
         if request.first_token_s and request.level != JOB:

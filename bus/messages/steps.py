@@ -164,8 +164,10 @@ class StepResult:
 class ReplicaFenced:
     """The last entry of a replica whose executor is gone: nothing after it can be written by the old executor.
 
-    Written by the scheduler with a higher epoch. Readers know that the results before it are all there will be.
+    Written by the scheduler, or by an executor that fails: ``error`` is the kind of error it ended with. Readers know
+    that the results before it are all there will be.
     """
 
     replica: str
     reason: str
+    error: str = ""

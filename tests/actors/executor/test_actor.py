@@ -269,7 +269,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_actor(tmp_path: Path) -> N
 
 
 async def test_an_engine_that_fails_later_ends_the_actor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its thread raises reaches run()."""
+    """Whatever its thread raises reaches run(), and closes the results after those that there are."""
 
     def broken(*args: object) -> None:
         raise RuntimeError("device lost")
@@ -277,11 +277,16 @@ async def test_an_engine_that_fails_later_ends_the_actor(folder: Path, monkeypat
     async with world(settings(folder)) as running:
         await running.until_state("ready")
         engine: Any = running.actor._engine
-        monkeypatch.setattr(engine._loaded.runner, "run", broken)
         await running.send(empty_plan(), epoch=1)
+        await running.result()
+        monkeypatch.setattr(engine._loaded.runner, "run", broken)
+        await running.send(empty_plan(2), epoch=1)
 
         with pytest.raises(RuntimeError, match="device lost"):
             await running.ended()
+        (last,) = await running.bus.read({RESULTS: running.position}, block_ms=0)
+        fence = ReplicaFenced(replica=NAME, reason="RuntimeError: device lost", error="RuntimeError")
+        assert (last.id.index, last.message) == (FENCE_INDEX, fence)
 
 
 async def test_an_executor_whose_steps_do_not_advance_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,32 @@ async def test_a_dead_executor_is_fenced_and_its_sequences_move() -> None:
             await deployment.bus.append([late])
 
 
+async def test_an_executor_that_closes_its_results_is_given_up_at_once() -> None:
+    """It fails, and still has its lease for a moment: its sequences move, and it does not join again."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=40))
+        await until(lambda: len(deployment.results) == 6)
+        fence = ReplicaFenced(replica="gpu-0", reason="OutOfMemoryError: no memory", error="OutOfMemoryError")
+        at = EntryId(deployment.epochs["gpu-0"], FENCE_INDEX)
+        await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), at, fence)])
+        await until(lambda: not deployment.scheduler.core.replicas)
+        looked_s = deployment.scheduler._lookout.looked_s
+        await until(lambda: deployment.scheduler._lookout.looked_s > looked_s)
+        assert not deployment.scheduler.core.replicas
+        await deployment.stop_executor("gpu-0")
+        deployment.pause_after = None
+        await deployment.add_executor("gpu-1")
+
+        await until(lambda: not deployment.scheduler.core.requests)
+        assert deployment.tokens()[-1] == expected_tokens(PROMPT, 40)[-1]
+        lost = [
+            (labels["error"], n) for name, labels, n in _series(deployment) if name == "pagebus:lost_executors_total"
+        ]
+        assert lost == [("OutOfMemoryError", {"value": 1.0})]
+
+
 async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:
     """The same name under a new lease: the step numbers go on, and the request ends with its tokens."""
     async with Deployment().running() as deployment:

@@ -202,7 +202,10 @@ class ExecutorActor(Actor):
             self._failure.cancel()
 
     async def _stop_engine(self, timeout_s: float) -> None:
-        if self._engine is not None and not await asyncio.to_thread(self._engine.stop, timeout_s):
+        if self._engine is None:
+            return
+        # Not in the loop's pool: where a program ends with an LLM in it, there are no pools any more.
+        if not await asyncio.wrap_future(in_thread(self._engine.stop, timeout_s)):
             self.log.warning("engine did not end in time", after_s=timeout_s)
 
     async def measure(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -42,6 +43,7 @@ class System:
             self.close()
             raise
         _OPEN.add(self)
+        _close_all_with_the_program()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the actors' loop. An interrupt of the caller cancels it.
@@ -108,10 +110,14 @@ class System:
 _OPEN: weakref.WeakSet[System] = weakref.WeakSet()
 
 
-def _close_all() -> None:
-    for system in list(_OPEN):
-        system.close()
+@functools.cache
+def _close_all_with_the_program() -> None:
+    """What atexit calls comes too late: from then on no thread can be started, and the actors need some to end. So a
+    thread that the interpreter waits for, as it does for all that are not daemons, waits for the main thread."""
 
+    def close_all() -> None:
+        threading.main_thread().join()
+        for system in list(_OPEN):
+            system.close()
 
-# What atexit calls comes too late: threads of pools, which the actors need to end, have been ended by then.
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+    threading.Thread(target=close_all, name="pagebus-end").start()

@@ -151,11 +151,24 @@ def test_settings_that_make_no_sense() -> None:
         LLM(port=80)
 
 
-def test_importing_actors_is_cheap() -> None:
-    """Nothing is imported before it is used, and no torch for the parameters."""
-    script = "import sys, actors; a = set(sys.modules); actors.SamplingParams(); print('actors.offline' in a, 'torch' in sys.modules, 'aiohttp' in sys.modules)"  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False False\n"
+PROGRAM = """
+import atexit, sys, threading
+import actors
+print("actors.offline" in sys.modules)
+actors.SamplingParams()
+print("torch" in sys.modules, "aiohttp" in sys.modules)
+atexit.register(lambda: print("at exit", [each.name for each in threading.enumerate() if each.is_alive()]))
+llm = actors.LLM(device="cpu", threads=1, max_num_seqs=8)
+print(len(llm.generate("word", actors.SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs))
+"""
+
+
+def test_a_whole_program() -> None:
+    """Nothing is imported before it is used, and no torch for the parameters. A program that does not close its model
+    ends all the same: the actors have drained, and no thread is left, before the interpreter goes."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["False", "False False", "1", "at exit []"]
 
 
 def test_after_the_end() -> None:

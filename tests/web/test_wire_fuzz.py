@@ -103,6 +103,7 @@ async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     """Every answer is a clean one, the good streams do not notice, and nothing is left over."""
     monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.2)
     monkeypatch.setattr("web.connection.HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 60.0)
     served = await serve(files_dir=str(tmp_path))
     ids = await made(http, served.url)
     port, done, numbers = served.actor.port, asyncio.Event(), iter(range(COUNT))

@@ -1,4 +1,5 @@
-"""Random schedules: whatever happens in whatever order, every request ends once, with exactly its tokens."""
+"""Random schedules: whatever happens in whatever order, every request ends once, with exactly its tokens, and tenants
+(salts) with equal prompts never have a block in common."""
 
 from __future__ import annotations
 
@@ -83,6 +84,7 @@ class Schedules(RuleBasedStateMachine):
         is_job: bool,
         stop_at: int | None,
         ends: tuple[int, ...],
+        salt: str | None,
     ) -> TokenizedRequest:
         name = f"r{self.num_requests}"
         self.num_requests += 1
@@ -98,6 +100,7 @@ class Schedules(RuleBasedStateMachine):
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             priority=priority,
+            salt=salt,
             stop_token_ids=ends,
             min_tokens=3 if ends else 0,
             ignore_eos=bool(ends),
@@ -116,6 +119,7 @@ class Schedules(RuleBasedStateMachine):
             st.sampled_from([False, False, True]),
             st.none() | st.integers(0, 12),
             st.sampled_from([(), (), (4, 8, 15, 16, 23)]),
+            st.sampled_from([None, None, "x", "y"]),
         ),
         min_size=1,
         max_size=6,

@@ -42,7 +42,7 @@ from bus.messages import (
 
 
 def request(
-    name: str, prompt: list[int], *, block_size: int = 4, priority: int = 0, **sampling: Any
+    name: str, prompt: list[int], *, block_size: int = 4, priority: int = 0, salt: str | None = None, **sampling: Any
 ) -> TokenizedRequest:
     """A tokenized request with hashes, greedy."""
     tokens = np.array(prompt, np.int32)
@@ -52,7 +52,8 @@ def request(
         sampling=SamplingParams(temperature=0.0, **sampling),
         priority=priority,
         prompt_token_ids=tokens,
-        block_hashes=hashes_to_array(hash_blocks(tokens, block_size)),
+        cache_salt=salt,
+        block_hashes=hashes_to_array(hash_blocks(tokens, block_size, salt=salt)),
     )
 
 
@@ -111,11 +112,20 @@ class World:
         for output in outputs:
             self._receive(output)
         self.core.check_integrity()
+        self._check_salts()
         assert self.core.plan(self.now_s) == [], "planning again, without news, must change nothing"
         if self.pending:
             pending, self.pending = self.pending, []
             self.send(*pending)
         return outputs
+
+    def _check_salts(self) -> None:
+        """No block is in the tables of two tenants."""
+        salts: dict[tuple[int, int], str | None] = {}
+        for sequence in self.core.lifecycle.sequences.values():
+            for block in sequence.blocks:
+                salt = salts.setdefault((id(sequence.replica), block), sequence.request.salt)
+                assert salt == sequence.request.salt, f"{sequence.request.id} has a block of another tenant"
 
     def join(self, executor: FakeExecutor | None = None, **options: Any) -> FakeExecutor:
         if executor is None:

@@ -19,6 +19,7 @@ from web.auth import ANYBODY, ApiKey
 from web.errors import ApiError, overloaded
 from web.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from web.model import ServedModel
+from web.places import Places
 from web.schemas import Asked, Prompt
 
 NEWEST_SHARE = 0.1
@@ -54,7 +55,11 @@ class Load:
             if more > limit:
                 text = f"The request asks for {more} {what}; at most {limit} may be under way at once."
                 raise ApiError(400, text, code=f"too_many_{what}")
-            raise overloaded(what, limit, self._retry_after_s(tokens))
+            raise overloaded(what, limit, self.retry_after_s(tokens))
+
+    def part(self, requests: int, tokens: int) -> float:
+        """So much as a part of all that may be."""
+        return max(requests / (self.max_requests or math.inf), tokens / (self.max_tokens or math.inf))
 
     def enter(self, requests: int, tokens: int) -> None:
         self.requests += requests
@@ -66,7 +71,7 @@ class Load:
         self.tokens -= tokens
         self._mean_s = seconds if self._mean_s is None else self._mean_s + NEWEST_SHARE * (seconds - self._mean_s)
 
-    def _retry_after_s(self, tokens: int) -> int:
+    def retry_after_s(self, tokens: int) -> int:
         """When there will be room for one more who wants ``tokens`` (0: as many as others do)."""
         now_s = self._clock()
         share = tokens / self.tokens if tokens and self.tokens else 1 / max(self.requests, 1)
@@ -126,6 +131,7 @@ class Admission:
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.total = Load(max_requests, max_tokens, clock)
+        self._places = Places(clock)
         self._of_key: dict[str, Load] = {}
         self._rates: dict[str, Rate] = {}
 
@@ -135,8 +141,7 @@ class Admission:
         Raises:
             ApiError: 429, not even the smallest call would be taken.
         """
-        for load in self._loads(key):
-            load.check(1, 0)
+        self._check(key, 1, 0)
 
     @contextmanager
     def admitted(self, key: ApiKey, asked: Asked, model: ServedModel) -> Iterator[Charge]:
@@ -146,20 +151,21 @@ class Admission:
             ApiError: 429 or 400, it is too much.
         """
         requests, tokens = len(asked.prompts), cost_of(asked, model)
-        loads = self._loads(key)
-        for load in loads:
-            load.check(requests, tokens)
+        self._check(key, requests, tokens)
+        loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
         rate = self._rate_of(key)
         if rate is not None:
             rate.take(tokens)
         for load in loads:
             load.enter(requests, tokens)
+        self._places.enter(key, part)
         began_s, charge = self._clock(), Charge()
         try:
             yield charge
         finally:
             for load in loads:
                 load.leave(requests, tokens, self._clock() - began_s)
+            self._places.leave(key, part)
             if rate is not None and charge.used_tokens is not None:
                 rate.give_back(tokens - charge.used_tokens)
 
@@ -171,15 +177,29 @@ class Admission:
             rate = self._rates[key.name] = Rate(key.tokens_per_minute, self._clock)
         return rate
 
-    def _loads(self, key: ApiKey) -> tuple[Load, ...]:
-        """Those that a call counts in: the key's own first, whose limits are the narrower ones."""
+    def _check(self, key: ApiKey, requests: int, tokens: int) -> None:
+        """The key's own limits first, which are the narrower ones; then whether there is room, and whether it is for
+        this key."""
+        for load in self._own_loads(key):
+            load.check(requests, tokens)
+        total, part = self.total, self.total.part(requests, tokens)
+        try:
+            total.check(requests, tokens)
+            if self._places.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
+                raise overloaded("requests", total.max_requests or 0, total.retry_after_s(tokens))
+        except ApiError as error:
+            if error.status == 429:
+                self._places.wait(key, part)
+            raise
+
+    def _own_loads(self, key: ApiKey) -> tuple[Load, ...]:
         if key.max_requests is None and key.max_tokens is None:
-            return (self.total,)
+            return ()
         load = self._of_key.get(key.name)
         if load is None:
             load = self._of_key[key.name] = Load(key.max_requests, key.max_tokens, self._clock)
         load.max_requests, load.max_tokens = key.max_requests, key.max_tokens  # the file may have changed
-        return load, self.total
+        return (load,)
 
 
 def cost_of(asked: Asked, model: ServedModel) -> int:

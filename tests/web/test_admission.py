@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
+from collections import Counter
 
 import pytest
 from fake_backend import Delta, batch
@@ -13,6 +16,7 @@ from web.auth import ANYBODY, ApiKey
 from web.errors import ApiError
 from web.limits import MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from web.model import ServedModel
+from web.places import PATIENCE_S
 from web.routes.generation import expire
 from web.schemas import parse_chat, parse_completion
 
@@ -130,6 +134,58 @@ def test_keys_have_limits_of_their_own():
 async def post(http, served, body, **headers):
     async with http.post(served.url + "/v1/completions", json=body, headers=headers) as response:
         return response.status, json.loads(await response.read()), response.headers
+
+
+KEYS = tuple(ApiKey(name, b"", weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
+
+
+def entered(admission: Admission, key: ApiKey) -> contextlib.ExitStack | None:
+    """A call of this key that goes on until it is closed; None: it was refused."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(ApiError):
+        stack.enter_context(admission.admitted(key, asked(max_tokens=1), LARGE))
+        return stack.pop_all()
+    return None
+
+
+@pytest.mark.parametrize("rates", [(1, 1, 1), (20, 2, 4), (2, 20, 4)])
+def test_places_follow_the_weights_and_not_the_rates(rates):
+    """However much one key sends, all hold places by their weights, whatever each sends beyond its share."""
+    rng, clock = random.Random(3), Clock()
+    admission = Admission(32, 10**6, clock)
+    held: dict[str, list[contextlib.ExitStack]] = {key.name: [] for key in KEYS}
+    sums: Counter[str] = Counter()
+    for turn in range(6000):
+        clock.now_s += 0.01
+        (key,) = rng.choices(KEYS, rates)
+        if (call := entered(admission, key)) is not None:
+            held[key.name].append(call)
+        if turn % 8 == 0:
+            calls = held[rng.choice([name for name, calls in held.items() for _ in calls])]
+            calls.pop(rng.randrange(len(calls))).close()
+        if turn >= 1000:
+            sums.update({name: len(calls) for name, calls in held.items()})
+    means = {name: count / 5000 for name, count in sums.items()}
+    for name, share in {"a": 8, "b": 8, "c": 16}.items():
+        assert abs(means[name] - share) < 1.5, means
+
+
+def test_places_that_nobody_wants_are_anybodys():
+    """One key alone fills the server; who was refused is waited for only until it should have come again."""
+    clock = Clock()
+    admission = Admission(4, 10**6, clock)
+    alice, bobby, _ = KEYS
+    calls = [entered(admission, alice) for _ in range(4)]
+    assert entered(admission, bobby) is None
+    calls[0].close()
+    with pytest.raises(ApiError) as caught, admission.admitted(alice, asked(max_tokens=1), LARGE):
+        pass
+    assert (caught.value.status, "Retry-After" in caught.value.headers) == (429, True)
+    clock.now_s += PATIENCE_S
+    assert entered(admission, alice) is not None
+    for call in calls[1:3]:
+        call.close()
+    assert entered(admission, bobby) is not None
+    assert entered(admission, alice) is not None
 
 
 async def test_tokens_under_way(serve, http):

@@ -2,10 +2,13 @@
 
     python -m tests.chaos.overload [--seconds 30] [--json FILE]
 
-Measures what saturated clients get, and then sends requests at 0.8, 1, 2 and 10 times that rate (and 0.8 times again),
-whatever the answers are, with the client of ``pagebus bench serve``. The executor is an oracle whose steps take 50 ms,
-so a core is enough. Goodput are the output tokens of requests that ended well and had their first token in time. The
-exit code says whether goodput at ten times the rate is within 10% of the best, and memory within 10% of that before.
+Measures what saturated clients get, and then sends requests at 0.8, 1, 2 and 10 times that rate (of the same lengths
+each time, and 0.8 times again), whatever the answers are, with the client of ``pagebus bench serve``. Before the last,
+three tenants together send 10 times that rate, with weights and rates that have nothing to do with each other. The
+executor is an oracle whose steps take 50 ms, so a core is enough. Goodput are the output tokens each second, once slots
+had time to fill, of requests that ended well and had their first token in time. The exit code says whether goodput at
+ten times the rate is within 5% of the best, memory within 10% of that before, refusals come within 50 ms and say when
+to come again, every tenant gets 90% of its share, and first tokens are as fast as before within 30 s.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +33,31 @@ SLOTS, QUEUED = 16, 32
 STEP_MS = 50
 IN_TIME_S = 5.0
 """To the first token: what two full sets of slots before it need, and some more."""
-FACTORS = (0.8, 1.0, 2.0, 10.0, 0.8)
+FILLING_S = 5.0
+"""Until slots and queue are as full as they get."""
+FACTORS = (0.8, 1.0, 2.0, 10.0)
 SCALE = 0.2
-MOST_LOSS = 0.1
+MOST_LOSS, MOST_GROWTH = 0.05, 0.1
+MOST_REFUSAL_MS = 50.0
+RECOVERED_S, RECOVERED = 30.0, 1.5
+"""Time after overload until first tokens take at most so many times what they took before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A key, its weight, and its part of the ten times that all together ask for."""
+
+    name: str
+    weight: float
+    part: float
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.name}-long-secret"}
+
+
+TENANTS = (Tenant("flood", 1, 0.7), Tenant("other", 1, 0.15), Tenant("heavy", 2, 0.15))
+LEAST_OF_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +77,90 @@ class Point:
     memory: float
 
 
-async def measure(deployment: Deployment, seconds: float) -> tuple[list[Point], list[str]]:
-    """All points, and what else went wrong."""
+@dataclass(slots=True)
+class Measured:
+    """All points, what each tenant got of its share (1: all of it), and what was wrong."""
+
+    points: list[Point] = field(default_factory=list)
+    tenants: dict[str, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+async def measure(deployment: Deployment, seconds: float) -> Measured:
+    """Everything, one after the other."""
     vocab_size = json.loads((deployment.model / "config.json").read_text())["vocab_size"]
     spec = Spec(base_url=deployment.url, backend="openai", endpoint="/v1/completions", model="oracle", workload="chat",
-                scale=SCALE, vocab_size=vocab_size)  # fmt: skip
+                scale=SCALE, vocab_size=vocab_size, headers=TENANTS[0].headers)  # fmt: skip
     most = await saturated(deployment, spec, seconds)
     print(f"saturated: {most:.2f} requests each second")
-    points, problems = [], []
-    for place, factor in enumerate(FACTORS):
-        rate = most * factor
-        point, errors = await at_rate(deployment, replace(spec, rate=rate, seed=place + 1), factor, seconds)
-        points.append(point)
-        problems += errors
-        print(row(point), flush=True)
-    return points, problems
+    measured = Measured()
+    for factor in FACTORS:
+        await add_point(measured, deployment, [replace(spec, rate=most * factor)], factor, seconds)
+        await asyncio.to_thread(until_idle, deployment)
+    parts = [replace(spec, rate=most * FACTORS[-1] * tenant.part, headers=tenant.headers) for tenant in TENANTS]
+    outcomes = await add_point(measured, deployment, parts, FACTORS[-1], seconds)
+    tokens = [sum(one.tokens for one in each) for each in outcomes]
+    weights = sum(tenant.weight for tenant in TENANTS)
+    for tenant, got in zip(TENANTS, tokens, strict=True):
+        of_share = measured.tenants[tenant.name] = got / sum(tokens) * weights / tenant.weight
+        print(
+            f"{tenant.name} (weight {tenant.weight:g}, {tenant.part:.0%} of the requests): {of_share:.1%} of its share"
+        )
+        if of_share < LEAST_OF_SHARE:
+            measured.problems.append(f"{tenant.name} gets {of_share:.1%} of its share")
+    await add_point(measured, deployment, [replace(spec, rate=most * FACTORS[0])], FACTORS[0], RECOVERED_S)
+    return measured
+
+
+async def add_point(
+    measured: Measured, deployment: Deployment, specs: list[Spec], factor: float, seconds: float
+) -> list[list[Seen]]:
+    """Measure one rate, asked for by one tenant or several; what each of them saw."""
+    watch = asyncio.create_task(most_memory(deployment))
+    began_s = time.time()
+    salts = (f"{len(measured.points)} {place}" for place in range(len(specs)))  # no prompt was there before
+    specs = [replace(spec, extra_body={"cache_salt": salt}) for spec, salt in zip(specs, salts, strict=True)]
+    seen = await asyncio.gather(*(at_rate(spec, began_s, seconds) for spec in specs))
+    watch.cancel()
+    memory = (await asyncio.gather(watch, return_exceptions=True))[0]
+    every = [each for each_tenant in seen for each in each_tenant]
+    refused = [each for each in every if each.outcome.error.startswith("status 429")]
+    refusals_ms = [each.seconds * 1e3 for each in refused]
+    errors = [each.outcome.error for each in every if each.outcome.error and each not in refused]
+    ended = [each for each in every if not each.outcome.error]
+    ttft = [each.ttft_s * 1e3 for each in ended]
+    point = Point(
+        factor=factor,
+        offered_per_s=sum(spec.rate for spec in specs),
+        goodput_tokens_per_s=sum(each.tokens for each in every) / (seconds - FILLING_S),
+        ended=len(ended),
+        refused=len(refused),
+        failed=len(errors),
+        ttft_p50=percentile(ttft, 50),
+        ttft_p99=percentile(ttft, 99),
+        refusal_p50=percentile(refusals_ms, 50),
+        refusal_p99=percentile(refusals_ms, 99),
+        memory=memory if isinstance(memory, float) else 0.0,
+    )
+    print(row(point), flush=True)
+    measured.points.append(point)
+    measured.problems += errors
+    if not all("try again in" in each.outcome.error for each in refused):
+        measured.problems.append("a refusal does not say when to come again")
+    return list(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request, the ``seconds`` until its client had all, and its ``tokens`` of goodput in the time that counts."""
+
+    outcome: Outcome
+    seconds: float
+    tokens: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.outcome.first_s - self.outcome.sent_s
 
 
 async def saturated(deployment: Deployment, spec: Spec, seconds: float) -> float:
@@ -86,36 +180,26 @@ async def saturated(deployment: Deployment, spec: Spec, seconds: float) -> float
     return ended / (seconds * 2 / 3)
 
 
-async def at_rate(deployment: Deployment, spec: Spec, factor: float, seconds: float) -> tuple[Point, list[str]]:
-    """What came of a constant stream of requests; nothing is under way any more afterwards."""
+async def at_rate(spec: Spec, began_s: float, seconds: float) -> list[Seen]:
+    """What came of a stream of requests that takes no notice of the answers."""
     spec = replace(spec, requests=max(1, round(spec.rate * seconds)))
-    outcomes: list[tuple[Outcome, float]] = []
-    watch = asyncio.create_task(most_memory(deployment))
-    began_s = time.time()
-    await run_calls(spec, make_calls(spec), began_s, lambda outcome: outcomes.append((outcome, time.time())), 0)
-    watch.cancel()
-    ended = [outcome for outcome, _ in outcomes if not outcome.error]
-    refused = [(at_s - outcome.sent_s) * 1e3 for outcome, at_s in outcomes if outcome.error.startswith("status 429")]
-    errors = [outcome.error for outcome, _ in outcomes if outcome.error and not outcome.error.startswith("status 429")]
-    ttft = [(outcome.first_s - outcome.sent_s) * 1e3 for outcome in ended]
-    in_time = [outcome for outcome in ended if outcome.first_s - outcome.sent_s <= IN_TIME_S]
-    until_s = max((outcome.last_s for outcome in ended), default=began_s)
-    memory = (await asyncio.gather(watch, return_exceptions=True))[0]
-    point = Point(
-        factor=factor,
-        offered_per_s=spec.rate,
-        goodput_tokens_per_s=sum(outcome.output_tokens for outcome in in_time) / max(until_s - began_s, seconds),
-        ended=len(ended),
-        refused=len(refused),
-        failed=len(errors),
-        ttft_p50=percentile(ttft, 50),
-        ttft_p99=percentile(ttft, 99),
-        refusal_p50=percentile(refused, 50),
-        refusal_p99=percentile(refused, 99),
-        memory=memory if isinstance(memory, float) else 0.0,
-    )
-    await asyncio.to_thread(until_idle, deployment)
-    return point, errors
+    seen: list[Seen] = []
+
+    def note(outcome: Outcome) -> None:
+        tokens = tokens_between(outcome, began_s + FILLING_S, began_s + seconds)
+        seen.append(Seen(outcome, time.time() - outcome.sent_s, tokens))
+
+    await run_calls(spec, make_calls(spec), began_s, note, 0)
+    return seen
+
+
+def tokens_between(outcome: Outcome, from_s: float, until_s: float) -> float:
+    """Those that came then, of a request that ended well and began in time."""
+    if outcome.error or outcome.first_s - outcome.sent_s > IN_TIME_S:
+        return 0.0
+    events_s = outcome.first_s + np.cumsum([0.0, *outcome.gaps_s])
+    inside = np.count_nonzero((events_s >= from_s) & (events_s < until_s))
+    return outcome.output_tokens * float(inside) / len(events_s)
 
 
 async def most_memory(deployment: Deployment) -> float:
@@ -153,27 +237,42 @@ def row(point: Point) -> str:
     return "; ".join(told)
 
 
+def judge(measured: Measured) -> list[str]:
+    """All that was wrong."""
+    problems, points = list(measured.problems), measured.points
+    best = max(point.goodput_tokens_per_s for point in points)
+    for point in points:
+        if point.factor != max(FACTORS):
+            continue
+        if point.goodput_tokens_per_s < best * (1 - MOST_LOSS):
+            problems.append(f"goodput falls from {best:.1f} to {point.goodput_tokens_per_s:.1f} tokens/s")
+        if point.memory > points[0].memory * (1 + MOST_GROWTH):
+            problems.append(f"memory grows from {points[0].memory:.1f} to {point.memory:.1f} MiB")
+        if point.refusal_p99 > MOST_REFUSAL_MS:
+            problems.append(f"1% of refusals take {point.refusal_p99:.0f} ms and more")
+    if points[-1].ttft_p50 > points[0].ttft_p50 * RECOVERED:
+        problems.append(f"first tokens take {points[-1].ttft_p50:.0f} ms afterwards, not {points[0].ttft_p50:.0f}")
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="at each rate")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    limits = ("--max-num-seqs", str(SLOTS), "--max-num-queued-requests", str(QUEUED), "--cpu-kv-cache-gib", "0.02")
-    with (
-        tempfile.TemporaryDirectory(prefix="pagebus-overload-") as folder,
-        deployed(Path(folder), *limits, step_ms=STEP_MS) as deployment,
-    ):
-        points, problems = asyncio.run(measure(deployment, arguments.seconds))
-        if deployment.stop() != 0:
-            problems.append("the deployment did not end well")
+    with tempfile.TemporaryDirectory(prefix="pagebus-overload-") as name:
+        folder = Path(name)
+        keys = (f'[{each.name}]\nkey = "{each.name}-long-secret"\nweight = {each.weight}\n' for each in TENANTS)
+        (folder / "keys.toml").write_text("".join(keys))
+        limits = ("--max-num-seqs", str(SLOTS), "--max-num-queued-requests", str(QUEUED), "--cpu-kv-cache-gib", "0.02",
+                  "--api-key-file", str(folder / "keys.toml"))  # fmt: skip
+        with deployed(folder, *limits, step_ms=STEP_MS) as deployment:
+            measured = asyncio.run(measure(deployment, arguments.seconds))
+            problems = judge(measured)
+            if deployment.stop() != 0:
+                problems.append("the deployment did not end well")
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(point) for point in points]) + "\n")
-    best = max(point.goodput_tokens_per_s for point in points)
-    overload = next(point for point in points if point.factor == max(FACTORS))
-    if overload.goodput_tokens_per_s < best * (1 - MOST_LOSS):
-        problems.append(f"goodput falls from {best:.1f} to {overload.goodput_tokens_per_s:.1f} tokens/s")
-    if overload.memory > points[0].memory * (1 + MOST_LOSS):
-        problems.append(f"memory grows from {points[0].memory:.1f} to {overload.memory:.1f} MiB")
+        arguments.json.write_text(json.dumps(asdict(measured)) + "\n")
     print("\n".join(problems) or "nothing wrong")
     return 1 if problems else 0
 

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.offline.llm import LLM
-    from actors.offline.outputs import CompletionOutput, Logprob, RequestOutput
-    from actors.offline.params import SamplingParams
+    from actors.offline.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from actors.offline.params import PoolingParams, SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "Logprob", "PoolingParams", "RequestOutput",
+    "SamplingParams",
+]  # fmt: skip
 _MODULES = {
     "LLM": "actors.offline.llm",
     "CompletionOutput": "actors.offline.outputs",
+    "EmbeddingOutput": "actors.offline.outputs",
+    "EmbeddingRequestOutput": "actors.offline.outputs",
     "Logprob": "actors.offline.outputs",
+    "PoolingParams": "actors.offline.params",
     "RequestOutput": "actors.offline.outputs",
     "SamplingParams": "actors.offline.params",
 }

@@ -11,18 +11,20 @@ import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from actors import logs
 from actors.gpus import visible_gpus
 from actors.offline.client import run_all
-from actors.offline.outputs import RequestOutput, read_output
-from actors.offline.params import SamplingParams
+from actors.offline.outputs import EmbeddingRequestOutput, RequestOutput, read_embedding, read_output
+from actors.offline.params import PoolingParams, SamplingParams
 from actors.offline.system import System
 from actors.progress import Progress, ProgressStream
 from actors.serve import check_one_process
 from actors.settings import Settings
 
+T = TypeVar("T")
+P = TypeVar("P")
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or either by name as in vLLM: ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``."""
 Message: TypeAlias = Mapping[str, Any]
@@ -108,6 +110,29 @@ class LLM:
         }
         return self._run([functools.partial(self._chat, each, more) for each in given], sampling_params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each prompt: the model's final hidden state, of the last token or (``pooling_type="mean"``)
+        the mean over all.
+
+        Raises:
+            ValueError: as :meth:`generate`.
+        """
+        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        each = _one_each(pooling_params, len(given), "pooling_params")
+        return self._run_all(
+            [
+                functools.partial(self._embed, prompt, one or PoolingParams())
+                for prompt, one in zip(given, each, strict=True)
+            ],
+            use_tqdm,
+        )
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, from ``transformers``; None if it has none."""
         return self._tokenizer
@@ -147,17 +172,28 @@ class LLM:
         ids = (await self._client.post("/tokenize", body))["tokens"]
         return (await self._client.post("/detokenize", {"tokens": ids}))["prompt"], ids
 
+    async def _ids(self, prompt: str | list[int]) -> list[int]:
+        """The tokens of what :meth:`_prompt` has found."""
+        if not isinstance(prompt, str):
+            return prompt
+        return list((await self._client.post("/tokenize", {"prompt": prompt}))["tokens"])
+
+    async def _embed(self, prompt: Prompt, params: PoolingParams, number: int) -> EmbeddingRequestOutput:
+        ids = await self._ids((await self._prompt(prompt))[1])
+        if (keep := params.truncate_prompt_tokens) is not None:
+            ids = ids[-(self._max_model_len - 1 if keep == -1 else keep) :]  # one place is the token's that ends it
+        body: dict[str, Any] = {"input": ids, "encoding_format": "base64"}
+        if params.dimensions is not None:
+            body["dimensions"] = params.dimensions
+        return read_embedding(number, ids, await self._client.post("/v1/embeddings", body))
+
     async def _generate(
-        self,
-        number: int,
-        find: Callable[[], Awaitable[Found]],
-        params: SamplingParams | None,
+        self, find: Callable[[], Awaitable[Found]], params: SamplingParams | None, number: int
     ) -> RequestOutput:
         text, prompt = await find()
         fields = {} if params is None else params.to_request()
         if params is not None and params.max_tokens is None:
-            if isinstance(prompt, str):
-                prompt = (await self._client.post("/tokenize", {"prompt": prompt}))["tokens"]
+            prompt = await self._ids(prompt)
             length = min(len(prompt), params.truncate_prompt_tokens or len(prompt)) if prompt else 0
             fields["max_tokens"] = max(1, self._max_model_len - length)
         body = {**fields, "prompt": prompt, "return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -169,21 +205,19 @@ class LLM:
 
     # -- many ---------------------------------------------------------------------------------------------------------
     def _run(
-        self,
-        finds: Sequence[Callable[[], Awaitable[Found]]],
-        params: Params,
-        use_tqdm: bool,
+        self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, use_tqdm: bool
     ) -> list[RequestOutput]:
-        each = list(params) if isinstance(params, Sequence) else [params] * len(finds)
-        if len(each) != len(finds):
-            raise ValueError(f"{len(finds)} prompts need one sampling_params, or one each; got {len(each)}")
+        each = _one_each(params, len(finds), "sampling_params")
         if any(one is not None and one.logprobs is not None for one in each):
             self.get_tokenizer()  # here: loading it would hold up the actors' loop
-        first, self._num_asked = self._num_asked, self._num_asked + len(finds)
-        jobs = [
-            functools.partial(self._generate, first + place, find, one)
-            for place, (find, one) in enumerate(zip(finds, each, strict=True))
-        ]
+        return self._run_all(
+            [functools.partial(self._generate, find, one) for find, one in zip(finds, each, strict=True)], use_tqdm
+        )
+
+    def _run_all(self, calls: Sequence[Callable[[int], Awaitable[T]]], use_tqdm: bool) -> list[T]:
+        """The results of calls, which are told their numbers."""
+        first, self._num_asked = self._num_asked, self._num_asked + len(calls)
+        jobs = [functools.partial(call, number) for number, call in enumerate(calls, first)]
         what = "1 prompt" if len(jobs) == 1 else f"{len(jobs)} prompts"
 
         def show(done: int) -> None:
@@ -195,6 +229,14 @@ class LLM:
             return self._system.call(run_all(jobs, at_a_time, show))
         finally:
             self._progress.done()
+
+
+def _one_each(params: P | Sequence[P] | None, count: int, name: str) -> Sequence[P | None]:
+    """The parameters of each prompt."""
+    each: Sequence[P | None] = list(params) if isinstance(params, Sequence) else [params] * count
+    if len(each) != count:
+        raise ValueError(f"{count} prompts need one {name}, or one each; got {len(each)}")
+    return each
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

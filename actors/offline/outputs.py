@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 LOWEST = -9999.0
 """What stands in the API for minus infinity, which JSON has not."""
@@ -54,6 +57,41 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = True
     num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """``embedding``: a vector of length 1, in float32."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt, as far as it counted, and its embedding."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+def read_embedding(number: int, prompt_token_ids: list[int], answer: Mapping[str, Any]) -> EmbeddingRequestOutput:
+    """From the answer of ``/v1/embeddings`` for one prompt, in base64."""
+    vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
+    details = answer["usage"].get("prompt_tokens_details") or {}
+    return EmbeddingRequestOutput(
+        request_id=str(number),
+        outputs=EmbeddingOutput(vector.tolist()),
+        prompt_token_ids=prompt_token_ids,
+        num_cached_tokens=details.get("cached_tokens"),
+    )
 
 
 def read_output(

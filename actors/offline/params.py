@@ -81,8 +81,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
-        keep = self.truncate_prompt_tokens
-        _check(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
+        _check_truncation(self.truncate_prompt_tokens)
         _check(self.detokenize, "detokenize", "True: outputs always have their text", self.detokenize)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         _check("" not in stops, "stop", "without empty strings", self.stop)
@@ -100,6 +99,31 @@ class SamplingParams:
         if self.stop is not None and not isinstance(self.stop, str):
             given["stop"] = list(self.stop)
         return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class PoolingParams:
+    """How an embedding is made; names as in vLLM.
+
+    Raises:
+        ValueError: a field is out of its range; the text names it.
+    """
+
+    dimensions: int | None = None
+    """So many of its numbers, the first ones, scaled to length 1 again; None: all."""
+    truncate_prompt_tokens: int | None = None
+    """Only the last so many tokens of the prompt count; -1: as many as fit."""
+
+    def __post_init__(self) -> None:
+        for name in ("dimensions", "truncate_prompt_tokens"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name))
+        _check(self.dimensions is None or self.dimensions >= 1, "dimensions", "at least 1", self.dimensions)
+        _check_truncation(self.truncate_prompt_tokens)
+
+
+def _check_truncation(keep: int | None) -> None:
+    _check(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
 
 
 def _check(holds: bool, name: str, wanted: str, value: object) -> None:

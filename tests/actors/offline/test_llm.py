@@ -10,13 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import structlog
 
-from actors import LLM, RequestOutput, SamplingParams
+from actors import LLM, PoolingParams, RequestOutput, SamplingParams
 from actors.model_config import ModelError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
+TOLERANCE = 1e-5
 QUESTION = [{"role": "user", "content": "What is water?"}]
 ANSWER = "water (noun): binary compound that occurs at room temperature as a clear colorless odorless tasteless liquid."
 
@@ -94,6 +96,37 @@ def test_choices_stops_and_constraints(llm: LLM) -> None:
     assert (told.text, told.stop_reason) == (ANSWER.partition("that")[0], "that")
     (told,) = llm.generate("word", SamplingParams(structured_outputs={"choice": ["yes", "no"]}))[0].outputs
     assert told.text in ("yes", "no")
+
+
+def test_embeddings(llm: LLM) -> None:
+    """As over HTTP, of prompts of all kinds; the first dimensions alone, and the last tokens alone."""
+    ids = [int(each) for each in llm.get_tokenizer()("water is").input_ids]
+    text, by_ids, named = llm.embed(["water is", ids, {"prompt_token_ids": ids}], use_tqdm=False)
+    told = llm._system.call(llm._client.post("/v1/embeddings", {"input": ids}))
+    expected = np.array(told["data"][0]["embedding"])
+    assert text.prompt_token_ids == ids
+    assert text.outputs.hidden_size == len(expected)
+    for output in (text, by_ids, named):
+        np.testing.assert_allclose(output.outputs.embedding, expected, atol=TOLERANCE)
+
+    params = [PoolingParams(dimensions=4), PoolingParams(truncate_prompt_tokens=1)]
+    cut, last = llm.embed([ids, ids], pooling_params=params)
+    np.testing.assert_allclose(cut.outputs.embedding, expected[:4] / np.linalg.norm(expected[:4]), atol=TOLERANCE)
+    assert last.prompt_token_ids == ids[-1:]
+    assert np.linalg.norm(last.outputs.embedding) == pytest.approx(1, abs=1e-6)
+    (whole,) = llm.embed([ids * 1000], pooling_params=PoolingParams(truncate_prompt_tokens=-1))
+    assert len(whole.prompt_token_ids) == 1023
+    assert llm.embed([]) == []
+
+
+def test_embeddings_that_are_refused(llm: LLM) -> None:
+    """By the field, or the server's reason."""
+    with pytest.raises(ValueError, match="dimensions"):
+        llm.embed("word", pooling_params=PoolingParams(dimensions=10**6))
+    with pytest.raises(ValueError, match="1024"):
+        llm.embed("x " * 2000)
+    with pytest.raises(ValueError, match="2 prompts need one pooling_params, or one each; got 1"):
+        llm.embed(["a", "b"], pooling_params=[PoolingParams()])
 
 
 def test_refusals_name_the_reason(llm: LLM) -> None:

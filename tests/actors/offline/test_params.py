@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors import SamplingParams
+from actors import PoolingParams, SamplingParams
 
 
 def test_defaults() -> None:
@@ -59,3 +59,10 @@ def test_out_of_range(field: str, value: Any) -> None:
     """The error names the field and the value."""
     with pytest.raises(ValueError, match=f"^{field} must be "):
         SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("dimensions", 0), ("dimensions", 1.5), ("truncate_prompt_tokens", -2)])
+def test_pooling_that_is_refused(field: str, value: object) -> None:
+    """By its name."""
+    with pytest.raises(ValueError, match=field):
+        PoolingParams(**{field: value})  # type: ignore[arg-type]

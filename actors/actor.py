@@ -53,7 +53,7 @@ def metrics_state(kind: str, name: str) -> str:
 
 
 class Actor(ABC):
-    """Base of the five actors. Every method runs on the event loop of :meth:`run`."""
+    """Base of all actors. Every method runs on the event loop of :meth:`run`."""
 
     kind: ClassVar[str]
 

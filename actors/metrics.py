@@ -62,9 +62,6 @@ class Gauge:
     def inc(self, amount: float = 1) -> None:
         self.value += amount
 
-    def dec(self, amount: float = 1) -> None:
-        self.value -= amount
-
     def data(self) -> dict[str, Any]:
         return {"value": self.value}
 

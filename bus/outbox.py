@@ -90,10 +90,6 @@ class Outbox:
         self._check()
         self._put((stream, message))
 
-    def has_appended(self, stream: str) -> bool:
-        """Whether :meth:`append` was used for this stream."""
-        return stream in self._indexes
-
     def _check_running(self) -> None:
         if self._failure is not None:
             raise BusUnavailable(f"the outbox has stopped: {self._failure}") from self._failure

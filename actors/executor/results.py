@@ -6,7 +6,7 @@ import numpy as np
 
 from actors.executor.errors import EngineError
 from actors.executor.scoring import result_columns
-from actors.executor.step_work import StepWork
+from actors.executor.step_work import BoolArray, StepWork
 from bus.messages import END_GRAMMAR, END_LENGTH, END_STOP, Int32Array, StepResult
 
 
@@ -45,22 +45,13 @@ class ResultBuilder:
             self._ended.fill(0)
         if work.new_slots:  # perhaps one that ended here, and does its last step again
             self._ended[work.new_slots] = 0
-        sequence_ids, indexes = work.sequence_ids, work.indexes
-        ends = np.zeros(len(tokens), np.int32)
-        late = np.zeros(len(tokens), np.bool_)
-        if len(tokens):
-            if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size:
-                raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
-            ends[work.length_ended] = END_LENGTH
-            ends[(tokens[:, None] == work.end_ids).any(axis=1) & work.can_stop] = END_STOP
-            ends[work.broken] = END_GRAMMAR
-            late = self._ended[work.sample_slots] == sequence_ids
-            ended = ends != 0
-            if ended.any():
-                self._ended[work.sample_slots[ended]] = sequence_ids[ended]
-            if late.any():
-                kept = ~late
-                sequence_ids, tokens, indexes, ends = sequence_ids[kept], tokens[kept], indexes[kept], ends[kept]
+        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size):
+            raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
+        sequence_ids, indexes, ends = work.sequence_ids, work.indexes, _ends(work, tokens)
+        late = self._latch(work, ends)
+        if late.any():
+            kept = ~late
+            sequence_ids, tokens, indexes, ends = sequence_ids[kept], tokens[kept], indexes[kept], ends[kept]
         return StepResult(
             step=step,
             scheduler_epoch=scheduler_epoch,
@@ -76,3 +67,21 @@ class ResultBuilder:
             busy_s=busy_s,
             **({} if work.scoring is None else result_columns(work.scoring, late)),
         )
+
+    def _latch(self, work: StepWork, ends: Int32Array) -> BoolArray:
+        """Note which sequences end; returns the rows [N] of those that had ended before."""
+        late: BoolArray = self._ended[work.sample_slots] == work.sequence_ids
+        ended = ends != 0
+        if ended.any():
+            self._ended[work.sample_slots[ended]] = work.sequence_ids[ended]
+        return late
+
+
+def _ends(work: StepWork, tokens: Int32Array) -> Int32Array:
+    """For each row [N] how its sequence ends with this token, see ``StepResult.ends``."""
+    ends = np.zeros(len(tokens), np.int32)
+    if len(tokens):
+        ends[work.length_ended] = END_LENGTH
+        ends[(tokens[:, None] == work.end_ids).any(axis=1) & work.can_stop] = END_STOP
+        ends[work.broken] = END_GRAMMAR
+    return ends

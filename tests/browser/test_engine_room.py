@@ -312,7 +312,7 @@ CLIPPED = """() => {
   for (const element of document.querySelectorAll("main *, .rail *")) {
     const style = getComputedStyle(element);
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.getClientRects().length || element.closest(".clip, .sr, .rail nav, select, textarea")) continue;
+    if (!own || !element.getClientRects().length || element.closest(".clip, .sr, .rail nav, .heading .label, select, textarea")) continue;
     const box = element.getBoundingClientRect();
     const scrolls = element.closest(".segmented, pre, .table");
     if (!scrolls && (box.right > innerWidth + 1 || box.left < -1)) found.push(`${element.className} ${element.textContent}`);

@@ -99,7 +99,7 @@ class Roster:
             "unit": unit,
             "cpu": rate(CPU),
             "memory_bytes": values.get(MEMORY),
-            "gpu": rate(GPU_BUSY) if lease.kind == "executor" else None,
+            "gpu": min(1.0, busy) if lease.kind == "executor" and (busy := rate(GPU_BUSY)) is not None else None,
             "gpu_memory_bytes": values.get(GPU_MEMORY),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
         }

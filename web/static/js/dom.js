@@ -53,6 +53,7 @@ const PATHS = {
   stop: ["M7 7h10v10H7z"],
   tune: ["M4 7h9m5 0h2M4 17h2m5 0h9", "M15.500 9.500a2.500 2.500 0 1 0 0-5 2.500 2.500 0 0 0 0 5z", "M8.500 19.500a2.500 2.500 0 1 0 0-5 2.500 2.500 0 0 0 0 5z"],
   play: ["M8 5.500v13l10.500-6.500z"],
+  plus: ["M12 5v14M5 12h14"],
   pause: ["M9 5.500v13m6-13v13"],
 };
 
@@ -68,6 +69,11 @@ export function icon(name) {
     svg.append(path);
   }
   return svg;
+}
+
+/** The text of a button in a view's heading; on a phone only its icon is seen. */
+export function labelled(text) {
+  return h("span", { class: "label" }, text);
 }
 
 /** A row of choices of which one is pressed; calls `choose(value)`. */

@@ -2,7 +2,7 @@
 
 import { key, onUnauthorized } from "./api.js";
 import { forgetColors, isDark } from "./colors.js";
-import { fill, h, icon, put, say } from "./dom.js";
+import { fill, h, icon, labelled, put, say } from "./dom.js";
 import { NOTES } from "./notes.js";
 import { Live } from "./live.js";
 import { World } from "./world.js";
@@ -68,7 +68,7 @@ function notesOf(name) {
     note.more && h("p", { class: "small" }, note.more));
   const frame = h("div", { class: "with-notes" });
   const button = h("button", { class: "button", type: "button", "aria-controls": "notes", onclick: () => set(panel.hidden) },
-    icon("help"), "What am I seeing?");
+    icon("help"), labelled("What am I seeing?"));
   const set = (open) => {
     panel.hidden = !open;
     frame.classList.toggle("open", open);

@@ -24,7 +24,7 @@ export class Memory {
     for (const tier of ["device", "host"]) {
       this.maps[tier] = new BlockMap({
         label: `${tier === "device" ? "Device" : "Host"} blocks of ${name}. Move with the arrow keys.`,
-        height: tier === "device" ? 440 : 150,
+        height: tier === "device" ? Math.max(440, innerHeight * 0.45) : 150,
         signal,
         describe: (block, more) => this.#describe(tier, block, more),
         ask: asks ? (block) => getJson(`/api/blocks?replica=${encodeURIComponent(name)}&block=${block}&tier=${tier}`) : null,

@@ -20,7 +20,8 @@ export class Timeline {
   /** `steps()` are all that are known, `nowS()` the right end; `windowS` is how much of it is shown. */
   constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, signal }) {
     Object.assign(this, { steps, nowS, windowS });
-    this.lanes = LANES.filter((lane) => lanes.includes(lane.name)).map((lane) => ({ ...lane, height: (tall && lane.tall) || lane.height }));
+    this.chosen = LANES.filter((lane) => lanes.includes(lane.name));
+    this.tall = tall;
     this.canvas = h("canvas", { role: "img", "aria-label": "Steps over time: tokens of each step by kind, and when the device computed" });
     this.element = h("div", { class: "timeline" }, this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
@@ -44,6 +45,8 @@ export class Timeline {
   #resize() {
     this.scale = Math.min(2, devicePixelRatio || 1);
     this.width = Math.max(260, this.element.clientWidth);
+    const more = Math.min(2, Math.max(1, innerHeight / 860));
+    this.lanes = this.chosen.map((lane) => ({ ...lane, height: this.tall && lane.tall ? Math.round(lane.tall * more) : lane.height }));
     this.height = this.lanes.reduce((sum, lane) => sum + lane.height + GAP, AXIS);
     this.canvas.width = this.width * this.scale;
     this.canvas.height = this.height * this.scale;

@@ -20,7 +20,8 @@ export function batchesView({ world, view, signal }) {
   h("h2", {}, "Run many requests when there is room"),
   h("p", { class: "quiet" }, "A file with one request per line, as OpenAI's batches have it. They stand behind all interactive requests."),
   input, h("label", { class: "button primary", for: "batch-file" }, "Choose a file"),
-  h("button", { class: "button ghost", type: "button", onclick: () => upload(new File([example()], "example.jsonl")) }, "Run an example of 20 questions"));
+  h("button", { class: "button ghost", type: "button", onclick: () => upload(new File([example()], "example.jsonl")) }, "Run an example of 20 questions"),
+  h("pre", { tabindex: "0", "aria-label": "A line of such a file" }, example().split("\n")[0]));
   const none = h("section", { class: "card empty" }, h("h2", {}, "No batches here"),
     h("p", {}, "This server keeps no files: it was started without --files-dir. Queued work can still be pushed onto the stream of jobs by any Redis client."));
   view.append(problem);

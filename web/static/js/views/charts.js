@@ -8,7 +8,7 @@ import uPlot from "../../vendor/uplot/uPlot.esm.js";
 
 const SPANS = [[60, "1 min"], [600, "10 min"], [3600, "1 h"], [10800, "3 h"], [86400, "24 h"]];
 const LIVE_S = 600;
-const HEIGHT = 190;
+const LEAST = 168, MOST = 400, AROUND = 110; // a card has so much beside its chart
 const CHARTS = [
   { title: "Time to first token", format: span, lines: [["ttft_p50_s", "p50", "decode"], ["ttft_p99_s", "p99", "prefill"]] },
   { title: "Time between tokens", format: span, lines: [["itl_p50_s", "p50", "decode"], ["itl_p99_s", "p99", "prefill"]] },
@@ -52,8 +52,15 @@ class Chart {
     this.element = h("section", { class: "card", role: "group", "aria-label": title }, h("header", {}, h("h2", {}, title),
       h("ul", { class: "key" }, lines.map(([, name, colour], index) =>
         h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), h("span", {}, name, " "), this.values[index])))), this.place);
-    const observer = new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height: HEIGHT }));
+    const fit = () => {
+      this.height = heightOf();
+      this.place.style.setProperty("height", `${this.height}px`);
+      this.plot?.setSize({ width: this.place.clientWidth, height: this.height });
+    };
+    fit();
+    const observer = new ResizeObserver(fit);
     observer.observe(this.place);
+    addEventListener("resize", fit, { signal });
     signal.addEventListener("abort", () => { observer.disconnect(); this.forget(); });
   }
 
@@ -75,10 +82,10 @@ class Chart {
   #make() {
     const axis = { stroke: named("ink-2"), grid: { stroke: named("line"), width: 1 }, ticks: { show: false }, font: `12px ${named("sans")}`, gap: 8 };
     return new uPlot({
-      width: this.place.clientWidth || 400, height: HEIGHT, padding: [8, 8, 0, 0],
+      width: this.place.clientWidth || 400, height: this.height, padding: [8, 8, 0, 0],
       cursor: { points: { size: 7 }, drag: { x: false, y: false } }, legend: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, this.top ?? (high > 0 ? high * 1.12 : 1)] } },
-      axes: [{ ...axis, size: 30, space: 70, values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick, step)) },
+      axes: [{ ...axis, size: 26, space: 70, values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick, step)) },
         { ...axis, size: 62, space: 40, values: (_, ticks) => ticks.map(this.format) }],
       series: [{}, ...this.lines.map(([, name, colour]) => ({
         label: name, stroke: named(colour), width: 1.75, spanGaps: true, points: { show: (plot) => plot.data[0].length < 4, size: 5 },
@@ -86,6 +93,12 @@ class Chart {
       }))],
     }, [[], ...this.lines.map(() => [])], this.place);
   }
+}
+
+/** Charts are as high as lets all rows of them fit the window. */
+function heightOf() {
+  const rows = innerWidth >= 1900 ? 2 : 3;
+  return Math.min(MOST, Math.max(LEAST, Math.floor((innerHeight - 102) / rows - AROUND)));
 }
 
 function clock(seconds, step) {

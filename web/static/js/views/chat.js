@@ -1,7 +1,7 @@
 // The playground: talk to the model, and watch the engine beside it.
 
 import { key } from "../api.js";
-import { fill, h, icon, announce } from "../dom.js";
+import { announce, fill, h, icon, labelled } from "../dom.js";
 import { count, percent, short, span } from "../format.js";
 import { Answer } from "../chat/answers.js";
 import { Settings } from "../chat/settings.js";
@@ -33,8 +33,8 @@ export function chatView({ world, view, tools, signal }) {
   view.append(fill(playground, talking, settings.element));
   const tune = h("button", { class: "button only-narrow", type: "button", "aria-pressed": "false", onclick: () => {
     tune.setAttribute("aria-pressed", String(playground.classList.toggle("tuning")));
-  } }, icon("tune"), "Settings");
-  tools.append(tune, h("button", { class: "button", type: "button", onclick: () => talk.clear() }, "New talk"));
+  } }, icon("tune"), labelled("Settings"));
+  tools.append(tune, h("button", { class: "button", type: "button", onclick: () => talk.clear() }, icon("plus"), labelled("New talk")));
 
   /** The settings, or null and why not. */
   const sides = () => {

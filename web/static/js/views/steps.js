@@ -1,6 +1,6 @@
 // The steps of an executor as they come.
 
-import { h, icon, segmented, fill } from "../dom.js";
+import { fill, h, icon, labelled, segmented } from "../dom.js";
 import { pair, percent, short } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { chooseReplica } from "../parts/replicas.js";
@@ -21,9 +21,9 @@ export function stepsView({ world, view, tools, signal }) {
   const hold = h("button", { class: "button", type: "button", "aria-pressed": "false", onclick: () => {
     const paused = hold.getAttribute("aria-pressed") !== "true";
     hold.setAttribute("aria-pressed", String(paused));
-    fill(hold, icon(paused ? "play" : "pause"), paused ? "Follow" : "Hold");
+    fill(hold, icon(paused ? "play" : "pause"), labelled(paused ? "Follow" : "Hold"));
     timeline.pause(paused ? world.nowS() - 0.25 : null);
-  } }, icon("pause"), "Hold");
+  } }, icon("pause"), labelled("Hold"));
   tools.append(choice, segmented("Time shown", [[2, "2 s"], [10, "10 s"], [60, "1 min"]], 10, (seconds) => { timeline.windowS = seconds; }), hold);
   chooseReplica(world, choice, (chosen) => { name = chosen; }, signal);
   const hint = h("div", { class: "small quiet" });

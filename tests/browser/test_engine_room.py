@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
@@ -16,6 +18,7 @@ from actors.cli import main
 from actors.simulator.recorded import Tables, read_rows
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
+from web.observatory.vitals import FIGURES
 
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]
@@ -178,6 +181,27 @@ def test_steps_are_shown_with_their_tokens(page: Page, deployment: Deployment) -
     cached = 41 // 16 * 16 if sum(step[2] for step in mine) < 41 else 0
     assert sum(step[2] for step in mine) == 41 - cached
     assert sum(step[1] - step[3] for step in mine) == 9
+    page.get_by_role("button", name="Hold").click()
+    page.get_by_label("Steps over time").press("ArrowLeft")
+    for _ in range(2):
+        page.get_by_label("Steps over time").press("ArrowLeft")
+    expect(page.locator("#tip")).to_contain_text(f"Step {last - 2}")
+    for name in ("Decode", "Prefill", "Step", "Gap before it", "Plan on the bus", "Result on the bus"):
+        expect(page.locator("#tip dt").get_by_text(name, exact=True)).to_be_visible()
+
+
+def test_a_request_is_shown_with_all_its_phases(page: Page, deployment: Deployment) -> None:
+    """From the queue to the text."""
+    visit(page, "requests")
+    answer = httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
+    name = answer.json()["id"].removeprefix("cmpl-")[:12]
+    expect(page.get_by_role("button", name=name)).to_contain_text("done")
+    page.get_by_role("button", name=name).click()
+    drawer = page.get_by_label("Followed request")
+    for phase in ("Queue", "Tokenize", "Wait", "Prefill", "Decode", "Detokenize"):
+        expect(drawer.get_by_text(phase, exact=True)).to_be_visible()
+    expect(drawer.get_by_text("Preempted", exact=True)).to_be_visible()
+    expect(drawer.get_by_text("Priority", exact=True)).to_be_visible()
 
 
 def test_a_killed_actor_is_shown_as_gone_and_back(page: Page, deployment: Deployment) -> None:
@@ -201,11 +225,19 @@ def test_an_actor_is_not_ended_where_all_share_a_process(page: Page) -> None:
     page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 409
 
 
-def test_charts_show_the_history(page: Page) -> None:
+def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
+    """Six pairs of figures, over a minute to a day."""
+    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
     visit(page, "charts")
     expect(page.locator(".chart canvas")).to_have_count(6)
-    page.get_by_role("button", name="24 h").click()
-    expect(page.locator(".chart canvas")).to_have_count(6)
+    for name in ("p50", "p99", "output tokens/s", "waiting", "host tier", "prefix hits"):
+        expect(page.locator(".key").get_by_text(name, exact=True).first).to_be_visible()
+    for text, span_s in (("1 min", 60), ("1 h", 3600), ("3 h", 10800), ("24 h", 86400), ("10 min", 600)):
+        with page.expect_response(f"**/api/history?span_s={span_s}") as answer:
+            page.get_by_role("button", name=text, exact=True).click()
+        assert len(answer.value.json()["figures"]) == len(FIGURES)
+    first = page.get_by_label("Time to first token").locator(".key")
+    expect(first).to_contain_text(re.compile(r"p50 \d"))
 
 
 def test_a_replay_shows_what_the_recording_says(page: Page) -> None:
@@ -325,6 +357,8 @@ CLIPPED = """() => {
 }"""  # noqa: E501
 
 
+RULES = {"light": {"resultTypes": ["violations"]}, "dark": {"runOnly": ["color-contrast"]}}
+"""In the dark only colours are others."""
 SETTLED = "() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 150))"
 
 
@@ -341,7 +375,7 @@ def test_every_view_is_accessible_and_fits(page: Page, deployment: Deployment, t
     for view in VIEWS:
         visit(page, view)
         page.evaluate(SETTLED)
-        found = page.evaluate("async () => (await axe.run({ resultTypes: ['violations'] })).violations")
+        found = page.evaluate("async (rules) => (await axe.run(rules)).violations", RULES[theme])
         faults = [
             (view, fault["id"], [node["html"][:160] for node in fault["nodes"][:3]])
             for fault in found

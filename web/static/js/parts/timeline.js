@@ -1,7 +1,7 @@
 // Steps over time: tokens by kind as bars, below them when the device computed and when the bus was on its way.
 
 import { named } from "../colors.js";
-import { h } from "../dom.js";
+import { announce, h } from "../dom.js";
 import { count, span } from "../format.js";
 import { hideTip, pairs, showTip } from "./tip.js";
 
@@ -22,10 +22,13 @@ export class Timeline {
     Object.assign(this, { steps, nowS, windowS });
     this.chosen = LANES.filter((lane) => lanes.includes(lane.name));
     this.tall = tall;
-    this.canvas = h("canvas", { role: "img", "aria-label": "Steps over time: tokens of each step by kind, and when the device computed" });
+    this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-roledescription": "timeline",
+      "aria-label": "Steps over time: tokens of each step by kind, and when the device computed. Move with the arrow keys." });
     this.element = h("div", { class: "timeline" }, this.canvas);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
-    this.canvas.addEventListener("pointerleave", () => { this.at = null; hideTip(); });
+    this.canvas.addEventListener("pointerleave", hideTip);
+    this.canvas.addEventListener("blur", hideTip);
+    this.canvas.addEventListener("keydown", (event) => this.#key(event));
     const observer = new ResizeObserver(() => this.#resize());
     observer.observe(this.element);
     const turn = () => {
@@ -146,9 +149,28 @@ export class Timeline {
     const { shown, place } = this.visible();
     const x = event.offsetX;
     const step = shown.findLast((each) => x >= place(beganS(each)) - 1 && x <= place(each.done_s) + 1);
-    if (!step) return hideTip();
+    if (step) this.#tell(step, shown, event.clientX, event.clientY);
+    else hideTip();
+  }
+
+  /** From one step in sight to the next, from the last one on. */
+  #key(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const { shown, place } = this.visible();
+    if (!shown.length) return;
+    const at = shown.findIndex((step) => step.step === this.step);
+    const step = shown[at < 0 ? shown.length - 1 : Math.min(shown.length - 1, Math.max(0, at + by))];
+    const box = this.canvas.getBoundingClientRect();
+    this.step = step.step;
+    this.#tell(step, shown, box.left + place(step.done_s), box.top + 20);
+    announce(document.getElementById("tip").textContent);
+  }
+
+  #tell(step, shown, x, y) {
     const before = shown[shown.indexOf(step) - 1];
-    showTip(event.clientX, event.clientY, h("h3", {}, `Step ${step.step}`), pairs([
+    showTip(x, y, h("h3", {}, `Step ${step.step}`), pairs([
       ["Decode", `${count(step.decodes)} tokens`], ["Prefill", `${count(step.prefill)} tokens`],
       ["Wasted", step.wasted ? `${step.wasted} tokens` : null],
       ["Copied blocks", step.copied || null], ["Swapped out", step.swapped_out || null], ["Swapped in", step.swapped_in || null],

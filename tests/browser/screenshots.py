@@ -74,6 +74,14 @@ def open_page(browser: Browser, url: str, size: tuple[int, int], theme: str, not
     return page
 
 
+DOUBTFUL = """() => {
+  const doubt = (token) => Number(token.style.getPropertyValue("--doubt"));
+  const tokens = [...document.querySelectorAll(".tokens button")];
+  tokens.reduce((one, other) => (doubt(one) >= doubt(other) ? one : other)).focus();
+}"""
+"""Points at the token of which the model was least sure."""
+
+
 def talk(page: Page) -> None:
     """A short talk, with the tokens of its last answer."""
     page.get_by_role("link", name="Playground").click()
@@ -84,14 +92,13 @@ def talk(page: Page) -> None:
     page.locator("[name=temperature]").fill("0")
     if tune.is_visible():
         tune.click()
-    for number, text in enumerate(("What is water?", "What does brave mean?"), 1):
+    for number, text in enumerate(("What is water?", "Write of a green river in the winter."), 1):
         page.get_by_label("Message").fill(text)
         page.keyboard.press("Enter")
         expect(page.get_by_role("button", name="Copy as…")).to_have_count(number)
         expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=60_000)
     page.get_by_role("button", name="Tokens").last.click()
-    tokens = page.locator(".tokens button")
-    tokens.nth(min(6, tokens.count() - 1)).focus()
+    page.evaluate(DOUBTFUL)
     page.evaluate("document.querySelector('.settings').scrollTop = 0")
 
 

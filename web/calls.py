@@ -42,6 +42,18 @@ class Choice:
     end_seen: bool = False
     """Whether the client, which has come back for the rest, has the end of this choice."""
 
+    def add_text(self, text: str, offset: int) -> None:
+        """Text has come that begins at character ``offset``; what of it had come before is dropped."""
+        new = text[self.num_chars - offset :] if offset < self.num_chars else text
+        if new:
+            self.texts.append(new)
+            self.num_chars += len(new)
+
+    def add_tokens(self, tokens: list[Token]) -> None:
+        """These have come, for a call that reports tokens."""
+        self.tokens += tokens
+        self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
+
     def take_tokens(self) -> list[Token]:
         """The tokens since the last call, once."""
         tokens, self.tokens = self.tokens, []

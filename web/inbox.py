@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actors.actor import describe
 from actors.logs import Log
@@ -212,17 +212,7 @@ class Inbox:
         return f"{type(message).__name__} is not a reply"
 
     def _deliver_batch(self, batch: ReplyBatch) -> str:
-        columns = (
-            batch.request_ids,
-            batch.choice_indexes.tolist(),
-            batch.texts,
-            batch.num_output_tokens.tolist(),
-            batch.finish_reasons,
-            batch.stop_reasons,
-            batch.num_prompt_tokens.tolist(),
-            batch.num_cached_tokens.tolist(),
-            batch.text_offsets.tolist() or [NOT_BEFORE] * len(batch.texts),
-        )
+        columns = _columns(batch)
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
@@ -254,15 +244,10 @@ class Inbox:
             if new_tokens > 0:
                 self._metrics.tokens(choice, request, new_tokens, now_s)
                 choice.num_tokens = num_tokens
-            new_text = text[choice.num_chars - offset :] if offset < choice.num_chars else text
-            if new_text:
-                choice.texts.append(new_text)
-                choice.num_chars += len(new_text)
+            choice.add_text(text, offset)
             if row in reported and new_tokens > 0:
-                new = reported[row][-new_tokens:]
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
-                choice.tokens += new
-                choice.cumulative_logprob += sum(token.logprob or 0.0 for token in new)
+                choice.add_tokens(reported[row][-new_tokens:])
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop
@@ -277,9 +262,7 @@ class Inbox:
         if request.num_unfinished == 0:
             request.finished_s = now_s
             self._metrics.request_finished(request, now_s)
-            del self._open[request.request_id]
-            if not self._open:
-                self._idle.set()
+            self._over(request)
 
     def _deliver_prompt(self, reply: PromptReply) -> None:
         request = self._open.get(reply.request_id)
@@ -288,9 +271,7 @@ class Inbox:
             request.call.texts.add(reply.token_texts, reply.token_bytes)
             if request.tokens_only:
                 request.num_unfinished = 0
-                del self._open[request.request_id]
-                if not self._open:
-                    self._idle.set()
+                self._over(request)
                 request.choices[0].finish_reason = "stop"
                 request.call.touched(request.choices[0])
 
@@ -301,14 +282,33 @@ class Inbox:
 
     def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
         """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
-        del self._open[request.request_id]
         if others_run:
             abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, reason="a choice failed")
             self._outbox.publish(self._names.control, abort)
-        if not self._open:
-            self._idle.set()
+        self._over(request)
         self._metrics.failed(request)
         request.call.fail(error)
+
+    def _over(self, request: OpenRequest) -> None:
+        """Nothing more comes for it."""
+        del self._open[request.request_id]
+        if not self._open:
+            self._idle.set()
+
+
+def _columns(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
+    """What the rows of a batch tell, without their tokens."""
+    return (
+        batch.request_ids,
+        batch.choice_indexes.tolist(),
+        batch.texts,
+        batch.num_output_tokens.tolist(),
+        batch.finish_reasons,
+        batch.stop_reasons,
+        batch.num_prompt_tokens.tolist(),
+        batch.num_cached_tokens.tolist(),
+        batch.text_offsets.tolist() or [NOT_BEFORE] * len(batch.texts),
+    )
 
 
 def _ended_by(finish: str) -> ApiError:

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos fuzz soak overload jobs-stress compatibility screenshots clean
+.PHONY: help serve test lint format types unit chaos fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,10 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
+
+SEEDS ?= 1000
+fault-seeds: $(VENV)/.installed-test ## whole systems on virtual time under random faults (SEEDS=1000, ARGS="--from 5000")
+	$(BIN)/python -m tests.dst --seeds $(SEEDS) --keep-going $(ARGS)
 
 soak: $(VENV)/.installed-test redis ## half an hour at 80% load with aborts and faults: does anything grow? (ARGS="--minutes 5")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)

@@ -68,7 +68,7 @@ class Actor(ABC):
         self.draining = asyncio.Event()
         self.state = "starting"
         self.on_ready: Callable[[], None] = lambda: None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
         self._renewed = asyncio.Event()
@@ -136,7 +136,7 @@ class Actor(ABC):
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run ``coro`` beside the loop. Its end is nothing special; an exception in it ends the actor with it."""
         task = asyncio.create_task(coro, name=f"{self.name}:{name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._task_done)
         return task
 
@@ -210,7 +210,7 @@ class Actor(ABC):
             await _cancel(task)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is None:
             return

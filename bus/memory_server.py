@@ -102,7 +102,7 @@ class MemoryServer:
         self.counters: dict[str, Counter[str]] = {}
         self.epoch = 0
         self._published = 0
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def check(self) -> None:
         """Raise :class:`BusUnavailable` while the server is switched off."""
@@ -133,7 +133,8 @@ class MemoryServer:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     def wake(self, name: str) -> None:
-        """Wake everybody who waits for this stream; they look again and may find that another one was faster."""
+        """Wake everybody who waits for this stream, the one who has waited longest first; they look again and may find
+        that another one was faster."""
         for waiter in self._waiting.pop(name, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -142,14 +143,14 @@ class MemoryServer:
         """Wait until one of the streams gets an entry, ``waiter`` is set by somebody else, or ``timeout_s`` passes."""
         names = tuple(names)
         for name in names:
-            self._waiting.setdefault(name, set()).add(waiter)
+            self._waiting.setdefault(name, {})[waiter] = None
         try:
             await asyncio.wait((waiter,), timeout=timeout_s)
         finally:
             for name in names:
                 others = self._waiting.get(name)
                 if others is not None:
-                    others.discard(waiter)
+                    others.pop(waiter, None)
                     if not others:
                         del self._waiting[name]
 

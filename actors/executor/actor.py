@@ -232,7 +232,11 @@ class ExecutorActor(Actor):
     def _publish(self, result: StepResult) -> None:
         assert self._outbox is not None
         assert self._engine is not None
-        self._outbox.append(self.names.results(self.name), result)
+        try:
+            self._outbox.append(self.names.results(self.name), result)
+        except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
+            self._engine_failed(error)
+            return
         self._watch.done()
         stats = self._engine.stats
         self._busy.inc(stats.busy_s - self._busy.value)

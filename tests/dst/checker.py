@@ -1,0 +1,62 @@
+"""What must hold when the faults are over and all clients have their answers: nothing is left but empty streams."""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.scheduler.actor import SchedulerActor
+from tests.dst.world import World
+
+KEPT_STATES = ("metrics:", "history:")
+
+
+def leftovers(world: World) -> list[str]:
+    """Everything that somebody still holds."""
+    server, names = world.server, world.names
+    found = [f"{name} has {len(stream.ids)} entries" for name, stream in server.streams.items() if stream.ids]
+    for name, stream in server.streams.items():
+        found += [
+            f"{name}: {group} has {len(each.pending)} pending" for group, each in stream.groups.items() if each.pending
+        ]
+    kept = tuple(names.state(prefix) for prefix in KEPT_STATES)
+    found += [f"state {name}" for name in list(server.states) if server.live_state(name) and not name.startswith(kept)]
+    for life in world.living:
+        if isinstance(life.actor, SchedulerActor) and life.actor.state == "ready":
+            found += _of_scheduler(life.actor)
+        context = getattr(life.actor, "context", None)
+        if context is not None and context.inbox.num_open:
+            found.append(f"{life.name} has {context.inbox.num_open} open requests")
+        outbox = getattr(life.actor, "_outbox", None)
+        if outbox is not None and outbox.depth:
+            found.append(f"{life.name} has {outbox.depth} messages to send")
+        sequences = getattr(life.actor, "_sequences", None)
+        if sequences is not None and len(sequences):
+            found.append(f"{life.name} has {len(sequences)} sequences")
+    return found
+
+
+def _of_scheduler(scheduler: SchedulerActor) -> list[str]:
+    core = scheduler.core
+    core.check_integrity()
+    counts = {
+        "requests": len(core.requests),
+        "finished requests": len(core.delivery.finished),
+        "waiting sequences": len(core.waiting),
+        "slots": core.num_running,
+        "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),
+        "steps in flight": sum(len(replica.in_flight) for replica in core.replicas.values()),
+        "entries": len(scheduler._entries),
+        "acks": len(scheduler._acks),
+    }
+    return [f"the scheduler has {count} {name}" for name, count in counts.items() if count]
+
+
+async def until_clean(world: World, limit_s: float) -> None:
+    """Wait until nothing is left over; what is after ``limit_s``, is a problem."""
+    until_s = world.loop.time() + limit_s
+    while left := leftovers(world):
+        if world.loop.time() > until_s:
+            world.problems += [f"left over: {each}" for each in left]
+            return
+        await asyncio.sleep(0.5)
+    world.problems += [f"dead letter in {name}" for name in world.server.streams if ":dead:" in name]

@@ -1,0 +1,232 @@
+"""The oracle without torch: plans are checked by the executor's own batch, tokens follow from a hash of the cache.
+
+As in :mod:`actors.executor.models.oracle`, a token is a function of everything that the cache holds of its sequence, so
+that a block lost, mixed up or given away too early cannot go unseen. It takes the place of
+:class:`actors.executor.engine.Engine`, whose threads and device cannot be had again from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from actors.executor.batch import BatchLimits, PersistentBatch, StepWork
+from actors.executor.engine import EngineStats
+from actors.executor.errors import EngineError, PlanError
+from actors.executor.loading import EngineInfo
+from actors.executor.results import ResultBuilder
+from actors.model_config import ModelConfig
+from actors.settings import Settings
+from bus.messages import NewSequence, StepPlan, StepResult
+
+MASK = 2**64 - 1
+
+
+@dataclass(slots=True)
+class Machine:
+    """What all executors of a world have in common."""
+
+    rng: random.Random
+    num_blocks: int = 24
+    num_host_blocks: int = 0
+    step_s: tuple[float, float] = (0.002, 0.02)
+    load_s: tuple[float, float] = (0.05, 1.0)
+    most_copy_lag: int = 2
+
+
+def chain(prefix: int, token: int) -> int:
+    """Hash of a prefix and one more token."""
+    mixed = (prefix * 6364136223846793005 + token * 1442695040888963407 + 1) & MASK
+    return mixed ^ (mixed >> 29)
+
+
+@dataclass(slots=True)
+class Row:
+    """A slot: its tokens, and the blocks where its cache lies."""
+
+    new: NewSequence
+    tokens: list[int]
+    blocks: list[int]
+    computed: int
+    prefix: int = 0
+    hashed: int = 0
+
+    def next_token(self, vocab_size: int) -> int:
+        for token in self.tokens[self.hashed :]:
+            self.prefix = chain(self.prefix, token)
+        self.hashed = len(self.tokens)
+        noise = self.new.seed & MASK if self.new.temperature >= 1e-5 else 0
+        return (chain(self.prefix, noise) >> 17) % vocab_size
+
+
+class Oracle:
+    """The device: its cache, and what the batch's slots hold."""
+
+    def __init__(self, limits: BatchLimits, num_host_blocks: int) -> None:
+        self.limits = limits
+        self.rows: dict[int, Row] = {}
+        self.cache = np.zeros((limits.num_blocks, limits.block_size), np.int64)
+        self.host = np.zeros((num_host_blocks, limits.block_size), np.int64)
+
+    def run(self, plan: StepPlan, work: StepWork) -> np.ndarray:
+        """The tokens that a step samples [N]."""
+        for source, target in zip(plan.swap_out_blocks.tolist(), plan.swap_out_hosts.tolist(), strict=True):
+            self.host[target] = self.cache[source]
+        for source, target in zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True):
+            self.cache[target] = self.host[source]
+        self._change_rows(plan)
+        for slot, start, count in zip(
+            plan.slots.tolist(), work.starts.tolist(), plan.num_scheduled.tolist(), strict=True
+        ):
+            self._write(self.rows[slot], start, start + count)
+        sampled = [self._sample(self.rows[slot]) for slot in work.sample_slots.tolist()]
+        return np.array(sampled, np.int32)
+
+    def _change_rows(self, plan: StepPlan) -> None:
+        for slot in plan.freed_slots.tolist():
+            del self.rows[slot]
+        tokens, blocks = plan.new_token_ids.tolist(), plan.new_block_ids.tolist()
+        for new in plan.new_sequences:
+            self.rows[new.slot] = Row(new, tokens[: new.num_tokens], blocks[: new.num_blocks], new.num_computed_tokens)
+            del tokens[: new.num_tokens], blocks[: new.num_blocks]
+        for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
+            self.rows[slot].blocks.append(block)
+        assert not len(plan.cut_slots)
+        assert not len(plan.chosen_slots)
+        self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
+
+    def _write(self, row: Row, start: int, stop: int) -> None:
+        size = self.limits.block_size
+        for position in range(start, stop):
+            self.cache[row.blocks[position // size], position % size] = (row.tokens[position] + 1 << 20) + position
+        row.computed = stop
+
+    def _sample(self, row: Row) -> int:
+        count = len(row.tokens)
+        held = self.cache[row.blocks[: -(-count // self.limits.block_size)]].reshape(-1)[:count]
+        own = (np.array(row.tokens, np.int64) + 1 << 20) + np.arange(count)
+        wrong = np.flatnonzero(held != own)
+        assert not len(wrong), f"the cache of sequence {row.new.sequence_id} is wrong from position {wrong[0]} on"
+        token = row.next_token(self.limits.vocab_size)
+        row.tokens.append(token)
+        return token
+
+
+class OracleEngine:
+    """What an executor actor knows of an engine; its one thread are timers of the loop."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        settings: Settings,
+        config: ModelConfig,
+        on_result: Callable[[StepResult], None],
+        on_error: Callable[[BaseException], None],
+        **_: Any,
+    ) -> None:
+        self.stats = EngineStats()
+        self._machine, self._on_result, self._on_error = machine, on_result, on_error
+        self._loop = asyncio.get_running_loop()
+        self._limits = BatchLimits(
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=config.max_position_embeddings,
+            max_num_batched_tokens=settings.max_num_batched_tokens or 64,
+            block_size=settings.block_size,
+            num_blocks=machine.num_blocks,
+            vocab_size=config.vocab_size,
+        )
+        self._batch = PersistentBatch(self._limits)
+        self._oracle = Oracle(self._limits, machine.num_host_blocks)
+        self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
+        self._plans: deque[tuple[StepPlan, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._epoch = self._step = self._copied = 0
+        self._failure: BaseException | None = None
+        self.num_host_blocks = machine.num_host_blocks
+
+    def start(self) -> Future[EngineInfo]:
+        """Loading takes a while."""
+        ready: Future[EngineInfo] = Future()
+        ready.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        limits = self._limits
+        info = EngineInfo(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            vocab_size=limits.vocab_size,
+            device="simulated",
+            dtype="int64",
+            num_host_blocks=self.num_host_blocks,
+            block_bytes=1000,
+            copy_bytes_per_s=1e6 if self.num_host_blocks else 0.0,
+            prefill_tokens_per_s=1e3 if self.num_host_blocks else 0.0,
+        )
+        self._loop.call_later(self._machine.rng.uniform(*self._machine.load_s), ready.set_result, info)
+        return ready
+
+    def submit(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine has ended: {self._failure}")
+        self._plans.append((plan, scheduler_epoch))
+        if self._timer is None:
+            self._begin()
+
+    def stop(self, timeout_s: float = 0.0) -> bool:
+        """Run what is queued."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._plans and self._failure is None:
+            self._run(*self._plans.popleft())
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """The device has a fault."""
+        if self._failure is None:
+            self._failure = error
+            self._on_error(error)
+
+    def _begin(self) -> None:
+        self._timer = self._loop.call_later(self._machine.rng.uniform(*self._machine.step_s), self._end)
+
+    def _end(self) -> None:
+        self._timer = None
+        if self._failure is not None:
+            return
+        try:
+            self._run(*self._plans.popleft())
+        except Exception as error:
+            self.fail(error)
+            return
+        if self._plans:
+            self._begin()
+
+    def _run(self, plan: StepPlan, epoch: int) -> None:
+        """As :meth:`Engine._check_order` and :meth:`Engine._step_on_cpu`."""
+        if epoch < self._epoch:
+            raise PlanError(f"step {plan.step} of scheduler epoch {epoch} came after epoch {self._epoch}")
+        if epoch > self._epoch:
+            self._batch.reset()
+            self._oracle.rows.clear()
+            self._copied = 0
+        elif plan.step != self._step + 1:
+            raise PlanError(f"step {plan.step} came after step {self._step}")
+        self._epoch, self._step = epoch, plan.step
+        work = self._batch.apply(plan)
+        tokens = self._oracle.run(plan, work)
+        self._copied = max(self._copied, plan.step - self._machine.rng.randint(0, self._machine.most_copy_lag))
+        now_s = self._loop.time()
+        result = self._results.build(
+            work, tokens, step=plan.step, scheduler_epoch=epoch, received_s=now_s, launched_s=now_s, done_s=now_s,
+            copied_step=self._copied,
+        )  # fmt: skip
+        self.stats.steps += 1
+        self._on_result(result)

@@ -1,0 +1,132 @@
+"""Where product code reads a clock, draws a number, starts a thread or listens: here, all of it is the world's."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import actors.actor
+import actors.detokenizer.actor
+import actors.executor.actor
+import actors.scheduler.actor
+import actors.steady_clock
+import actors.tokenizer.actor
+import bus.backoff
+import web.listener
+from actors.executor.step_watch import StepWatch
+from actors.scheduler import sequence
+from actors.scheduler.core import Core
+from tests.dst.engine import Machine, OracleEngine
+from tests.dst.loop import START_S, SimulatedLoop
+from tests.dst.pipe import MemorySocket
+from web.admission import Admission
+from web.membership import Membership
+from web.sse import Streams
+
+WALL_S = 1_700_000_000.0
+OWN_CLOCKS = (Admission, Membership, StepWatch, Streams)
+"""Their ``clock`` is the real one unless they are told."""
+load_encoder = cache(actors.tokenizer.actor.load_encoder)
+load_decoder = cache(actors.detokenizer.actor.load_decoder)
+
+
+class CheckedCore(Core):
+    """Its integrity is checked after every plan."""
+
+    def plan(self, now_s: float) -> Any:
+        outputs = super().plan(now_s)
+        self.check_integrity()
+        return outputs
+
+
+class WallClock:
+    """What ``time.time`` says; ``ahead_s`` of what it should."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.ahead_s = 0.0
+        self._loop = loop
+
+    def __call__(self) -> float:
+        return WALL_S + self._loop.now_s - START_S + self.ahead_s
+
+
+def inline(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """:func:`actors.executor.actor.in_thread`, at once."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(function(*args))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+class Recorder:
+    """A log whose lines go to ``tell``."""
+
+    def __init__(self, tell: Callable[[str], None], **bound: Any) -> None:
+        self._tell, self._bound = tell, bound
+
+    def bind(self, **bound: Any) -> Recorder:
+        return Recorder(self._tell, **self._bound, **bound)
+
+    def _line(self, event: str, **fields: Any) -> None:
+        fields = {**self._bound, **fields}
+        name = fields.pop("actor", "")
+        fields.pop("pid", None)
+        self._tell(f"{name}: {event} {' '.join(f'{key}={value!r:.200}' for key, value in fields.items())}".strip())
+
+    debug = info = warning = error = _line
+
+
+@contextlib.contextmanager
+def sealed(
+    loop: SimulatedLoop, rng: random.Random, machine: Machine, tell: Callable[[str], None]
+) -> Iterator[WallClock]:
+    """Inside, nothing that actors ask for comes from outside of the world."""
+    wall = WallClock(loop)
+    ports = iter(range(10_000, 100_000))
+    switch_interval_s = sys.getswitchinterval()
+
+    async def listen(host: str, port: int, *, share: bool = False) -> list[MemorySocket]:
+        return [MemorySocket(next(ports))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", wall)
+        patch.setattr(time, "monotonic", loop.time)
+        patch.setattr(time, "perf_counter", loop.time)
+        for owner in OWN_CLOCKS:
+            defaults, named = owner.__init__.__defaults__, owner.__init__.__kwdefaults__
+            if named and "clock" in named:
+                patch.setattr(owner.__init__, "__kwdefaults__", {**named, "clock": loop.time})
+            else:
+                patch.setattr(owner.__init__, "__defaults__", (*defaults[:-1], loop.time))
+        patch.setattr(actors.steady_clock, "_BEGAN_S", WALL_S - START_S)
+        patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
+        patch.setattr(bus.backoff, "random", SimpleNamespace(Random=lambda: rng))
+        patch.setattr(web.listener, "listen", listen)
+        patch.setattr(actors.executor.actor, "in_thread", inline)
+        engine = SimpleNamespace(Engine=partial(OracleEngine, machine))
+        patch.setattr(actors.executor.actor, "import_engine", lambda: engine)
+        patch.setattr(actors.tokenizer.actor, "load_encoder", load_encoder)
+        patch.setattr(actors.detokenizer.actor, "load_decoder", load_decoder)
+        patch.setattr(actors.actor, "get_logger", partial(Recorder, tell))
+        patch.setattr(actors.scheduler.actor, "Core", CheckedCore)
+        # A seed may kill who works on one and the same request more often than anybody has such bad luck.
+        patch.setattr(actors.tokenizer.actor, "MAX_DELIVERIES", 1000)
+        patch.setattr(sequence, "MOST_LOSSES", 1000)
+        patch.setattr(sequence, "SUSPECT_LOSSES", 1000)
+        patch.setattr("actors.scheduler.planner.MOST_LOSSES", 1000)
+        try:
+            yield wall
+        finally:
+            sys.setswitchinterval(switch_interval_s)

@@ -1,0 +1,71 @@
+"""Systems on virtual time keep promises under faults, a seed gives its run again, the checker sees what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from actors.tokenizer.actor import TokenizerActor
+from bus.contract import Entry
+from bus.memory_bus import MemoryBus
+from tests.dst.run import run_seed
+from web.calls import Choice
+
+SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "16"))
+PLANTED_SEEDS = 20
+"""Seeds within which a planted fault has to be found."""
+PLANTED_PATIENCE_S = 30.0
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    """Every callback of every actor at the same time, in the same order."""
+    first, second = run_seed(1), run_seed(1)
+    assert first.log == second.log
+    assert (first.turns, first.digest) == (second.turns, second.digest)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_fault_breaks_a_promise(seed: int) -> None:
+    """Each client has the oracle's own text, once, with one end; and nothing is left of anything."""
+    outcome = run_seed(seed)
+    assert outcome.problems == [], f"python -m tests.dst --seeds 1 --from {seed} -v"
+    assert outcome.faults
+
+
+def until_noticed(victim: str, holds: Callable[[str], bool]) -> None:
+    """Try seeds that kill actors of a kind, until one shows the problem."""
+    for seed in range(PLANTED_SEEDS):
+        outcome = run_seed(seed, ("kill at a turn", victim), PLANTED_PATIENCE_S)
+        if any(holds(problem) for problem in outcome.problems):
+            return
+    raise AssertionError("nobody noticed")
+
+
+def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that acknowledges what it has not stored yet loses requests when it dies."""
+    process = TokenizerActor._process
+
+    async def acks_first(self: TokenizerActor, entries: Sequence[Entry]) -> None:
+        await self._retrying(lambda: self.bus.ack("tokenizers", entries))
+        await process(self, entries)
+
+    monkeypatch.setattr(TokenizerActor, "_process", acks_first)
+    until_noticed("tokenizer", lambda problem: "wait for ever" in problem)
+
+
+def test_duplicates_that_are_not_dropped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ingress that hands on what its client has shows it twice."""
+    monkeypatch.setattr(Choice, "num_chars", property(lambda self: 0, lambda self, value: None))
+    until_noticed("detokenizer", lambda problem: "differs from character" in problem)
+
+
+def test_pending_entries_that_nobody_claims_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a dead scheduler was handed is lost."""
+
+    async def claim(self: MemoryBus, *_: object) -> list[Entry]:
+        return []
+
+    monkeypatch.setattr(MemoryBus, "claim", claim)
+    until_noticed("scheduler", lambda problem: "wait for ever" in problem)

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.executor.batch import BatchLimits, PersistentBatch, StepWork
+from actors.executor.batch import BatchLimits, PersistentBatch
 from actors.executor.engine import EngineStats
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.loading import EngineInfo
 from actors.executor.results import ResultBuilder
+from actors.executor.step_work import StepWork
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 from bus.messages import NewSequence, StepPlan, StepResult
@@ -187,6 +188,9 @@ class OracleEngine:
         while self._plans and self._failure is None:
             self._run(*self._plans.popleft())
         return True
+
+    def memory_in_use(self) -> None:
+        """As on a CPU."""
 
     def fail(self, error: BaseException) -> None:
         """The device has a fault."""

@@ -57,7 +57,7 @@ class Work:
         learns that it has been replaced."""
         for stream in self.streams:
             consumers = await self._bus.consumers(stream, SCHEDULER_GROUP)
-            for other in consumers.keys() - {self._consumer}:
+            for other in sorted(consumers.keys() - {self._consumer}):
                 for entry in await self._bus.claim(stream, SCHEDULER_GROUP, self._consumer, other):
                     yield entry
 

@@ -45,8 +45,8 @@ def _of_scheduler(scheduler: SchedulerActor) -> list[str]:
         "slots": core.num_running,
         "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),
         "steps in flight": sum(len(replica.in_flight) for replica in core.replicas.values()),
-        "entries": len(scheduler._entries),
-        "acks": len(scheduler._acks),
+        "entries": len(scheduler._work.requests),
+        "settled entries": scheduler._work.has_settled,
     }
     return [f"the scheduler has {count} {name}" for name, count in counts.items() if count]
 

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fake_backend import MODEL, SENTENCE, FakeBackend, Served, start_served, until
+from fake_backend import CACHED_TOKENS, MODEL, SENTENCE, FakeBackend, Served, start_served, until
+from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputTokensDetails
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
@@ -82,6 +83,18 @@ def ask(custom_id: str, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": URL, "body": question}
 
 
+def usage_of(count: int) -> BatchUsage:
+    """What so many answers to :func:`ask` come to."""
+    cached, prompt, output = CACHED_TOKENS * count, 2 * count, len(SENTENCE) * count
+    return BatchUsage(
+        input_tokens=prompt,
+        input_tokens_details=InputTokensDetails(cached_tokens=cached),
+        output_tokens=output,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=prompt + output,
+    )
+
+
 @asynccontextmanager
 async def world_in(folder: Path, **settings: Any) -> AsyncIterator[World]:
     server = MemoryServer()
@@ -130,6 +143,7 @@ async def test_a_batch_is_worked_off(world: World) -> None:
     assert (batch.status, batch.metadata) == ("completed", {"for": "test"})
     assert batch.request_counts is not None
     assert batch.request_counts.model_dump() == {"total": 21, "completed": 20, "failed": 1}
+    assert (batch.model, batch.usage) == (MODEL.name, usage_of(20))
     output, errors = await world.lines(batch.output_file_id), await world.lines(batch.error_file_id)
     assert output.keys() == {f"{i}" for i in range(20)}
     assert output["3"]["response"]["body"]["choices"][0]["message"]["content"] == "".join(SENTENCE)
@@ -156,6 +170,7 @@ async def test_a_batch_goes_on_where_it_was(world: World) -> None:
     await world.begin()
     batch = await world.ended(batch_id)
     assert (await world.lines(batch.output_file_id)).keys() == {f"{i}" for i in range(6)}
+    assert batch.usage == usage_of(6), "what was done before counts too"
     asked = [request.request_id for request in world.backend.requests]
     assert (len(asked), len(set(asked))) == (8, 6), "the two that were under way are asked for again, and no others"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from compatibility_routes import ANY, BODIES, QUERIES, RESPONSE, served_query
 from fake_backend import MODEL
 
 from tests.web.compatibility import PAGE, body_table, known_here, table, with_table
+from web.app import ROUTES
 from web.errors import ApiError
 from web.schemas import parse_chat, parse_completion
 from web.shapes.response_input import SAME, read_response
@@ -100,3 +102,11 @@ async def test_what_is_refused_in_a_query(serve, http, tmp_path, query):
         path = query.path.format(response_id="resp_1")
         async with http.get(served.url + path, params={name: "something"}) as response:
             assert (response.status, (await response.json())["error"]["param"]) == (400, name)
+
+
+def test_routes_that_are_not_here():
+    """No route has come meanwhile that the page says is missing."""
+    listed = PAGE.read_text().split("<!-- routes that are not here -->")[1].split("<!--")[0]
+    missing = set(re.findall(r"`(/[^`]+)`", listed))
+    assert len(missing) > 20
+    assert missing.isdisjoint(route.path for route in ROUTES)

@@ -20,6 +20,7 @@ import orjson
 from actors.logs import Log
 from web.files.store import Record, Store
 from web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
+from web.jobs.tally import Tally
 from web.jobs.window import Window
 from web.jobs.worker import Worker
 
@@ -40,6 +41,7 @@ class Progress:
     done: set[str] = field(default_factory=set)
     completed: int = 0
     failed: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     def add(self, result: Result) -> None:
         """One more line. (It goes to the system at once: this process may die.)"""
@@ -49,6 +51,7 @@ class Progress:
         self.done.add(str(result.custom_id))
         self.completed += not result.failed
         self.failed += result.failed
+        self.tally.add(result.line)
 
     def close(self) -> None:
         for file in (self.output, self.errors):
@@ -119,7 +122,7 @@ class BatchRun:
             elif time.time() >= self.batch["expires_at"]:
                 self._stopped = EXPIRED
             if (counts := self._counts(progress)) != self.batch["request_counts"]:
-                self._note("in_progress", request_counts=counts)
+                self._note("in_progress", request_counts=counts, **progress.tally.shown())
             await asyncio.sleep(SHOW_S)
 
     def fail(self, code: str, message: str) -> None:
@@ -141,19 +144,19 @@ class BatchRun:
     def _take_up(self) -> Progress:
         """The files as they were left: a line that was being written is gone."""
         paths = [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
-        counts, done = [], set()
+        counts, done, tally = [], set(), Tally()
         for path in paths:
-            ids = whole_lines(path)
+            ids = whole_lines(path, tally)
             counts.append(len(ids))
             done |= ids
         output, errors = (path.open("ab") for path in paths)
-        return Progress(output, errors, done, *counts)
+        return Progress(output, errors, done, counts[0], counts[1], tally)
 
     def _finish(self, path: Path, progress: Progress) -> None:
         """Make files of what there is, and say so."""
         if self._stopped:
             self._list_undone(path, progress)
-        self._note("finalizing", request_counts=self._counts(progress))
+        self._note("finalizing", request_counts=self._counts(progress), **progress.tally.shown())
         batch_id, owner, expires_s = self.batch["id"], self.batch["owner"], self.batch["output_expires_s"]
         ids: dict[str, str | None] = {}
         for kind, name in (("output", "output_file_id"), ("errors", "error_file_id")):
@@ -227,8 +230,8 @@ def check_file(path: Path, endpoint: str, max_lines: int) -> tuple[list[dict[str
     return errors, count
 
 
-def whole_lines(path: Path) -> set[str]:
-    """Custom ids of the lines of a file, which is cut after its last whole one."""
+def whole_lines(path: Path, tally: Tally) -> set[str]:
+    """Custom ids of the lines of a file, which is cut after its last whole one; they are added to ``tally``."""
     ids: set[str] = set()
     if not path.exists():
         return ids
@@ -238,7 +241,9 @@ def whole_lines(path: Path) -> set[str]:
             with contextlib.suppress(orjson.JSONDecodeError):
                 if not line.endswith(b"\n"):
                     break
-                ids.add(str(orjson.loads(line)["custom_id"]))
+                told = orjson.loads(line)
+                ids.add(str(told["custom_id"]))
+                tally.add(told)
                 size += len(line)
                 continue
             break

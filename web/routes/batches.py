@@ -98,6 +98,8 @@ def new_batch(wanted: Wanted, owner: str, cache_salt: str | None) -> Record:
         **{f"{name}_at": None for name in times},
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
         "metadata": wanted.metadata,
+        "model": None,
+        "usage": None,
         "owner": owner,
         "cache_salt": cache_salt,
         "output_expires_s": wanted.output_expires_s,

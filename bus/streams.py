@@ -22,6 +22,7 @@ def is_address(text: str) -> bool:
 TOKENIZER_GROUP = "tokenizers"
 SCHEDULER_GROUP = "schedulers"
 JOBS_GROUP = "jobs"
+RESPONSES_GROUP = "responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class Names:
     @property
     def control(self) -> str:
         return self.key("control")
+
+    @property
+    def responses(self) -> str:
+        """Responses that are computed in the background."""
+        return self.key("responses")
 
     # Log streams: one writer, explicit ids <epoch>-<index>, no groups.
     def steps(self, replica: str) -> str:

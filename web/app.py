@@ -23,6 +23,7 @@ from bus.streams import address_of
 from web import listener
 from web.admission import Admission
 from web.auth import KeyRing
+from web.background import Background
 from web.bodies import Bodies
 from web.connection import Connections
 from web.context import CONTEXT, Context
@@ -112,6 +113,7 @@ class IngressActor(Actor):
         self.connections: Connections | None = None
         self.context: Context | None = None
         self._outbox: Outbox | None = None
+        self._background: Background | None = None
 
     def lease_info(self) -> dict[str, object]:
         return super().lease_info() | ({} if self.port is None else {"port": self.port})
@@ -128,6 +130,8 @@ class IngressActor(Actor):
         self.spawn(self._keep_membership(self.context.membership, self.context.observatory.roster), "membership")
         self.spawn(self.context.observatory.history.run(), "history")
         self.spawn(self._tick(self.context), "tick")
+        self._background = Background(self.context, self.bus, self.names, self.name)
+        self.spawn(self._background.run(), "background")
         await self._listen(self.context)
 
     async def serve(self) -> None:
@@ -140,8 +144,9 @@ class IngressActor(Actor):
     async def stop(self) -> None:
         """End what still runs with an error, say so on the bus, close."""
         if self.context is not None:
+            if self._background is not None:
+                await self._background.stop()
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
-            await self.context.responses.stop()
             await self.context.observatory.shut()
         for server in self._listening:
             server.close()
@@ -200,7 +205,7 @@ class IngressActor(Actor):
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
             queue_batch=queue_batch,
-            responses=Responses(self.bus, membership, address, self.settings.response_ttl_s),
+            responses=Responses(self.bus, self.names, self.settings.response_ttl_s),
             store=open_store(self.settings),
             tracing=tracing,
             request_log=request_log,

@@ -55,6 +55,12 @@ class KeyRing:
         """Other keys from the file, beside those that were given as a setting."""
         self._keys = [*self._given, *listed]
 
+    def named(self, name: str) -> ApiKey | None:
+        """The key of this name; "" is anybody's, while no key is needed."""
+        if not self._keys:
+            return ANYBODY
+        return next((key for key in self._keys if key.name == name), None)
+
     def find(self, request: web.Request) -> ApiKey | None:
         """Whose request it is; None: it may not go on."""
         if not self._keys or request.match_info.route.name in OPEN_ROUTES:

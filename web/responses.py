@@ -3,98 +3,112 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 from bus.contract import Bus
-from web.membership import Membership
-from web.shapes.translated import named
+from bus.messages import ResponseQueued
+from bus.streams import Names
+from web.shapes.response_events import OVER
+from web.shapes.translated import Event
 
 POLL_S = 0.05
 """How often it is looked for further events of a response that is computed in the background."""
 GONE_POLLS = 20
-"""After so many looks without any it is asked whether its ingress lives."""
+"""After so many looks without any it is asked whether it has been deleted."""
 Record = dict[str, Any]
-"""``response``; ``items``, its input; ``messages``, the whole conversation as a chat; ``owner``, the key; ``address``,
-the ingress that computes it."""
+"""``response``; ``items``, its input; ``messages``, the whole conversation as a chat; ``owner``, the name of the key.
+Of one that is under way in the background also ``chat``, the rest of what is asked for, and its ``instructions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some events of a background response as they are written, and how much of the output (tokens, characters) its
+    client has after them."""
+
+    events: bytes
+    seen: tuple[int, int] = (0, 0)
+
+    def written(self) -> list[bytes]:
+        """One by one."""
+        return [event + b"\n\n" for event in self.events.split(b"\n\n")[:-1]]
+
+    def read(self) -> list[Event]:
+        return [orjson.loads(event.partition(b"data: ")[2]) for event in self.written()]
 
 
 class Responses:
     """Records, and the events of background responses in pieces, each kept for ``ttl_s``."""
 
-    def __init__(self, bus: Bus, membership: Membership, address: str, ttl_s: float) -> None:
-        self._bus, self._membership, self._address, self._ttl_s = bus, membership, address, ttl_s
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, bus: Bus, names: Names, ttl_s: float) -> None:
+        self._bus, self._names, self._ttl_s = bus, names, ttl_s
+        self.news = asyncio.Event()
+        """Something has been queued here."""
 
     async def keep(self, record: Record) -> None:
-        name = f"response:{record['response']['id']}"
-        await self._bus.put_state(name, {**record, "address": self._address}, ttl_s=self._ttl_s)
+        await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=self._ttl_s)
+
+    async def record(self, response_id: str) -> Record | None:
+        """The record, whose ever it is."""
+        (found,) = await self._bus.get_state(f"response:{response_id}")
+        return None if found is None else cast(Record, dict(found))
 
     async def find(self, response_id: str, owner: str) -> Record | None:
-        """The record, if there is one of this owner. What its ingress left behind by dying has failed."""
-        (found,) = await self._bus.get_state(f"response:{response_id}")
-        if found is None or found["owner"] != owner:
-            return None
-        record = cast(Record, dict(found))
-        response = record["response"]
-        if response["status"] in ("queued", "in_progress") and not self._lives(str(record["address"])):
-            error = {"code": "server_error", "message": "The server that computed this is gone."}
-            record["response"] = {**response, "status": "failed", "error": error}
-        return record
-
-    def _lives(self, address: str) -> bool:
-        name, _, epoch = address.rpartition("@")
-        leases = self._membership.leases
-        return any(lease.name == name and str(lease.epoch) == epoch for lease in leases) or address == self._address
+        """The record, if there is one of this owner."""
+        found = await self.record(response_id)
+        return found if found is not None and found["owner"] == owner else None
 
     async def delete(self, response_id: str) -> None:
         await self._bus.delete_state(f"response:{response_id}", f"response-cancel:{response_id}")
 
     # -- in the background --------------------------------------------------------------------------------------------
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Compute a response although its client does not wait."""
-        task = asyncio.create_task(work, name="response")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def queue(self, record: Record) -> None:
+        """Have an ingress compute it, whether or not its client waits."""
+        await self.keep(record)
+        await self._bus.publish([(self._names.responses, ResponseQueued(response_id=record["response"]["id"]))])
+        self.news.set()
 
-    async def stop(self) -> None:
-        """End what runs."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def add(self, response_id: str, place: int, piece: Piece) -> None:
+        """Keep some events, the ``place``-th ones."""
+        told = {"events": piece.events.decode(), "seen": list(piece.seen)}
+        await self._bus.put_state(f"response-events:{response_id}:{place}", told, ttl_s=self._ttl_s)
 
-    async def add_events(self, response_id: str, piece: int, events: bytes) -> None:
-        """Keep some events, the ``piece``-th ones."""
-        await self._bus.put_state(
-            f"response-events:{response_id}:{piece}", {"events": events.decode()}, ttl_s=self._ttl_s
-        )
+    async def piece(self, response_id: str, place: int) -> Piece | None:
+        (found,) = await self._bus.get_state(f"response-events:{response_id}:{place}")
+        if found is None:
+            return None
+        tokens, chars = cast(list[int], found["seen"])
+        return Piece(str(found["events"]).encode(), (tokens, chars))
 
-    async def events(self, response_id: str, owner: str, after: int) -> AsyncIterator[bytes]:
-        """All events with a higher number, as they come, until the last one."""
-        piece = waited = 0
-        number = -1
+    async def events(self, response_id: str, after: int) -> AsyncIterator[bytes]:
+        """All events with a higher number, as they come, until the last one (or until the response is deleted)."""
+        place = waited = 0
         while True:
-            (found,) = await self._bus.get_state(f"response-events:{response_id}:{piece}")
-            if found is not None:
-                piece, waited = piece + 1, 0
-                for event in str(found["events"]).encode().split(b"\n\n")[:-1]:
-                    number, is_last = _place(event)
-                    if number > after:
-                        yield event + b"\n\n"
-                    if is_last:
-                        return
+            if (piece := await self.piece(response_id, place)) is None:
+                waited += 1
+                if waited % GONE_POLLS == 0 and await self.record(response_id) is None:
+                    return
+                await asyncio.sleep(POLL_S)
                 continue
-            waited += 1
-            if waited % GONE_POLLS == 0:
-                record = await self.find(response_id, owner)
-                if record is None:
+            place, waited = place + 1, 0
+            for event, data in zip(piece.read(), piece.written(), strict=True):
+                is_last = event["type"].removeprefix("response.") in OVER
+                if is_last:
+                    await self._recorded(response_id)
+                if event["sequence_number"] > after:
+                    yield data
+                if is_last:
                     return
-                if record["response"]["status"] == "failed":
-                    failed = {"type": "response.failed", "sequence_number": number + 1, "response": record["response"]}
-                    yield named(failed)
-                    return
+
+    async def _recorded(self, response_id: str) -> None:
+        """Wait until the record has the end too, which comes after the events: who saw them may ask for it."""
+        while True:
+            record = await self.record(response_id)
+            if record is None or record["response"]["status"] in OVER:
+                return
             await asyncio.sleep(POLL_S)
 
     async def cancel(self, response_id: str) -> None:
@@ -104,10 +118,3 @@ class Responses:
     async def is_cancelled(self, response_id: str) -> bool:
         (found,) = await self._bus.get_state(f"response-cancel:{response_id}")
         return found is not None
-
-
-def _place(event: bytes) -> tuple[int, bool]:
-    """Number of an event, and whether none follows."""
-    data: Mapping[str, Any] = orjson.loads(event.partition(b"data: ")[2])
-    over = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-    return data["sequence_number"], data["type"] in over

@@ -27,6 +27,7 @@ SequencesNamed,             journal                scheduler -> its successor   
 RequestMoved, RequestBlamed, Checkpoint
 Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor         jobs
 JobResult                   {name}:results         jobs actor -> whoever sent the job         jobs
+ResponseQueued              responses (work)       ingress -> any ingress                     requests
 ==========================  =====================  =========================================  ===========
 """
 
@@ -58,7 +59,7 @@ from bus.messages.observation import (
     StateRequested,
 )
 from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
-from bus.messages.requests import GenerateRequest, TokenizedRequest
+from bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
 from bus.messages.sampling import SamplingParams, StructuredOutput
 from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
 from bus.messages.steps import (
@@ -95,6 +96,7 @@ Message = (
     | Job
     | JobResult
     | BatchQueued
+    | ResponseQueued
     | CancelRequest
     | StateRequested
     | SchedulerState
@@ -109,7 +111,7 @@ __all__ = [
     "STEP_MARKS", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest", "Checkpoint",
     "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
     "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed", "RequestMoved",
-    "RequestTimed", "RequestsDone", "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded",
-    "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput",
-    "TokenizedRequest",
+    "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads", "SchedulerState",
+    "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence",
+    "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

@@ -70,3 +70,10 @@ class TokenizedRequest:
     weight: float = 1.0
     """Of its client's share, beside others that have work."""
     traced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseQueued:
+    """A response of ``/v1/responses`` that is computed whether or not its client waits; its record says all of it."""
+
+    response_id: str

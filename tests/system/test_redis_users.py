@@ -16,7 +16,7 @@ from actors.cli import main
 from bus.contract import Bus
 from bus.private_redis import find_redis_server
 from bus.redis_bus import RedisBus
-from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
+from bus.streams import RESPONSES_GROUP, SCHEDULER_GROUP, TOKENIZER_GROUP, Names
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
 from tests.system.harness import eventually
 from tests.system.serving import serving
@@ -113,7 +113,7 @@ def recovery(user: str) -> list[tuple[str, ...]]:
     own: dict[str, list[tuple[str, ...]]] = {
         "ingress": [
             ("UNLINK", NAMES.replies("ingress-0@1")), ("XADD", NAMES.control, "*", "f", "v"),
-            ("XADD", NAMES.jobs, "*", "batch_id", "x"),
+            ("XADD", NAMES.jobs, "*", "batch_id", "x"), *claims(NAMES.responses, RESPONSES_GROUP),
         ],
         "jobs": [*claims(NAMES.jobs, "jobs"), ("UNLINK", NAMES.replies("jobs-0@1"))],
         "tokenizer": [*claims(NAMES.requests, TOKENIZER_GROUP), ("XADD", NAMES.replies("ingress-0@1"), "*", "f", "v")],

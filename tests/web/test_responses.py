@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-from fake_backend import MODEL, SENTENCE, Served, start_served, until
+from fake_backend import MODEL, SENTENCE, Served, batch, speak, start_served, until, until_empty
 
+from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import CancelRequest, RequestFailed
+from web.app import IngressActor
 from web.errors import ApiError
-from web.shapes.response_events import ResponseEvents
+from web.shapes.response_events import ResponseEvents, new_response
 from web.shapes.response_input import read_response
 
 TEXT = "".join(SENTENCE)
@@ -161,20 +165,46 @@ async def test_a_refused_background_response_fails(client: openai.AsyncOpenAI) -
     assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
 
 
-async def test_an_ingress_that_is_gone(served: Served, client: openai.AsyncOpenAI) -> None:
-    """What it was computing in the background has failed, and its stream ends."""
-    response = await client.responses.create(model=MODEL.name, input="x", background=True)
-    await ended(client, response.id)
-    name = f"response:{response.id}"
-    (record,) = await served.backend.bus.get_state(name)
-    assert record is not None
-    left = {**record, "address": "ingress-7@1", "response": {**record["response"], "status": "in_progress"}}
-    await served.backend.bus.put_state(name, left)
-    assert (await client.responses.retrieve(response.id)).status == "failed"
-    await served.backend.bus.delete_state(f"response-events:{response.id}:1", f"response-events:{response.id}:2")
-    events = [event async for event in await client.responses.retrieve(response.id, stream=True)]
-    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
-    assert [event.sequence_number for event in events] == [0, 1, 2]
+async def test_a_background_response_outlives_its_ingress() -> None:
+    """Another one joins the request where it is, and tells the events that come after those that have been told; the
+    client sees no seam."""
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server), answers=False, lease_ttl_s=0.4)
+    settings = Settings(port=0, drain_timeout_s=0.05, lease_ttl_s=0.4)
+    other = IngressActor(settings, MemoryBus(server), "ingress-1", model=MODEL)
+    running = asyncio.create_task(other.run())
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        stream = await client.responses.create(model=MODEL.name, input="x", background=True, stream=True)
+        (first,) = await served.backend.requested(1)
+        row = speak(first, 0)
+        for delta in row[:2]:
+            await served.backend.send(first.ingress, batch([delta]))
+        told = [await anext(stream) for _ in range(5)]  # to the first text
+        await served.actor.bus.close()  # as kill -9: nothing is sent any more, and the lease expires
+        served.running.cancel()
+        await asyncio.gather(served.running, return_exceptions=True)
+        await stream.close()
+    _, second = await served.backend.requested(2)
+    assert (second.request_id, second.messages) == (first.request_id, first.messages)
+    assert second.attempt != first.attempt
+    assert second.ingress.startswith("ingress-1@")
+    for delta in row:
+        await served.backend.send(second.ingress, batch([delta]))
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{other.port}/v1", api_key="x", max_retries=0) as client:
+        response_id = first.request_id
+        after = told[-1].sequence_number
+        told += [
+            event async for event in await client.responses.retrieve(response_id, stream=True, starting_after=after)
+        ]
+        assert (await client.responses.retrieve(response_id)).output_text == TEXT
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == TEXT
+    assert told[-1].response.output_text == TEXT
+    await until_empty(served.backend.bus, served.backend.names.responses)
+    other.request_drain()
+    await running
+    await other.bus.close()
+    await served.backend.stop()
 
 
 @pytest.mark.parametrize(
@@ -229,9 +259,51 @@ def test_tools_and_formats_become_a_chats() -> None:
     assert wanted.chat["reasoning_effort"] == "low"
 
 
+DELTAS: tuple[dict[str, Any], ...] = (
+    {"reasoning": "Hm."},
+    {"content": "So."},
+    {"content": " Now."},
+    {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+    {"tool_calls": [{"index": 1, "id": "d", "function": {"name": "f", "arguments": "{"}}]},
+    {"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]},
+)
+
+
+def chunk_of(delta: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize("place", range(len(DELTAS) + 1))
+def test_events_go_on_where_others_ended(place: int) -> None:
+    """Whoever has followed what was told tells what comes next, as if it had told everything."""
+    first, told = ResponseEvents(new_response("r", "m", {})), []
+    told += first.begin()
+    for delta in DELTAS[:place]:
+        told += first.chunk(chunk_of(delta))
+    second = ResponseEvents(new_response("r", "m", {}))
+    for event in told:
+        second.follow(json.loads(json.dumps(event)))
+    assert second.response == first.response
+    assert second.begun
+
+    rest: list[list[dict[str, Any]]] = []
+    for events in (first, second):
+        rest.append([event for delta in DELTAS[place:] for event in events.chunk(chunk_of(delta))])
+        rest[-1] += events.end()
+    assert [shape(event) for event in rest[0]] == [shape(event) for event in rest[1]]
+    assert first.messages() == second.messages()
+    assert second.is_over
+
+
+def shape(event: dict[str, Any]) -> tuple[Any, ...]:
+    """All of an event but the random ids of items."""
+    return event["type"], event["sequence_number"], event.get("output_index"), event.get("delta"), event.get("text")
+
+
 def test_calls_and_thoughts_become_items() -> None:
     """One at a time; the conversation goes on with the calls, without the thoughts."""
-    events, told = ResponseEvents("r", "m", {}), []
+    events, told = ResponseEvents(new_response("r", "m", {})), []
     for delta in (
         {"reasoning": "Hm."},
         {"content": "So."},

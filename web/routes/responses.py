@@ -5,28 +5,29 @@ Responses are kept, and computed in the background if so asked.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from web.admission import Charge, of_client
+from web.admission import of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field, not_supported
 from web.files.store import page
-from web.responses import Record
+from web.responses import Piece, Record
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
 from web.schemas import Asked, parse_chat, parse_json
-from web.shapes.response_events import OVER, ResponseEvents
-from web.shapes.response_input import Wanted, read_response
-from web.shapes.translated import Event, TranslatedChunks, named
+from web.shapes.response_events import OVER, ResponseEvents, new_response
+from web.shapes.response_input import Wanted, chat_body, read_response
+from web.shapes.translated import TranslatedChunks, written
 from web.sse import EventStream
 
 MAX_ID_CHARS = 100
@@ -46,106 +47,88 @@ async def create(request: web.Request) -> web.StreamResponse:
     before: list[dict[str, Any]] = []
     if wanted.previous is not None:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
-    asked = of_client(parse_chat(wanted.body(before), context.model), key)
-    events = ResponseEvents(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown)
-    kept: Record = {"items": wanted.items, "messages": [*before, *wanted.chat["messages"]], "owner": key.name}
-    admitted = context.admission.admitted(key, asked, context.model)
-    if wanted.background:
-        return await _in_background(request, wanted, asked, events, kept, admitted)
-    with admitted as charge:
-        told = computed(context, asked, events, kept if wanted.store else None)
-        try:
-            if wanted.stream:
-                return await stream(request, told)
-            async for _ in told:
-                pass
-        finally:
-            charge.used_tokens = _used(events)
-    return _whole(events)
+    kept: Record = {**wanted.kept(before), "owner": key.name}
+    asked = of_client(parse_chat(chat_body(kept), context.model), key)
+    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
+    with context.admission.admitted(key, asked, context.model) as charge:
+        if wanted.background:
+            charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
+            await context.responses.queue({**kept, "response": events.response})
+        else:
+            try:
+                return await _in_foreground(request, wanted, asked, events, kept)
+            finally:
+                charge.used_tokens = used_tokens(events)
+    if wanted.stream:
+        return await stream(request, context.responses.events(events.response["id"], -1))
+    return json_response({**events.response, "status": "queued"})
 
 
-def _used(events: ResponseEvents) -> int | None:
+async def _in_foreground(
+    request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record
+) -> web.StreamResponse:
+    """Compute while the client waits; before it has the end, the response is kept."""
+    context = request.app[CONTEXT]
+
+    async def told() -> AsyncIterator[bytes]:
+        async for piece in computed(context, asked, events):
+            if events.is_over and wanted.store:
+                shown = {name: kept[name] for name in ("items", "messages", "owner")}
+                messages = [*kept["messages"], *events.messages()]
+                await context.responses.keep({**shown, "messages": messages, "response": events.response})
+            yield piece.events
+
+    if wanted.stream:
+        return await stream(request, told())
+    async for _ in told():
+        pass
+    return json_response(events.response)
+
+
+def used_tokens(events: ResponseEvents) -> int | None:
     """Tokens that a response took; None: it has not ended."""
     usage = events.response.get("usage") or {}
     return usage.get("total_tokens")
 
 
-def _whole(events: ResponseEvents) -> web.Response:
-    return json_response(events.response)
-
-
-async def _in_background(
-    request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record,
-    admitted: contextlib.AbstractContextManager[Charge],
-) -> web.StreamResponse:  # fmt: skip
-    """Compute whether or not the client waits; what it may read of it is kept piece by piece."""
-    context, response_id = request.app[CONTEXT], events.response["id"]
-    room = contextlib.ExitStack()
-    charge = room.enter_context(admitted)  # or a 429, now
-    try:
-        await context.responses.keep({**kept, "response": events.response})
-    except BaseException:
-        room.close()
-        raise
-
-    async def work() -> None:
-        with room:
-            piece = 0
-            async for data in computed(context, asked, events, kept):
-                await context.responses.add_events(response_id, piece, data)
-                piece += 1
-            charge.used_tokens = _used(events)
-
-    queued = {**events.response, "status": "queued"}
-    context.responses.run(work())
-    if wanted.stream:
-        return await stream(request, context.responses.events(response_id, kept["owner"], -1))
-    return json_response(queued)
-
-
 async def computed(
-    context: Context, asked: Asked, events: ResponseEvents, kept: Record | None
-) -> AsyncIterator[bytes]:  # fmt: skip
-    """The events of a response as it is computed; before the last one it is kept, if it is to be.
+    context: Context, asked: Asked, events: ResponseEvents, *, attempt: str = "", seen: tuple[int, int] = (0, 0)
+) -> AsyncGenerator[Piece, None]:
+    """The events of a response as it is computed. One with an ``attempt`` is joined where it is, and goes on after what
+    was ``seen`` of it (tokens, characters).
 
     Raises:
         ApiError: it was refused, before there was any event, and its client waits for it.
     """
-    response_id, background = events.response["id"], events.response["background"]
-    call = context.inbox.submit(asked.messages_for_bus([response_id], context.address, time.time()), streaming=True)
-    chunks = TranslatedChunks(make_chunks(CHAT, asked, response_id, int(time.time())), events, lambda _: b"")
-    told = b""
-    """What is to be written next."""
-    begun = background
+    response_id, arrived_s = events.response["id"], time.time()
+    (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
+    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True)
+    (choice,) = call.choices
+    chunks = TranslatedChunks(make_chunks(CHAT, asked, response_id, int(arrived_s)), events, lambda _: b"")
+    told, delivered = b"", True
     try:
-        tell_report(call, asked)
-        if background:
-            yield written(events.begin())
+        tell_report(call, asked, [(*seen, False)])
+        chunks.resume(call.choices)
         while changed := await call.changes():
-            told = b"" if begun else written(events.begin())
+            told = b"" if events.begun else written(events.begin())
             told += chunks.of(changed)
-            begun = True
             if call.done:
                 break
             if told:
-                yield told
+                yield Piece(told, (choice.num_tokens, choice.num_chars))
                 told = b""
         told += chunks.last(call)
     except ApiError as error:
-        if not begun:
+        if not events.begun:
             raise
-        cancelled = background and await context.responses.is_cancelled(response_id)
+        cancelled = attempt and await context.responses.is_cancelled(response_id)
         told = written(events.failed(error, "cancelled" if cancelled else "failed"))
+    except asyncio.CancelledError:
+        delivered = False
+        raise
     finally:
-        context.inbox.close(call, delivered=True)
-    if kept is not None:
-        conversation = [*kept["messages"], *events.messages()]
-        await context.responses.keep({**kept, "messages": conversation, "response": events.response})
-    yield told
-
-
-def written(events: Iterable[Event]) -> bytes:
-    return b"".join(map(named, events))
+        context.inbox.close(call, delivered=delivered)
+    yield Piece(told, (choice.num_tokens, choice.num_chars))
 
 
 async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
@@ -181,7 +164,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
         raise bad_field("starting_after", "must be the sequence number of an event")
     if not found["response"]["background"]:
         raise bad_field("stream", "only a response that was created with background can be streamed again")
-    return await stream(request, context.responses.events(response_id, request[API_KEY].name, int(after)))
+    return await stream(request, context.responses.events(response_id, int(after)))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -200,8 +183,10 @@ async def cancel(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Forget a response."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
-    await find(context, response_id, request[API_KEY].name)
+    found = await find(context, response_id, request[API_KEY].name)
     await context.responses.delete(response_id)
+    if found["response"]["status"] not in OVER:
+        context.inbox.cancel(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 

@@ -14,26 +14,39 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 """States of a response that nothing changes any more."""
 
 
+def new_response(response_id: str, model: str, shown: dict[str, Any]) -> dict[str, Any]:
+    """One that begins; ``shown`` is what it repeats of what was asked."""
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        **shown,
+    }
+
+
 class ResponseEvents:
     """``response`` is what it has become so far; items of its output are open one at a time."""
 
-    def __init__(self, response_id: str, model: str, shown: dict[str, Any]) -> None:
-        self.response: dict[str, Any] = {
-            "id": response_id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "model": model,
-            "output": [],
-            "usage": None,
-            **shown,
-        }
+    def __init__(self, response: dict[str, Any]) -> None:
+        self.response = response
         self._number = -1
         self._open: tuple[str, int] | None = None
         """Kind of the open item, and which tool call it is."""
         self._end = "completed"
+
+    @property
+    def begun(self) -> bool:
+        return self._number >= 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.response["status"] in OVER
 
     @property
     def _item(self) -> dict[str, Any]:
@@ -85,6 +98,25 @@ class ResponseEvents:
         if status == "completed":
             self.response["completed_at"] = int(time.time())
         return self._event(status, response=dict(self.response))
+
+    def follow(self, event: Event) -> None:
+        """An event that has been told before, by another one like this: what is told next comes after it."""
+        self._number = event["sequence_number"]
+        kind, output = event["type"].removeprefix("response."), self.response["output"]
+        if kind == "output_item.added":
+            output.append(event["item"])
+            of_its_kind = sum(item["type"] == event["item"]["type"] for item in output)
+            self._open = event["item"]["type"], of_its_kind - 1 if event["item"]["type"] == "function_call" else 0
+        elif kind == "output_item.done":
+            output[-1], self._open = event["item"], None
+        elif kind == "content_part.added":
+            self._item["content"].append(event["part"])
+        elif kind == "function_call_arguments.delta":
+            self._item["arguments"] += event["delta"]
+        elif kind.endswith(".delta"):
+            self._item["content"][0]["text"] += event["delta"]
+        elif kind in OVER:
+            self.response = event["response"]
 
     # -- items --------------------------------------------------------------------------------------------------------
     def _text(self, kind: str, text: str) -> Iterator[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +64,17 @@ class Wanted:
     store: bool
     shown: dict[str, Any] = field(default_factory=dict)
 
-    def body(self, before: list[dict[str, Any]]) -> dict[str, Any]:
-        """The body of the chat, behind the messages ``before``. Instructions hold for this response only."""
-        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return {**self.chat, "messages": [*first, *before, *self.chat["messages"]]}
+    def kept(self, before: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a record keeps of it, behind the messages ``before``."""
+        chat = {name: value for name, value in self.chat.items() if name != "messages"}
+        messages = [*before, *self.chat["messages"]]
+        return {"items": self.items, "messages": messages, "chat": chat, "instructions": self.instructions}
+
+
+def chat_body(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the chat that is kept like this. Instructions hold for this response only."""
+    first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
+    return {**kept["chat"], "messages": [*first, *kept["messages"]]}
 
 
 def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -41,7 +41,7 @@ class TranslatedChunks(Chunks):
 
     def last(self, call: Call) -> bytes:
         told = self._translated(self._chunks.last(call))
-        return told + b"".join(map(named, self._translator.end()))
+        return told + written(self._translator.end())
 
     def failed(self, error: ApiError) -> bytes:
         return self._tell_error(error)
@@ -52,6 +52,10 @@ class TranslatedChunks(Chunks):
             if line.startswith(b"data: {"):
                 events += [named(event) for event in self._translator.chunk(orjson.loads(line[6:]))]
         return b"".join(events)
+
+
+def written(events: Iterable[Event]) -> bytes:
+    return b"".join(map(named, events))
 
 
 def named(event: Event) -> bytes:

@@ -1,0 +1,174 @@
+"""Responses that are computed whether or not their clients wait, by an ingress, and if that one dies by another.
+
+Each is an entry of a work stream until it has ended. Who takes it up reads the events that have been told, joins its
+request where that is now, and goes on with the next event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+
+from actors.actor import describe
+from bus.contract import Bus, BusUnavailable, Entry
+from bus.messages import ResponseQueued
+from bus.streams import RESPONSES_GROUP, Names
+from web.admission import Charge, of_client
+from web.auth import ApiKey
+from web.context import Context
+from web.errors import ApiError, internal
+from web.responses import Piece, Record
+from web.routes.responses import computed, used_tokens
+from web.schemas import Asked, parse_chat
+from web.shapes.response_events import OVER, ResponseEvents
+from web.shapes.response_input import chat_body
+from web.shapes.translated import written
+
+MAX_RUNNING = 256
+"""Responses that one ingress computes in the background, or that wait there for room under its limits."""
+MAX_DELIVERIES = 20
+"""One that has been taken up so often without an end is given up: perhaps it is what ends its ingresses."""
+RETRY_S = 0.5
+
+
+class Background:
+    """The background responses of one ingress, which has the name ``name``."""
+
+    def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
+        self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Take up what is queued, and now and then what another ingress has left."""
+        news = self._context.responses.news
+        while True:
+            news.clear()
+            try:
+                await self._take()
+            except BusUnavailable as error:
+                self._context.log.warning("bus unavailable: responses wait", error=describe(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._context.settings.lease_ttl_s):
+                    await news.wait()
+
+    async def stop(self) -> None:
+        """Leave what runs to whoever takes it up."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+    async def _take(self) -> None:
+        room = MAX_RUNNING - len(self._running)
+        if room > 0:
+            self._begin(await self._bus.read_group(RESPONSES_GROUP, self._name, [self._stream], count=room, block_ms=0))
+        others = (await self._bus.consumers(self._stream, RESPONSES_GROUP)).keys() - {self._name}
+        if others:
+            for dead in others - {lease.name for lease in await self._bus.leases("ingress")}:
+                self._begin(await self._bus.claim(self._stream, RESPONSES_GROUP, self._name, dead))
+
+    def _begin(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            key = str(entry.id)
+            if key not in self._running:
+                task = self._running[key] = asyncio.create_task(self._work(entry), name="response")
+                task.add_done_callback(lambda _, key=key: self._ended(key))  # type: ignore[misc]
+
+    def _ended(self, key: str) -> None:
+        del self._running[key]
+        self._context.responses.news.set()  # there is room for another one
+
+    async def _work(self, entry: Entry) -> None:
+        """One response, to its end."""
+        while True:
+            try:
+                if isinstance(entry.message, ResponseQueued):
+                    await self._compute(entry.message.response_id, entry.deliveries)
+                else:
+                    await self._bus.dead_letter("ingress", entry, entry.error or "it is no response")
+                return await self._bus.ack(RESPONSES_GROUP, [entry])
+            except BusUnavailable as error:
+                self._context.log.warning("bus unavailable: a response waits", error=describe(error))
+                await asyncio.sleep(RETRY_S)
+
+    # -- computing ----------------------------------------------------------------------------------------------------
+    async def _compute(self, response_id: str, deliveries: int) -> None:
+        """What is not told yet of a response is; then its record has the end."""
+        responses = self._context.responses
+        record = await responses.record(response_id)
+        if record is None or record["response"]["status"] in OVER:
+            return
+        events, place, seen = ResponseEvents(record["response"]), 0, (0, 0)
+        while (piece := await responses.piece(response_id, place)) is not None:
+            place, seen = place + 1, piece.seen
+            for event in piece.read():
+                events.follow(event)
+        if not events.is_over:
+            async with aclosing(self._told(record, events, seen, deliveries)) as told:
+                async for piece in told:
+                    await responses.add(response_id, place, piece)
+                    place += 1
+        if await responses.record(response_id) is not None:  # it has not been deleted meanwhile
+            kept = {name: value for name, value in record.items() if name not in ("chat", "instructions")}
+            messages = [*record["messages"], *events.messages()]
+            await responses.keep({**kept, "messages": messages, "response": events.response})
+
+    async def _told(
+        self, record: Record, events: ResponseEvents, seen: tuple[int, int], deliveries: int
+    ) -> AsyncGenerator[Piece, None]:
+        """The events after those that ``events`` has followed."""
+        response_id = record["response"]["id"]
+        if not events.begun:
+            yield Piece(written(events.begin()))
+        try:
+            if deliveries > MAX_DELIVERIES or await self._context.responses.is_cancelled(response_id):
+                raise internal()
+            key = self._key_of(record)
+            asked = of_client(parse_chat(chat_body(record), self._context.model), key)
+            async with self._admitted(key, asked) as charge:
+                checked = False
+                async with aclosing(
+                    computed(self._context, asked, events, attempt=uuid.uuid4().hex, seen=seen)
+                ) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                        if not checked and await self._context.responses.is_cancelled(response_id):
+                            self._context.inbox.cancel(response_id)  # again: the first time it may not have begun
+                        checked = True
+                charge.used_tokens = used_tokens(events)
+        except ApiError as error:
+            cancelled = await self._context.responses.is_cancelled(response_id)
+            yield Piece(written(events.failed(error, "cancelled" if cancelled else "failed")), seen)
+
+    def _key_of(self, record: Record) -> ApiKey:
+        """The key that it came with.
+
+        Raises:
+            ApiError: it is not valid any more.
+        """
+        key = self._context.keys.named(record["owner"])
+        if key is None:
+            raise ApiError(401, "The API key of this response is not valid any more.", code="invalid_api_key")
+        return key
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, key: ApiKey, asked: Asked) -> AsyncIterator[Charge]:
+        """Wait for room under the limits: nobody else does.
+
+        Raises:
+            ApiError: there will never be any.
+        """
+        while True:
+            with contextlib.ExitStack() as room:
+                try:
+                    charge = room.enter_context(self._context.admission.admitted(key, asked, self._context.model))
+                except ApiError as error:
+                    if error.status != 429:
+                        raise
+                else:
+                    yield charge
+                    return
+            await asyncio.sleep(RETRY_S)

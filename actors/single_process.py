@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from actors import logs
 from actors.actor import Actor
-from actors.probe import http_status
 from actors.process import EXIT_OK, StopSignal, actor_class, exit_code
-from actors.progress import READY, Progress, summary
+from actors.progress import Progress
+from actors.readiness import where_it_answers
 from actors.settings import KINDS, Settings
-from actors.supervisor import POLL_S, WAVES, ingress_addresses
+from actors.supervisor import POLL_S, WAVES
 from bus.contract import Bus, LeaseInfo
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
@@ -84,14 +84,8 @@ class SingleProcess:
 
     async def _announce(self) -> None:
         while True:
-            leases = self._server_leases()
-            phase, share = summary(
-                [lease.info for lease in leases if lease.kind == "executor"], self._settings.executors
-            )
-            addresses = ingress_addresses(self._settings, leases)
-            if phase == READY and addresses and await http_status(*addresses[0], "/health") == 200:
+            if addresses := await where_it_answers(self._settings, self._server_leases(), self._progress):
                 break
-            self._progress.show(*(("waiting for the other actors", None) if phase == READY else (phase, share)))
             await asyncio.sleep(POLL_S)
         self._progress.done()
         self._on_ready([f"{host}:{port}" for host, port in addresses])

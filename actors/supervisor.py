@@ -19,12 +19,12 @@ from pathlib import Path
 from actors import logs
 from actors.actor import describe
 from actors.child import Child, Restarts
-from actors.probe import http_status
 from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
-from actors.progress import READY, Progress, summary
+from actors.progress import Progress
+from actors.readiness import where_it_answers
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import child_environment
-from bus.contract import Bus, BusError, LeaseInfo
+from bus.contract import Bus, BusError
 from bus.private_redis import PrivateRedis
 
 POLL_S = 0.05
@@ -205,13 +205,8 @@ class Supervisor:
             except BusError as error:
                 self._progress.show(f"waiting for the bus ({describe(error)})")
             else:
-                phase, share = summary(
-                    [lease.info for lease in leases if lease.kind == "executor"], self._settings.executors
-                )
-                addresses = ingress_addresses(self._settings, leases)
-                if phase == READY and len(addresses) >= self._settings.ingresses and await _all_answer(addresses):
+                if addresses := await where_it_answers(self._settings, leases, self._progress):
                     break
-                self._progress.show(*(("waiting for the other actors", None) if phase == READY else (phase, share)))
             await asyncio.sleep(POLL_S)
         self._ready = True
         self._progress.done()
@@ -241,17 +236,3 @@ class Supervisor:
             for task in late:
                 task.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
-
-
-def ingress_addresses(settings: Settings, leases: Iterable[LeaseInfo]) -> list[tuple[str, int]]:
-    """Where the ready ingresses listen: what their leases say, else what the settings say."""
-    found = []
-    for lease in leases:
-        port = lease.info.get("port", settings.port)
-        if lease.kind == "ingress" and isinstance(port, int) and port:
-            found.append((settings.host, port))
-    return found
-
-
-async def _all_answer(addresses: Sequence[tuple[str, int]]) -> bool:
-    return all([await http_status(host, port, "/health") == 200 for host, port in addresses])

@@ -17,9 +17,10 @@ from typing import Any
 from actors.bench.shapes import SHAPES, write_model_folder
 from actors.child import die_with_parent
 from actors.probe import http_status, url_of
+from actors.readiness import ingress_addresses
 from actors.settings import Settings
 from actors.settings.sources import child_environment
-from actors.supervisor import PACKAGES, ingress_addresses
+from actors.supervisor import PACKAGES
 from bus.connect import open_bus
 from bus.contract import Bus
 from bus.private_redis import PrivateRedis

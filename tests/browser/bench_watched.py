@@ -28,8 +28,9 @@ import aiohttp
 from actors.bench.deployment import as_served, deployed, scratch
 from actors.child import die_with_parent
 from actors.probe import http_status, url_of
+from actors.readiness import ingress_addresses
 from actors.settings import Settings
-from actors.supervisor import ingress_addresses, plan_children
+from actors.supervisor import plan_children
 from bus.connect import open_bus
 from bus.private_redis import PrivateRedis
 

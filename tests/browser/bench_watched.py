@@ -33,6 +33,7 @@ from actors.settings import Settings
 from actors.supervisor import plan_children
 from bus.connect import open_bus
 from bus.private_redis import PrivateRedis
+from tests.browser.modelled_executor import ModelledExecutor
 
 READER = """
 import socket, sys
@@ -45,7 +46,6 @@ while page.recv(1 << 20):
     pass
 """
 TOKENS, CPU = "vllm:generation_tokens_total", "process_cpu_seconds_total"
-VOCAB_SIZE = 32_000
 START_S = 60.0
 SETTLE_S = 2.0
 
@@ -58,10 +58,12 @@ class Window:
     cpu: dict[str, float] = field(default_factory=dict)
 
 
-async def client(session: aiohttp.ClientSession, url: str, dice: random.Random, arguments: argparse.Namespace) -> None:
+async def client(
+    session: aiohttp.ClientSession, url: str, vocab_size: int, dice: random.Random, arguments: argparse.Namespace
+) -> None:
     """Requests of random tokens, one after another, each a stream."""
     while True:
-        ids = [dice.randrange(256, VOCAB_SIZE) for _ in range(arguments.prompt_tokens)]
+        ids = [dice.randrange(256, vocab_size) for _ in range(arguments.prompt_tokens)]
         body = {"prompt": ids, "max_tokens": dice.randint(1, 2 * arguments.output_tokens), "ignore_eos": True,
                 "stream": True}  # fmt: skip
         async with session.post(f"{url}/v1/completions", json=body) as response:
@@ -103,13 +105,13 @@ async def window(session: aiohttp.ClientSession, url: str, pages: int, seconds: 
     return Window((more - tokens) / span_s, {name: (then[name] - cpu[name]) / span_s for name in then})
 
 
-async def measure(url: str, arguments: argparse.Namespace) -> None:
+async def measure(url: str, vocab_size: int, arguments: argparse.Namespace) -> None:
     """Print each turn, then the medians."""
     plain: list[Window] = []
     watched: list[Window] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         clients = [
-            asyncio.create_task(client(session, url, random.Random(seed), arguments))
+            asyncio.create_task(client(session, url, vocab_size, random.Random(seed), arguments))
             for seed in range(arguments.clients)
         ]
         await asyncio.sleep(arguments.warm_s)
@@ -118,6 +120,9 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
             watched.append(await window(session, url, arguments.pages, arguments.seconds))
             plain.append(await window(session, url, 0, arguments.seconds))
             rates = [f"{each.rate:.0f}" for each in (plain[-2], watched[-1], plain[-1])]
+            for each in clients:
+                if each.done():  # only with an error
+                    each.result()
             print(f"turn {turn + 1}: {' / '.join(rates)} output tokens/s without, with, without", flush=True)
         for each in clients:
             each.cancel()
@@ -181,10 +186,10 @@ async def run(arguments: argparse.Namespace) -> None:
         log = Path(folder) / "log"
         if arguments.modelled:
             async with modelled(as_served(settings, folder, device="cpu"), arguments.modelled, log) as url:
-                await measure(url, arguments)
+                await measure(url, ModelledExecutor.vocab_size, arguments)
         else:
             async with deployed(as_served(settings, folder), log) as target:
-                await measure(target.base_url, arguments)
+                await measure(target.base_url, target.vocab_size, arguments)
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def talk(page: Page) -> None:
     page.locator("[name=temperature]").fill("0")
     if tune.is_visible():
         tune.click()
-    for number, text in enumerate(("What is water?", "Write of a green river in the winter."), 1):
+    for number, text in enumerate(("What is water?", "What does brave mean?"), 1):
         page.get_by_label("Message").fill(text)
         page.keyboard.press("Enter")
         expect(page.get_by_role("button", name="Copy as…")).to_have_count(number)
@@ -109,6 +109,8 @@ def take(browser: Browser, url: str, folder: Path, pictures: tuple[Picture, ...]
             page.goto(f"{url}/#/{view}")
             if view == "memory":
                 page.locator(".map canvas").first.hover(position={"x": 60, "y": 12})
+            if view == "charts":
+                page.get_by_role("button", name="1 min").click()
             if view == "chat":
                 talk(page)
             else:

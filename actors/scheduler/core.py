@@ -25,7 +25,7 @@ from actors.scheduler.events import (
     ReplicaSuspended,
 )
 from actors.scheduler.lifecycle import Lifecycle
-from actors.scheduler.output import Output as SequenceOutput
+from actors.scheduler.output import SequenceOutput
 from actors.scheduler.planner import Planner
 from bus.messages import AbortRequest, CancelRequest, RequestsDone, StopSequence, TokenizedRequest
 

@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 
 from actors.scheduler.core import Core
-from actors.scheduler.output import Output, RowScore, Scores, row_scores
+from actors.scheduler.output import RowScore, Scores, SequenceOutput, row_scores
 from actors.scheduler.sequence import Request, Sequence, State
 from bus.contract import START, EntryId
 from bus.messages import END_NONE, Checkpoint, Int32Array, RequestBlamed, RequestMoved, SequencesNamed, StepResult
@@ -85,7 +85,7 @@ class Ledger:
     moved: dict[str, RequestMoved] = field(default_factory=dict)
     blamed: dict[str, RequestBlamed] = field(default_factory=dict)
     _names: dict[int, tuple[str, int]] = field(default_factory=dict)
-    _outputs: dict[int, Output] = field(default_factory=dict)
+    _outputs: dict[int, SequenceOutput] = field(default_factory=dict)
     _tokens: dict[int, dict[int, tuple[int, int, RowScore | None]]] = field(default_factory=dict)
 
     def read(self, entry: Checkpoint | SequencesNamed | RequestMoved | RequestBlamed) -> None:
@@ -118,7 +118,7 @@ class Ledger:
         rows = zip(entry.request_ids, *(column.tolist() for column in columns), strict=True)
         for request_id, sequence_id, choice_index, length, end, num_scores in rows:
             self._names[sequence_id] = request_id, choice_index
-            output = self._outputs[sequence_id] = Output(tokens.take(length), end)
+            output = self._outputs[sequence_id] = SequenceOutput(tokens.take(length), end)
             top_counts = counts.take(num_scores)
             num_tops = sum(top_counts)
             output.scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
@@ -131,11 +131,11 @@ class Ledger:
             if sequence_id in self._names:
                 self._tokens.setdefault(sequence_id, {})[index] = token, end, scores.get(row)
 
-    def outputs(self) -> dict[str, dict[int, Output]]:
+    def outputs(self) -> dict[str, dict[int, SequenceOutput]]:
         """By request id and choice index, every output as far as it goes without a gap."""
-        found: dict[str, dict[int, Output]] = {}
+        found: dict[str, dict[int, SequenceOutput]] = {}
         for sequence_id, (request_id, choice_index) in self._names.items():
-            output = self._outputs.get(sequence_id) or Output()
+            output = self._outputs.get(sequence_id) or SequenceOutput()
             later = self._tokens.get(sequence_id, {})
             while output.end == END_NONE and (row := later.get(len(output.tokens))) is not None:
                 token, output.end, score = row

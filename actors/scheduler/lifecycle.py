@@ -16,8 +16,7 @@ from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import Note, Output, RequestOver, ToIngress
 from actors.scheduler.lanes import Lanes
 from actors.scheduler.order import Order
-from actors.scheduler.output import Output as SequenceOutput
-from actors.scheduler.output import Scores, row_scores
+from actors.scheduler.output import Scores, SequenceOutput, row_scores
 from actors.scheduler.planner import Planner
 from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, State, make_request, prompt_hashes, seed_of
 from bus.messages import END_NONE, AbortRequest, RequestFailed, StepResult, StopSequence, TokenizedRequest

@@ -43,7 +43,7 @@ class Scores:
 
 
 @dataclass(slots=True)
-class Output:
+class SequenceOutput:
     """The output of one sequence: ``tokens``, how they ended, and the scores there are."""
 
     tokens: array[int] = field(default_factory=_ints)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from actors.scheduler.journal import Ledger
-from actors.scheduler.output import Output
+from actors.scheduler.output import SequenceOutput
 from bus.contract import FENCE_INDEX, START, Bus, EntryId
 from bus.messages import (
     Checkpoint,
@@ -142,7 +142,7 @@ class Recovered:
         """Requests whose output had begun."""
         return len(self._outputs)
 
-    def take(self, request: TokenizedRequest) -> tuple[TokenizedRequest, dict[int, Output]]:
+    def take(self, request: TokenizedRequest) -> tuple[TokenizedRequest, dict[int, SequenceOutput]]:
         """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes."""
         moved = self._moved.pop(request.request_id, None)
         if moved is not None:

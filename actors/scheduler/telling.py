@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from actors.scheduler.lanes import Lanes
-from actors.scheduler.output import Output, Scores
+from actors.scheduler.output import Scores, SequenceOutput
 from actors.scheduler.sequence import Request, Sequence
 from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestTimed, SequenceEnded, SequenceStarted
 
@@ -18,7 +18,7 @@ def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
     """A sequence with all of its output so far. Of a beam search that is over, all choices, best first."""
     if sequence.lanes is None:
         tokens = sequence.tokens[len(sequence.request.prompt) :]
-        output = Output(tokens, sequence.end, sequence.scores)
+        output = SequenceOutput(tokens, sequence.end, sequence.scores)
         yield _started(sequence, sequence.id, sequence.choice_index, output, num_cached)
         return
     choices = zip(sequence.lanes.choice_ids, _beams(sequence.lanes), strict=True)
@@ -45,7 +45,7 @@ def times_of(request: Request) -> RequestTimed:
     )
 
 
-def _beams(lanes: Lanes) -> Iterator[Output]:
+def _beams(lanes: Lanes) -> Iterator[SequenceOutput]:
     """The choices of a search."""
     reports = lanes.leader.request.sampling.logprobs is not None
     for found in lanes.search.best(len(lanes.choice_ids)):
@@ -54,11 +54,11 @@ def _beams(lanes: Lanes) -> Iterator[Output]:
             counts = np.full(len(found.tokens), found.top_ids.shape[1], np.int32)
             columns = (found.logprob_bits, counts, found.top_ids, found.top_bits)
             scores = Scores(*(array("i", np.ascontiguousarray(column, np.int32).tobytes()) for column in columns))
-        yield Output(array("i", found.tokens.tobytes()), found.end, scores)
+        yield SequenceOutput(array("i", found.tokens.tobytes()), found.end, scores)
 
 
 def _started(
-    sequence: Sequence, sequence_id: int, choice_index: int, output: Output, num_cached: int
+    sequence: Sequence, sequence_id: int, choice_index: int, output: SequenceOutput, num_cached: int
 ) -> SequenceStarted:
     request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
     tells_prompt = sampling.returns_prompt and not sampling.pooling and choice_index == 0

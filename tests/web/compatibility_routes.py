@@ -29,7 +29,7 @@ from web.routes.messages import parse_count, parse_message
 from web.routes.tokens import parse_detokenize, parse_tokenize
 from web.schemas import parse_chat
 from web.shapes.messages import read_count, read_message
-from web.shapes.response_input import read_response
+from web.shapes.response_input import chat_body, read_response
 
 ANY = replace(MODEL, priorities=True, request_templates=True)
 """A server that was started with all that fields may need."""
@@ -94,7 +94,7 @@ RESPONSE = Body(
         "structured_outputs top_k vllm_xargs watermarking min_tokens"
     ),
     read=lambda data, model: read_response(data, allow_unknown=model.allow_unknown_fields),
-    parse=lambda data, model: parse_chat(read_response(data).body([]), model),
+    parse=lambda data, model: parse_chat(chat_body(read_response(data).kept([])), model),
     samples=(
         {
             "input": "Hi", "instructions": "Be brief", "model": MODEL.name, "background": True, "store": True,

@@ -74,6 +74,7 @@ class Actor(ABC):
         self._renewed = asyncio.Event()
         self.bus_trouble = ""
         """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
+        bus.on_restart = self._bus_restarted
         self._renewed_s = math.inf
         """When the last renewal of the lease was begun: it holds from then on for its time."""
 
@@ -121,6 +122,14 @@ class Actor(ABC):
 
     def lease_lapsed(self) -> None:  # noqa: B027 (optional)
         """The lease had expired when it was renewed: the bus or this process was away, or the clock of Redis jumped."""
+
+    def _bus_restarted(self) -> None:
+        self.log.warning("the bus has been started anew")
+        self._beat_now.set()  # it may have lost the lease
+        self.bus_restarted()
+
+    def bus_restarted(self) -> None:  # noqa: B027 (optional)
+        """The server of the bus has been started anew, or is another one, and may have lost what was written last."""
 
     async def confirm_lease(self) -> None:
         """Wait until the lease is held for certain.

@@ -14,7 +14,7 @@ Three kinds of stream (see :mod:`bus.streams`):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bus.messages import JsonValue, Message
@@ -105,6 +105,10 @@ class Fenced(BusError):
     """A newer writer owns this log stream, or a newer holder this lease: stop at once and write nothing more."""
 
 
+class SetBack(BusError):
+    """The server does not have any more what it had confirmed: it was restarted without it."""
+
+
 class LeaseTaken(BusError):
     """Another live actor holds this lease."""
 
@@ -116,6 +120,11 @@ class CodecError(BusError):
 class Bus(ABC):
     """The contract. All methods may raise :class:`BusUnavailable`; reads may be repeated freely, writes are idempotent
     where the docstring says so. Only one read of each kind may be under way per bus object and stream set."""
+
+    def __init__(self) -> None:
+        self.on_restart: Callable[[], None] = lambda: None
+        """Called when a connection finds that the server has been started anew, or is another one: what was written
+        last may be missing there."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
     @abstractmethod

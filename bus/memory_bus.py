@@ -48,6 +48,7 @@ class MemoryBus(Bus):
 
     def __init__(self, server: MemoryServer, names: Names | None = None) -> None:
         self.server = server
+        super().__init__()
         self.names = names or Names()
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()

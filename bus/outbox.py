@@ -8,11 +8,11 @@ their repeats are recognised; a published message may arrive twice, which its re
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from itertools import islice
 
 from bus.backoff import Backoff
-from bus.contract import Bus, BusUnavailable, EntryId, LogEntry
+from bus.contract import Bus, BusUnavailable, EntryId, LogEntry, SetBack
 from bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
@@ -130,6 +130,19 @@ class Outbox:
         await future
         if self.queued - len(self._queue) < count:
             self._check_running()
+
+    async def check(self) -> None:
+        """Does the server still have all that it has confirmed of the log streams?
+
+        Raises:
+            SetBack: it does not. Their readers may have read it, or wait for it for ever.
+            BusUnavailable: it may be asked again.
+        """
+        queued = Counter(item.stream for item in self._queue if isinstance(item, LogEntry))
+        confirmed = {stream: EntryId(self.epoch, index - queued[stream]) for stream, index in self._indexes.items()}
+        for stream, last in confirmed.items():
+            if last.index and (found := await self._bus.last_id(stream)) < last:
+                raise SetBack(f"{stream} ends with {found}, and {last} had been stored: the server has lost entries")
 
     async def run(self) -> None:
         """Send until cancelled.

@@ -20,7 +20,7 @@ from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
 from bus.redis_groups import RedisGroups
 from bus.redis_leases import RedisLeases, RedisState
-from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply
+from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply, info_of
 from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
@@ -52,11 +52,13 @@ class RedisBus(Bus):
         connect_timeout_s: float = 30.0,
         command_timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> None:
+        super().__init__()
         self.names = names or Names()
         self._target = parse_redis_url(url)
         self._client_name = "".join(char if "!" <= char <= "~" else "_" for char in client_name)
         self._connect_timeout_s = connect_timeout_s
         self._command_timeout_s = command_timeout_s
+        self._run_id = ""
         self._writer = self._link("write", writes=True)
         self._lease_link = self._link("lease", writes=True)
         self._readers: list[RedisLink] = []
@@ -68,7 +70,13 @@ class RedisBus(Bus):
 
     def _link(self, purpose: str, *, writes: bool = False) -> RedisLink:
         name = f"{self._client_name}:{purpose}"
-        return RedisLink(self._target, name, timeout_s=self._command_timeout_s, writes=writes)
+        return RedisLink(self._target, name, timeout_s=self._command_timeout_s, writes=writes, found=self._found_server)
+
+    def _found_server(self, run_id: str) -> None:
+        restarted = self._run_id not in ("", run_id)
+        self._run_id = run_id
+        if restarted:
+            self.on_restart()
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def connect(self) -> None:
@@ -88,12 +96,11 @@ class RedisBus(Bus):
                 _LOG.warning("waiting for the bus: %s", error)
                 await asyncio.sleep(pause_s)
         if isinstance(info, bytes):
-            self._check_server(info.decode(errors="replace"))
+            self._check_server(info_of(info))
         else:
             await self.ping()  # a user without the right to INFO: be content that the server answers
 
-    def _check_server(self, info: str) -> None:
-        facts = dict(line.partition(":")[::2] for line in info.splitlines() if ":" in line)
+    def _check_server(self, facts: Mapping[str, str]) -> None:
         version = facts.get("redis_version", "")
         numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
         if len(numbers) == 2 and tuple(numbers) < _OLDEST_SERVER:

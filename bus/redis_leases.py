@@ -1,14 +1,16 @@
 """Leases and small state in Redis.
 
-A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, so a later holder of
-anything has a larger epoch than every earlier one. All changes are WATCH transactions on one connection, because there
-are no scripts. Beside each lease, a key that lives for a day remembers the last epoch it was granted under, so that a
-holder who slept through its expiry learns that somebody else has been there.
+A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which begins with the
+time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that has
+lost everything. All changes are WATCH transactions on one connection, because there are no scripts. Beside each lease,
+a key that lives for a day remembers the last epoch it was granted under, so that a holder who slept through its expiry
+learns that somebody else has been there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 
 from bus.codec import decode_state, encode_state
@@ -45,8 +47,7 @@ class RedisLeases:
                 if held is not None:
                     await self._link.call(("UNWATCH",))
                     raise LeaseTaken(f"{kind} {name!r} is already running (epoch {_parse(held)[0]})")
-                (reply,) = await self._link.call(("INCR", self._names.epochs))
-                epoch = int(checked(reply, "lease epoch"))
+                epoch = await self._next_epoch()
                 if await self._exec(self._set_commands(key, granted, epoch, info, ttl_s)):
                     return epoch
         raise LeaseTaken(f"{kind} {name!r} is being taken by others")
@@ -86,8 +87,7 @@ class RedisLeases:
                 if held is not None:
                     await self._link.call(("UNWATCH",))
                     return False
-                (reply,) = await self._link.call(("INCR", self._names.epochs))
-                epoch = int(checked(reply, "lease epoch"))
+                epoch = await self._next_epoch()
                 if await self._exec([("SET", granted, str(epoch), "PX", _GRANT_MS), ("SREM", self._names.leases, key)]):
                     return True
         return False
@@ -128,6 +128,12 @@ class RedisLeases:
     # -- transactions -------------------------------------------------------------------------------------------------
     def _keys(self, kind: str, name: str) -> tuple[str, str]:
         return self._names.lease(kind, name), self._names.key("granted", kind, name)
+
+    async def _next_epoch(self) -> int:
+        """Larger than all before it, also where the server has lost its counter: that begins with the time in ms."""
+        counter = self._names.epochs
+        _, reply = await self._link.call(("SET", counter, time.time_ns() // 1_000_000, "NX"), ("INCR", counter))
+        return int(checked(reply, "lease epoch"))
 
     def _set_commands(
         self, key: str, granted: str, epoch: int, info: Mapping[str, JsonValue], ttl_s: float

@@ -32,6 +32,11 @@ Reply = Any
 """What hiredis makes of a RESP2 reply: bytes, int, None, lists of these, or a ResponseError in its place."""
 
 
+def info_of(reply: bytes) -> dict[str, str]:
+    """What INFO says."""
+    return dict(line.partition(":")[::2] for line in reply.decode(errors="replace").splitlines() if ":" in line)
+
+
 class CredentialsRefused(BusUnavailable):
     """The server does not know our user or password; trying again will not help."""
 
@@ -50,18 +55,28 @@ class _Call:
 class RedisLink:
     """A connection to ``target``, opened when first used and again after each failure.
 
+    Args:
+        found: is told the run id of the server of every connection, before anything else is sent there.
+
     Attributes:
         generation: grows with each connection opened; lets a WATCH transaction insist on one connection.
         reserved: set by an owner who lends links out.
     """
 
     def __init__(
-        self, target: RedisTarget, client_name: str, *, timeout_s: float = COMMAND_TIMEOUT_S, writes: bool = False
+        self,
+        target: RedisTarget,
+        client_name: str,
+        *,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        writes: bool = False,
+        found: Callable[[str], None] = lambda run_id: None,
     ) -> None:
         self.target = target
         self._replicas = target.replicas if writes else 0
         self.generation = 0
         self._client_name = client_name
+        self._found = found
         self._timeout_s = timeout_s
         self._connection: AbstractConnection | None = None
         self._calls: list[_Call] = []
@@ -180,9 +195,13 @@ class RedisLink:
                 return self._connection
             await self._drop()
         async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
-            self._connection = await self.target.open(self._client_name)
+            connection = self._connection = await self.target.open(self._client_name)
+            await connection.send_packed_command(_pack(("INFO", "server")), check_health=False)
+            server = await self._read_reply(connection)
         self.generation += 1
-        return self._connection
+        if isinstance(server, bytes):  # else a user without the right to INFO
+            self._found(info_of(server).get("run_id", ""))
+        return connection
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

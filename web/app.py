@@ -141,6 +141,11 @@ class IngressActor(Actor):
         self.log.info("waiting for open requests", requests=self.context.inbox.num_open)
         await self.context.inbox.idle()
 
+    def bus_restarted(self) -> None:
+        """Whatever is lost of the open requests, they are asked for again."""
+        if self.context is not None:
+            self.context.inbox.ask_again()
+
     async def stop(self) -> None:
         """End what still runs with an error, say so on the bus, close."""
         if self.context is not None:

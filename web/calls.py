@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bus.messages import FinishReason
+from bus.messages import FinishReason, GenerateRequest
 from web.errors import ApiError
 from web.parsing.output import OutputParser
 from web.report import PromptInfo, Report, Token, TokenTexts
@@ -82,6 +82,7 @@ class OpenRequest:
         "choices",
         "finished_s",
         "first_token_seen",
+        "message",
         "needs_prompt",
         "num_cached_tokens",
         "num_prompt_tokens",
@@ -110,6 +111,8 @@ class OpenRequest:
         self.needs_prompt = False
         """Whether the answer tells something about the prompt, which has to come before any choice ends."""
         self.prompt: PromptInfo | None = None
+        self.message: GenerateRequest | None = None
+        """What was asked of the system."""
         self.prompt_text: str | None = None
         """The prompt as the client wrote it, if it did so as text."""
 
@@ -134,6 +137,8 @@ class Call:
         self.texts = TokenTexts()
         self.report: Report | None = None
         """What the answer tells besides text."""
+        self.resumable = bool(attempt)
+        """Whether the client may come back for the rest."""
         self._num_unfinished = len(self.choices)
         self._streaming = streaming
         self._changed: list[Choice] = []
@@ -149,11 +154,6 @@ class Call:
             for choice in self.choices:
                 key = f"{choice.request.request_id}/{choice.index}"
                 choice.parser, choice.num_chars = OutputParser(report.parsing, key, choice.num_chars), 0
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the client may come back for the rest."""
-        return bool(self.requests[0].attempt)
 
     @property
     def done(self) -> bool:

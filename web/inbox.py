@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actors.actor import describe
@@ -111,6 +113,7 @@ class Inbox:
                 self._request_log.received(request)
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
+            opened.message = request
             self._outbox.publish(self._names.requests, request)
         self._idle.clear()
         return call
@@ -135,6 +138,17 @@ class Inbox:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
             self._idle.set()
+
+    def ask_again(self) -> None:
+        """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
+        A request that is under way is told again from its first token on, and what is here of it already is dropped."""
+        for request in self.open_requests():
+            assert request.message is not None
+            request.attempt = uuid.uuid4().hex
+            request.message = replace(request.message, attempt=request.attempt)
+            self._outbox.publish(self._names.requests, request.message)
+        if self._open:
+            self._log.warning("open requests are asked for again", requests=len(self._open))
 
     def cancel(self, request_id: str) -> None:
         """Have the scheduler end a request of any ingress; its client is told."""

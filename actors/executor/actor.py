@@ -192,6 +192,11 @@ class ExecutorActor(Actor):
         self._outbox.append_at(self.names.results(self.name), EntryId(self.epoch, FENCE_INDEX), fence)
         await self._outbox.flush()
 
+    def bus_restarted(self) -> None:
+        """Who waits for a result that is lost would do so for ever: as if this executor had died before it."""
+        if self._outbox is not None:
+            self.spawn(self._unless_away(self._outbox.check), "check")
+
     async def stop(self) -> None:
         """End the engine's threads."""
         self._kernel_build.stop()

@@ -204,6 +204,11 @@ class SchedulerActor(Actor):
             self._spans.add("land", 0, taken_s, planned_s)
             self._spans.add("plan", 0, planned_s, sent_s)
 
+    def bus_restarted(self) -> None:
+        """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
+        if hasattr(self, "_outbox"):
+            self.spawn(self._retrying("what is stored", self._outbox.check), "check")
+
     # -- in -----------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
         self._inbox.append(item)
@@ -259,8 +264,9 @@ class SchedulerActor(Actor):
         elif (known := self._work.requests.get(message.request_id)) is not None:
             if known.id == entry.id:
                 return  # handed out twice: Redis has forgotten the first time in a failover
-            self.core.take(message)  # asked for again: the first entry stands for the request
-            self._work.settled(entry)
+            self.core.take(message)
+            same = self.core.attempt_of(message.request_id) == message.attempt
+            self._work.asked_again(message.request_id, entry, same=same)
         else:
             self._work.requests[message.request_id] = entry
             self._membership.expect((message.ingress,))

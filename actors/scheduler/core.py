@@ -65,7 +65,12 @@ class Core:
 
     def knows(self, request_id: str) -> bool:
         """Whether there is such a request, if only kept."""
-        return request_id in self.requests or request_id in self.delivery.finished
+        return self.attempt_of(request_id) is not None
+
+    def attempt_of(self, request_id: str) -> str | None:
+        """Which attempt its client listens to; None if there is no such request."""
+        request = self.requests.get(request_id) or self.delivery.finished.get(request_id)
+        return None if request is None else request.attempt
 
     def leftovers(self) -> dict[str, int]:
         """What is held, by name; all 0 when idle."""

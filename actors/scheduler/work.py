@@ -61,6 +61,13 @@ class Work:
                 for entry in await self._bus.claim(stream, SCHEDULER_GROUP, self._consumer, other):
                     yield entry
 
+    def asked_again(self, request_id: str, entry: Entry, *, same: bool) -> None:
+        """There is one more entry for a request. If it asks for the ``same`` it stands for the request from now on:
+        the bus may have lost the other one."""
+        if same:
+            entry, self.requests[request_id] = self.requests[request_id], entry
+        self.settled(entry)
+
     def over(self, request_id: str) -> None:
         """The request needs nothing more, so that a successor need not hear of it."""
         if (entry := self.requests.pop(request_id, None)) is not None:

@@ -348,10 +348,10 @@ async def test_old_servers_are_refused(redis_url: str) -> None:
     """A server older than 7.0 is refused with its version."""
     bus = RedisBus(redis_url)
     with pytest.raises(BusError, match=r"version 6\.2\.7"):
-        bus._check_server("redis_version:6.2.7\r\nmaxmemory:0\r\n")
-    bus._check_server("redis_version:7.0.15\r\n")
-    bus._check_server("redis_version:8.6.3\r\nmaxmemory:100\r\nmaxmemory_policy:allkeys-lru\r\n")
-    bus._check_server("")
+        bus._check_server({"redis_version": "6.2.7", "maxmemory": "0"})
+    bus._check_server({"redis_version": "7.0.15"})
+    bus._check_server({"redis_version": "8.6.3", "maxmemory": "100", "maxmemory_policy": "allkeys-lru"})
+    bus._check_server({})
     await bus.close()
 
 

@@ -122,6 +122,14 @@ class OneServer:
         new.write_text(str(offset_s))
         new.replace(self._folder / "offset")
 
+    def forget(self, num_bytes: int | None = None) -> None:
+        """The server, which is not running, loses this much of the end of its file (None: everything)."""
+        (file,) = (self._folder / "appendonlydir").glob("*.incr.aof")
+        if num_bytes is None:
+            shutil.rmtree(file.parent)
+        else:
+            os.truncate(file, file.stat().st_size - num_bytes)
+
     def destroy(self) -> None:
         self.server.kill()
         self.client.close()

@@ -245,6 +245,24 @@ async def test_redis_is_killed(single: tuple[Deployment, Load], tell: Tell) -> N
 
 
 @full
+@pytest.mark.parametrize("num_bytes", [(1, 20, 60), (100, 150, 200), (20_000,), (None,)])
+async def test_redis_loses_what_it_had_stored(
+    double: tuple[Deployment, Load], num_bytes: tuple[int | None, ...], tell: Tell
+) -> None:
+    """It is killed, and the end of its file cut off before it is started again; the last time, it starts empty. Nobody
+    gets an error: what has been asked for is asked for again."""
+    deployment, load = double
+    assert isinstance(deployment.servers, OneServer)
+    async with busy(deployment, load):
+        for count in num_bytes:
+            deployment.kill_redis()
+            deployment.servers.forget(count)
+            await asyncio.to_thread(deployment.start_redis)
+            await asyncio.sleep(5)
+    tell(answers=load.answers, reconnects=load.reconnects)
+
+
+@full
 async def test_redis_is_away_for_longer_than_a_lease(single: tuple[Deployment, Load], tell: Tell) -> None:
     """All leases expire; nobody is given up for it."""
     deployment, load = single

@@ -77,6 +77,30 @@ async def test_a_whole_answer_wakes_once(inbox: Inbox):
     assert inbox.num_open == 0
 
 
+async def test_what_the_bus_may_have_lost_is_asked_for_again(inbox: Inbox, outbox: ListOutbox):
+    """As another attempt: replies with a gap are passed over, what comes again is dropped, the rest goes on."""
+    call = ask(inbox, "a", "b")
+    inbox.deliver(batch([Delta("a", "one ", 1), Delta("b", "x", 1, finish_reason="stop")]))
+    (request, _), resumable = call.requests, call.resumable
+    outbox.sent.clear()
+
+    inbox.ask_again()
+
+    sampling, attempt = SamplingParams(), request.attempt
+    asked = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt=attempt)
+    assert outbox.sent == [("requests", asked)]
+    assert request.attempt
+    assert call.resumable == resumable is False
+    last = Delta("a", "three", 3, finish_reason="stop", text_offset=8)
+    inbox.deliver(batch([last]))
+    assert not call.done
+    inbox.deliver(batch([Delta("a", "one two ", 2, text_offset=0), last]))
+    assert call.done
+    assert call.choices[0].take_text() == "one two three"
+    inbox.close(call, delivered=True)
+    assert outbox.sent[1:] == [("control", RequestsDone(request_ids=("a", "b"), attempts=(request.attempt, "")))]
+
+
 async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     """What has ended is not aborted."""
     call = ask(inbox, "a", "b")

@@ -88,6 +88,11 @@ class JobsActor(Actor):
                 self.log.warning("bus unavailable", error=describe(error))
                 await asyncio.sleep(RETRY_S)
 
+    def bus_restarted(self) -> None:
+        """Whatever is lost of the requests under way, they are asked for again."""
+        if hasattr(self, "worker"):
+            self._inbox.ask_again()
+
     async def stop(self) -> None:
         """Leave what runs to whoever takes it up."""
         if not hasattr(self, "worker"):

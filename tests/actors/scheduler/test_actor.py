@@ -10,7 +10,7 @@ from fake_executor import FakeExecutor, expected_tokens
 from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done, until, until_trimmed
 from world import request
 
-from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
+from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, SetBack
 from bus.messages import (
     AbortRequest,
     ReplicaFenced,
@@ -224,6 +224,49 @@ async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="r"))
         await until(lambda: not deployment.scheduler._work.requests)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: bool) -> None:
+    """The bus may have lost the one before, with everything else: a successor finds the newer one. Another request
+    with the id is refused, and the first stands."""
+    async with Deployment().running() as deployment:
+        first = ask("r", max_tokens=8)
+        again = dataclasses.replace(first if same else ask("r", max_tokens=9), attempt="again")
+        await deployment.send(first, again, AbortRequest(request_id="another"))
+        await until_trimmed(deployment, NAMES.control)
+        scheduler = deployment.scheduler
+        await until(lambda: not scheduler._work.has_settled)
+        left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
+        assert [entry.message.attempt for entry in left] == ["again" if same else ""]  # type: ignore[union-attr]
+        assert [entry.id for entry in left] == [scheduler._work.requests["r"].id]
+        await deployment.lose_scheduler()
+        await deployment.start_scheduler()
+        await deployment.add_executor()
+        await until(lambda: len(deployment.tokens()) == 8)
+        assert deployment.tokens() == expected_tokens(PROMPT, 8)
+
+
+async def test_a_scheduler_whose_plans_are_lost_ends() -> None:
+    """The server was started without them: an executor may wait for them for ever. The next scheduler goes on."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=40))
+        await until(lambda: len(deployment.results) == 6)
+        deployment.scheduler.bus.on_restart()
+        deployment.scheduler.bus.on_restart()
+        assert not deployment.life.done()
+        del deployment.server.streams[NAMES.steps("gpu-0")]
+        deployment.scheduler.bus.on_restart()
+        await until(deployment.life.done)
+        assert isinstance(deployment.life.exception(), SetBack)
+        await deployment.stop_executor("gpu-0")
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        deployment.pause_after = None
+        await deployment.start_scheduler()
+        await deployment.add_executor("gpu-1")
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
 
 
 async def test_a_jump_of_the_wall_clock_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,100 @@
+"""A server that is started anew, with what it had stored, without the last of it, or without anything."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import pytest
+
+from bus.contract import START, BusUnavailable, EntryId, LogEntry, SetBack
+from bus.messages import AbortRequest
+from bus.outbox import Outbox
+from bus.private_redis import PrivateRedis, find_redis_server
+from bus.redis_bus import RedisBus
+from bus.streams import Names
+
+pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
+NAMES = Names("pagebus")
+STREAM = NAMES.steps("gpu-0")
+
+
+async def restart(server: PrivateRedis, *, lose: int | None = 0) -> None:
+    """Kill it, and start it without the last ``lose`` bytes of its file (None: without the file)."""
+    server.kill()
+    await server.wait()
+    (file,) = server.folder.glob("**/*.incr.aof")
+    if lose is None:
+        shutil.rmtree(file.parent)
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size - lose])
+    await server.start()
+
+
+async def read_when_back(bus: RedisBus) -> None:
+    """A reader, who finds out first."""
+    while True:
+        try:
+            await bus.read({STREAM: START}, block_ms=0)
+        except BusUnavailable:
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+async def test_a_restart_is_told_once(private_redis: PrivateRedis) -> None:
+    """Not the first connection, no other one to the same server, not one that was lost on the way."""
+    bus, told = RedisBus(private_redis.url, NAMES), []
+    bus.on_restart = lambda: told.append(len(told))
+    await bus.connect()
+    await bus.acquire_lease("scheduler", "leader", {}, ttl_s=60)
+    await bus._writer._drop()
+    await read_when_back(bus)
+    assert told == []
+    for number in range(2):
+        await restart(private_redis)
+        await read_when_back(bus)
+        await bus.ping()
+        await bus.leases()
+        assert told == [*range(number + 1)]
+    await bus.close()
+
+
+@pytest.mark.parametrize("lose", [0, 1, 200, None])
+async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | None) -> None:
+    """By whoever wrote it to a log stream; trimmed entries are not lost, and queued ones not stored yet."""
+    bus = RedisBus(private_redis.url, NAMES)
+    outbox = Outbox(bus, epoch=3)
+    sending = asyncio.create_task(outbox.run())
+    for number in range(20):
+        outbox.append(STREAM, AbortRequest(request_id=f"request-{number}"))
+    await outbox.flush()
+    await bus.trim(STREAM, EntryId(3, 5))
+    outbox.append(NAMES.journal, AbortRequest(request_id="the last write"))
+    await outbox.flush()
+    await outbox.check()
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    await restart(private_redis, lose=lose)
+    await read_when_back(bus)
+    if lose == 0:
+        await outbox.check()
+    else:
+        with pytest.raises(SetBack, match="the server has lost entries"):
+            await outbox.check()
+    await bus.close()
+
+
+async def test_epochs_go_on_after_everything_was_lost(private_redis: PrivateRedis) -> None:
+    """Readers know positions of earlier epochs: later ones have to be larger."""
+    bus = RedisBus(private_redis.url, NAMES)
+    before = [await bus.acquire_lease("executor", f"gpu-{number}", {}, ttl_s=60) for number in range(3)]
+    await bus.append([LogEntry(STREAM, EntryId(before[-1], 1), AbortRequest(request_id="a"))])
+    await restart(private_redis, lose=None)
+    await read_when_back(bus)
+    assert await bus.last_id(STREAM) == START
+    assert await bus.renew_lease("executor", "gpu-0", before[0], {}, ttl_s=60) is False
+    after = await bus.acquire_lease("executor", "gpu-3", {}, ttl_s=60)
+    assert [*before, after] == sorted({*before, after})
+    await bus.close()

@@ -255,9 +255,10 @@ async def test_a_scheduler_whose_plans_are_lost_ends() -> None:
         await deployment.send(ask("a", max_tokens=40))
         await until(lambda: len(deployment.results) == 6)
         deployment.scheduler.bus.on_restart()
-        deployment.scheduler.bus.on_restart()
+        await until(lambda: not any("check" in task.get_name() for task in deployment.scheduler._tasks))
         assert not deployment.life.done()
-        del deployment.server.streams[NAMES.steps("gpu-0")]
+        for stream in (NAMES.steps("gpu-0"), NAMES.sequences("text")):
+            del deployment.server.streams[stream]
         deployment.scheduler.bus.on_restart()
         await until(deployment.life.done)
         assert isinstance(deployment.life.exception(), SetBack)

@@ -1,15 +1,23 @@
-"""The README's blocks for Python and the command line do what they say."""
+"""The README's blocks do what they say: they are run as they stand there, but for the server's address and key.
+
+(Those of a job are in :mod:`tests.web.jobs.test_jobs_actor`, which has a Redis.)
+"""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from actors import LLM
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[1]
+ADDRESS = "http://127.0.0.1:8000"
 
 
 def block(language: str, having: str) -> str:
@@ -18,17 +26,44 @@ def block(language: str, having: str) -> str:
     return found
 
 
-def test_command_line() -> None:
-    """The commands, as a shell runs them, against a system that is not at the default address."""
+def run(*command: str) -> str:
+    """What a program prints; it has to end well and complain of nothing."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, str]]:
+    """Address and key of a system with the shipped model."""
     with LLM(device="cpu", threads=1) as llm:
         told = llm._system.client
-        server = f"--url {told.url}/v1 --api-key {told.api_key}"
-        shell = f'pagebus() {{ {sys.executable} -m actors.cli "$1" {server} "${{@:2}}"; }}\n'
-        script = shell + block("sh", "pagebus chat -q")
-        done = subprocess.run(["bash", "-ec", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("water (noun)")
-    assert "executor-0" in done.stdout
+        yield told.url, told.api_key
+
+
+def test_curl(server: tuple[str, str]) -> None:
+    """The first question to the shipped model is answered."""
+    url, key = server
+    curl = f'curl() {{ command curl -sS -H "Authorization: Bearer {key}" "$@"; }}\n'
+    answer = json.loads(run("bash", "-ec", curl + block("sh", "curl http").replace(ADDRESS, url)))
+    assert answer["choices"][0]["message"]["content"].startswith("water (noun)")
+
+
+def test_openai(server: tuple[str, str]) -> None:
+    """The program for OpenAI's client prints an answer as it comes."""
+    url, key = server
+    script = block("python", "from openai import").replace(ADDRESS, url).replace('"none"', repr(key))
+    assert run(sys.executable, "-c", script).startswith("brave (adjective)")
+
+
+def test_command_line(server: tuple[str, str]) -> None:
+    """The terminal's commands, as a shell runs them."""
+    url, key = server
+    told = f"--url {url}/v1 --api-key {key}"
+    shell = f'pagebus() {{ {sys.executable} -m actors.cli "$1" {told} "${{@:2}}"; }}\n'
+    printed = run("bash", "-ec", shell + block("sh", "pagebus chat -q"))
+    assert printed.startswith("water (noun)")
+    assert "executor-0" in printed
 
 
 def test_python() -> None:

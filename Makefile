@@ -65,7 +65,10 @@ fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries 
 CLIENTS ?= .venv-clients
 compatibility: $(VENV)/.installed-test redis node ## run clients of others, in an environment of their own, against a server (ARGS="llm node")
 	test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q -r tests/compatibility/requirements.txt
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q $(addprefix --extra-index-url ,$(TORCH_INDEX)) \
+		-r tests/compatibility/requirements.txt
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -q --no-deps \
+		-r tests/compatibility/requirements-alone.txt
 	mkdir -p $(CLIENTS)/node && cp tests/compatibility/package.json $(CLIENTS)/node
 	npm install --prefix $(CLIENTS)/node --no-audit --no-fund --silent
 	$(BIN)/python -m tests.compatibility.run $(CLIENTS) $(ARGS)

@@ -23,7 +23,12 @@ QUESTION = "What is a dog?"
 MODEL = "pagebus"
 TOKENS = 12
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
-ROOT = Path(__file__).parents[2]
+SHIPPED = Path(__file__).parents[2] / "actors" / "shipped_model"
+NUM_REQUESTS = 24
+"""Of a load; each is PROMPT_TOKENS long, and asks for exactly TOKENS."""
+PROMPT_TOKENS = 32
+RATE = 12
+"""Requests per second of a load."""
 
 
 class Review(BaseModel):
@@ -149,20 +154,20 @@ def llm(url: str, folder: Path) -> str:
 
 
 def lm_eval(url: str, folder: Path) -> str:
-    """The log likelihoods go to FOLDER/loglikelihoods.json."""
+    """The log likelihoods go to FOLDER/loglikelihoods.json, what was generated to FOLDER/generated.json."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     tasks = Path(__file__).parent / "lm_eval_task"
-    arguments = {
-        "model": MODEL, "base_url": f"{url}/completions", "tokenizer": str(ROOT / "actors" / "shipped_model"),
-        "tokenizer_backend": "huggingface", "num_concurrent": 1, "max_length": 512, "max_retries": 1,
-    }  # fmt: skip
     os.chdir(tasks)
-    found = simple_evaluate(
-        model="local-completions", model_args=arguments, tasks=["animals"], bootstrap_iters=0, batch_size=2,
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False), log_samples=True,
-    )  # fmt: skip
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    asked: dict[str, Any] = {"task_manager": manager, "bootstrap_iters": 0, "log_samples": True}
+    served = {"model": MODEL, "num_concurrent": 1, "max_retries": 1}
+    arguments = {
+        **served, "base_url": f"{url}/completions", "tokenizer": str(SHIPPED), "tokenizer_backend": "huggingface",
+        "max_length": 512,
+    }  # fmt: skip
+    found = simple_evaluate(model="local-completions", model_args=arguments, tasks=["animals"], batch_size=2, **asked)
     rows = [
         {"context": context, "continuation": continuation, "loglikelihood": answer[0]}
         for sample in found["samples"]["animals"]
@@ -170,7 +175,68 @@ def lm_eval(url: str, folder: Path) -> str:
     ]
     same("questions", len(rows), 8)
     (folder / "loglikelihoods.json").write_text(json.dumps(rows))
-    return "`local-completions`: a multiple-choice task of our own; log likelihoods by echo and logprobs"
+    arguments = {**served, "base_url": f"{url}/chat/completions", "num_concurrent": 2}
+    found = simple_evaluate(
+        model="local-chat-completions", model_args=arguments, tasks=["words"], apply_chat_template=True, **asked
+    )
+    answers = [
+        {"question": sample["doc"]["question"], "answer": sample["resps"][0][0]} for sample in found["samples"]["words"]
+    ]
+    same("questions", len(answers), 4)
+    (folder / "generated.json").write_text(json.dumps(answers))
+    return (
+        "`local-completions`: a multiple-choice task of our own, log likelihoods by echo and logprobs; "
+        "`local-chat-completions`: a `generate_until` task"
+    )
+
+
+def guidellm(url: str, folder: Path) -> str:
+    """Synthetic prompts, made with the shipped tokenizer; a report is read for what became of each request."""
+    report = folder / "report.json"
+    profiles = {"chat/completions": f"kind=constant,rate={RATE}", "completions": "kind=concurrent,streams=4"}
+    for path, profile in profiles.items():
+        command = [
+            str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console",
+            "--backend", f"kind=openai_http,target={url.removesuffix('/v1')},model={MODEL},request_format=/v1/{path}",
+            "--profile", profile, "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
+            "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={TOKENS}",
+            "--tokenizer", f"kind=huggingface_auto,model={SHIPPED}", "--output", f"kind=json,path={report}",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, timeout=200)
+        (benchmark,) = json.loads(report.read_text())["benchmarks"]
+        requests = benchmark["requests"]
+        same(f"{path}: errors", [each["info"]["error"] for each in requests["errored"]], [])
+        same(f"{path}: requests", len(requests["successful"]), NUM_REQUESTS)
+        same(f"{path}: tokens", {each["output_tokens"] for each in requests["successful"]}, {TOKENS})
+    return "chat at a constant rate and completions by concurrent streams: synthetic prompts, every token counted"
+
+
+def vllm(url: str, folder: Path) -> str:
+    """``vllm bench serve``, without the rest of vLLM's command, which needs its engine."""
+    program = (
+        "from vllm.entrypoints.cli.benchmark.serve import BenchmarkServingSubcommand as Bench\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser = FlexibleArgumentParser()\nBench.add_cli_args(parser)\nBench.cmd(parser.parse_args())\n"
+    )
+    for backend, endpoint in (("openai", "completions"), ("openai-chat", "chat/completions")):
+        command = [
+            sys.executable, "-c", program, "--backend", backend, "--base-url", url.removesuffix("/v1"),
+            "--endpoint", f"/v1/{endpoint}", "--model", MODEL, "--tokenizer", str(SHIPPED), "--dataset-name", "random",
+            "--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(TOKENS), "--ignore-eos",
+            "--num-prompts", str(NUM_REQUESTS), "--request-rate", str(RATE), "--burstiness", "0.5",
+            "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--disable-tqdm",
+            "--save-result", "--save-detailed", "--result-filename", str(folder / "result.json"),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, timeout=200, stdout=subprocess.DEVNULL)
+        result = json.loads((folder / "result.json").read_text())
+        same(f"{backend}: errors", {error for error in result["errors"] if error}, set())
+        same(f"{backend}: completed", result["completed"], NUM_REQUESTS)
+        same(f"{backend}: tokens", set(result["output_lens"]), {TOKENS})
+        same(f"{backend}: percentiles", all(result[f"p99_{name}_ms"] > 0 for name in ("ttft", "tpot", "itl")), True)
+    return (
+        "`vllm bench serve`, backends `openai` and `openai-chat`: `--request-rate`, `--burstiness`, `--ignore-eos`, "
+        "percentiles; every token counted"
+    )
 
 
 CHECKS: dict[str, tuple[str, Callable[[str, Path], str]]] = {
@@ -179,6 +245,8 @@ CHECKS: dict[str, tuple[str, Callable[[str, Path], str]]] = {
     "instructor": ("instructor", instructor),
     "llm": ("llm", llm),
     "lm_eval": ("lm-eval", lm_eval),
+    "guidellm": ("guidellm", guidellm),
+    "vllm": ("vllm", vllm),
 }
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m tests.compatibility.run ENVIRONMENT [--write] [NAME ...]
 
 prints a row per client (of those named), and with --write puts the table into ``docs/compatibility.md``. The server
-computes in float32; log likelihoods that lm-eval was told are compared with those of transformers.
+computes in float32; what lm-eval was told is compared with what transformers computes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- clients -->", "<!-- end of clients -->"
-NAMES = ("langchain", "litellm", "instructor", "llm", "lm_eval", "node")
+NAMES = ("langchain", "litellm", "instructor", "llm", "lm_eval", "guidellm", "vllm", "node", "ai")
+SCRIPTS = {"node": "client.mjs", "ai": "ai.mjs"}
 TOLERANCE = 1e-3
+NUM_GENERATED = 24
+"""``max_gen_toks`` of lm_eval_task/words.yaml."""
 TIMEOUT_S = 300
 OPTIONS = ("--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
@@ -35,8 +38,8 @@ def run(environment: Path, name: str, url: str, folder: Path) -> str:
     Raises:
         subprocess.CalledProcessError: something was not as it should be.
     """
-    if name == "node":
-        script = shutil.copy(HERE / "client.mjs", environment / "node")
+    if name in SCRIPTS:
+        script = shutil.copy(HERE / SCRIPTS[name], environment / "node")
         command = ["node", script, url]
     else:
         command = [str(environment / "bin" / "python"), str(HERE / "clients.py"), url, name, str(folder)]
@@ -45,30 +48,51 @@ def run(environment: Path, name: str, url: str, folder: Path) -> str:
     done = subprocess.run(command, env=clean | alone, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
     row = done.stdout.splitlines()[-1]
     if name == "lm_eval":
-        worst = farthest(json.loads((folder / "loglikelihoods.json").read_text()))
+        told = Reference()
+        worst = told.farthest(json.loads((folder / "loglikelihoods.json").read_text()))
         assert worst < TOLERANCE, f"a log likelihood is {worst} off"
-        row += f", at most {worst:.0e} from transformers'"
+        told.generates(json.loads((folder / "generated.json").read_text()))
+        row += f"; the former at most {worst:.0e} from transformers', the latter the same text"
     return row
 
 
-def farthest(rows: list[dict[str, str | float]]) -> float:
-    """The largest difference between a log likelihood and the one that transformers computes in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+class Reference:
+    """What transformers computes in float32 with the shipped model."""
 
-    path = ROOT / "actors" / "shipped_model"
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    differences = []
-    for row in rows:
-        context = tokenizer(row["context"], add_special_tokens=False)["input_ids"]
-        tokens = tokenizer(f"{row['context']}{row['continuation']}", add_special_tokens=False)["input_ids"]
-        with torch.no_grad():
-            logprobs = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
-        places = range(len(context), len(tokens))
-        expected = sum(float(logprobs[place - 1, tokens[place]]) for place in places)
-        differences.append(abs(expected - float(row["loglikelihood"])))
-    return max(differences)
+    def __init__(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path = ROOT / "actors" / "shipped_model"
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def farthest(self, rows: list[dict[str, str | float]]) -> float:
+        """The largest difference between a log likelihood and the one that is right."""
+        import torch
+
+        differences = []
+        for row in rows:
+            context = self._tokenizer(row["context"], add_special_tokens=False)["input_ids"]
+            text = f"{row['context']}{row['continuation']}"
+            tokens = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                logprobs = self._model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+            places = range(len(context), len(tokens))
+            expected = sum(float(logprobs[place - 1, tokens[place]]) for place in places)
+            differences.append(abs(expected - float(row["loglikelihood"])))
+        return max(differences)
+
+    def generates(self, rows: list[dict[str, str]]) -> None:
+        """Each answer is what the model says to its question, greedily."""
+        for row in rows:
+            prompt = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": row["question"]}], add_generation_prompt=True, return_tensors="pt",
+                return_dict=True,
+            )  # fmt: skip
+            output = self._model.generate(**prompt, do_sample=False, max_new_tokens=NUM_GENERATED)[0]
+            expected = self._tokenizer.decode(output[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+            assert row["answer"] == expected, f"{row['answer']!r} instead of {expected!r}"
 
 
 def main() -> int:

@@ -1,0 +1,87 @@
+"""What the host does for a decode step whose sequences follow a grammar: on any machine, without a model.
+
+    python -m tests.actors.executor.bench_grammars [--batch 64] [--steps 150] [--repeats 5]
+
+64 sequences follow the schema of :mod:`tests.gpu.bench_grammars` over a vocabulary of 151,936 tokens, from their first
+token on, and sample evenly among the possible ones. Timed is what the device thread does between the tokens of one step
+and the masks of the next. The same steps are repeated and each counts with its shortest time, so that other programs on
+the machine disturb little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from actors.bench.shapes import write_model_folder
+from actors.executor.grammars import Grammars
+from actors.executor.layout import BatchLimits
+from actors.executor.step_work import StepWork
+from actors.grammar import load_vocabulary, write_grammar
+from actors.model_config import ModelConfig
+from bus.messages import StepPlan, StructuredOutput
+from tests.engine_driver import Grown, ints, new_sequence
+from tests.gpu.bench_grammars import SCHEMA
+
+
+def run(grammars: Grammars, grammar: str, batch: int, steps: int, vocab_size: int) -> list[float]:
+    """Seconds of each step."""
+    rng, rows = np.random.default_rng(0), np.arange(batch, dtype=np.int32)
+    sequences = [Grown(slot, [0], steps, {"grammar": grammar}, slot=slot) for slot in range(batch)]
+    plan = StepPlan(
+        step=1, planned_s=0.0, num_decodes=0, new_sequences=tuple(map(new_sequence, sequences)),
+        new_token_ids=ints([0] * batch),
+    )  # fmt: skip
+    grammars.prepare(plan)
+    grammars.apply(plan)
+    none = ints([])
+    work = StepWork(
+        num_decodes=batch, num_tokens=batch, max_query_len=1, max_context_len=1, slots=rows, starts=none,
+        query_start=none, positions=none, indexes=none, hidden_index=none, sample_slots=rows, sequence_ids=rows,
+        length_ended=none, can_stop=none, end_ids=none, deltas={}, constrained=rows,
+    )  # fmt: skip
+    durations = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        masks = grammars.masks(work)
+        durations.append(time.perf_counter() - began)
+        allowed = np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
+        grammars.launched(work)
+        grammars.landed(ints([int(rng.choice(np.flatnonzero(row))) for row in allowed]))
+    return durations
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    grammar = write_grammar(StructuredOutput(kind="json", text=json.dumps(SCHEMA), field="bench"))
+    with tempfile.TemporaryDirectory() as parent:
+        folder = write_model_folder("qwen06b", Path(parent))
+        config = ModelConfig.load(folder)
+        vocabulary = load_vocabulary(folder, config)
+    limits = BatchLimits(
+        max_num_seqs=arguments.batch, max_model_len=4096, max_num_batched_tokens=4096, block_size=16, num_blocks=1,
+        vocab_size=config.vocab_size,
+    )  # fmt: skip
+    repeats = []
+    for _ in range(arguments.repeats):
+        grammars = Grammars(limits, lambda: vocabulary, config.eos_token_ids, pinned=False)
+        repeats.append(run(grammars, grammar, arguments.batch, arguments.steps, config.vocab_size))
+        grammars.close()
+    shortest_ms = 1e3 * np.array(repeats).min(0)[1:]  # the first step makes the grammar ready
+    print(
+        f"{arguments.batch} sequences: {shortest_ms.mean():.2f} ms a step, "
+        f"median {np.median(shortest_ms):.2f}, p90 {np.quantile(shortest_ms, 0.9):.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

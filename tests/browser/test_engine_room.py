@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import CDPSession, Page, expect
 
 from actors.cli import main
 from actors.simulator.recorded import Tables, read_rows
@@ -316,17 +316,25 @@ FRAMES = """async ([blocks, running, turns]) => {
 }"""
 
 
+def worked_s(thread: CDPSession) -> float:
+    """How long the page's thread has worked, without what other processes took meanwhile."""
+    metrics = {each["name"]: each["value"] for each in thread.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
+
+
 @pytest.mark.parametrize(("blocks", "least"), [(10_000, 30), (100_000, 10)])
 def test_large_maps_move_smoothly(page: Page, blocks: int, least: int) -> None:
     """The whole view, with 64 running requests that each change a block in every frame, which flashes: frames a second.
     Every block can still be seen and found, also the last of 100,000."""
     visit(page, "memory")
     expect(page.locator(".map canvas").first).to_be_visible()
-    rates = []
-    while len(rates) < 3 and max(rates, default=0) < least:  # the machine may be busy with other tests
-        rates.append(page.evaluate(FRAMES, [blocks, 64, 60]))
-    print(f"{blocks} blocks: {max(rates):.0f} frames/s")
-    assert max(rates) >= least, rates
+    thread = page.context.new_cdp_session(page)
+    thread.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before_s = worked_s(thread)
+    rate = page.evaluate(FRAMES, [blocks, 64, 60])
+    frame_s = (worked_s(thread) - before_s) / 60
+    print(f"{blocks} blocks: {rate:.0f} frames/s, of each {frame_s * 1000:.1f} ms of the page's thread")
+    assert rate >= least or frame_s < 1 / least, "slow not only because the machine has other work to do"
     expect(page.get_by_text(f"{blocks:,} of {blocks:,} held")).to_be_visible()
     box = page.get_by_label("Device blocks of executor-0").bounding_box()
     assert box is not None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.actor import describe
 from actors.logs import Log
+from actors.patience import Patience
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
     AbortRequest,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
 READ_COUNT = 256
 READ_BLOCK_MS = 1000
-RETRY_S = 0.2
 NOT_BEFORE = 2**31
 """The text offset of a reply that does not tell it: nothing of it can have come before."""
 TRIM_EVERY = 256
@@ -167,14 +167,14 @@ class Inbox:
 
     async def run(self) -> None:
         """Read the mailbox for ever."""
+        patience = Patience(self._log, doing="replies wait")
         while True:
-            try:
-                entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
-                await self._take(entries)
-                await self._trim()
-            except BusUnavailable as error:
-                self._log.warning("bus unavailable: replies wait", error=str(error))
-                await asyncio.sleep(RETRY_S)
+            await patience.until_taken(self._read)
+
+    async def _read(self) -> None:
+        entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
+        await self._take(entries)
+        await self._trim()
 
     async def forget(self) -> None:
         """Delete the mailbox, if the bus is there: nobody reads it any more."""

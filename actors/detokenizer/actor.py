@@ -16,6 +16,7 @@ from actors.actor import Actor, describe
 from actors.detokenizer.sequences import Sequences
 from actors.detokenizer.text import Decoder, make_decoder
 from actors.model_config import resolve_tokenizer
+from actors.patience import Patience
 from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
 from bus.contract import START, BusUnavailable, Entry, EntryId
@@ -27,7 +28,6 @@ READ_COUNT = 1024
 READ_BLOCK_MS = 500
 TICK_S = 0.5
 """How often replicas are looked for, streams trimmed and positions reported."""
-RETRY_S = 0.2
 MAX_UNSENT = 4096
 """Messages that may wait to be sent before reading pauses."""
 STAGE = "detokenizer"
@@ -82,17 +82,14 @@ class DetokenizerActor(Actor):
         """Read, work off, publish, until draining and no sequence is left."""
         assert self._sequences is not None
         assert self._outbox is not None
-        away = False
+        patience = Patience(self.log, doing="no results are read")
         while not self.draining.is_set() or len(self._sequences):
             try:
                 entries = await self.bus.read(self._read_set(), count=READ_COUNT, block_ms=READ_BLOCK_MS)
             except BusUnavailable as error:
-                if not away:
-                    self.log.warning("bus unavailable: no results are read", error=describe(error))
-                away = True
-                await asyncio.sleep(RETRY_S)
+                await patience.pause(error)
                 continue
-            away = False
+            patience.back()
             await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
             await self._handle(entries)
             if self._outbox.depth > MAX_UNSENT:

@@ -14,10 +14,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from actors.actor import RETRY_S, Actor, describe
+from actors.actor import Actor, describe
 from actors.model_config import ModelConfig, resolve_model
+from actors.patience import Patience
 from actors.scheduler.blame import MOST_BLAMES, blamed
 from actors.scheduler.checkpoints import Checkpoints
 from actors.scheduler.config import CoreConfig
@@ -50,7 +51,7 @@ from actors.scheduler.work import Work
 from actors.settings import Settings
 from actors.spans import spans_of
 from actors.steady_clock import steady_time_s
-from bus.contract import FENCE_INDEX, Bus, BusError, BusUnavailable, Entry, EntryId
+from bus.contract import FENCE_INDEX, Bus, BusError, Entry, EntryId
 from bus.messages import (
     AbortRequest,
     BlockRequested,
@@ -89,8 +90,7 @@ class SchedulerActor(Actor):
         self._news = asyncio.Event()
         self._membership = Membership(self._put, self._fence)
         self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
-        self._away: set[str] = set()
-        """Tasks that the bus does not answer."""
+        self._patience = Patience(self.log, on_away=self._lookout.doubt)
         self._recovered = Recovered()
         self._blamed: dict[str, RequestBlamed] = {}
         """Requests that are not over, and that schedulers have failed at."""
@@ -116,10 +116,10 @@ class SchedulerActor(Actor):
         self._observers = Observers(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
-        await self._retrying("groups", self._work.create_groups)
+        await self._patience.until_taken(self._work.create_groups, "groups")
         self.spawn(self._outbox.run(), "outbox")
         await self._take_over()
-        await self._retrying("work left behind", self._claim_work)
+        await self._patience.until_taken(self._claim_work, "work left behind")
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
@@ -133,7 +133,7 @@ class SchedulerActor(Actor):
         """Learn what the scheduler before this one left, down to the last token."""
         began_s = time.monotonic()
         takeover = Takeover(self.bus, self.names, self._outbox)
-        await self._retrying("takeover", takeover.run)
+        await self._patience.until_taken(takeover.run, "takeover")
         ledger = takeover.ledger
         self._recovered = Recovered(ledger)
         self._blamed = ledger.blamed
@@ -145,7 +145,7 @@ class SchedulerActor(Actor):
             self.core.skip_steps(replica, MARK_STEP)
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
-        await self._retrying("detokenizers", self._lead_all)
+        await self._patience.until_taken(self._lead_all, "detokenizers")
         if self._recovered:
             seconds = round(time.monotonic() - began_s, 3)
             self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
@@ -207,7 +207,7 @@ class SchedulerActor(Actor):
     def bus_restarted(self) -> None:
         """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
         if hasattr(self, "_outbox"):
-            self.spawn(self._retrying("what is stored", self._outbox.check), "check")
+            self.spawn(self._patience.until_taken(self._outbox.check, "what is stored"), "check")
 
     # -- in -----------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
@@ -347,7 +347,7 @@ class SchedulerActor(Actor):
         self.spawn(self._bury(entry, reason), "dead letter")
 
     async def _bury(self, entry: Entry, reason: str) -> None:
-        await self._retrying("dead letters", lambda: self.bus.dead_letter(STAGE, entry, reason))
+        await self._patience.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason), "dead letters")
         if entry.stream in self._work.streams:
             self._work.settled(entry)
 
@@ -396,7 +396,7 @@ class SchedulerActor(Actor):
 
     async def _look(self) -> None:
         """Who is there? While the bus is away for one task, what another one sees may be wrong."""
-        if self._away:
+        if self._patience.away:
             self._lookout.doubt()
         await self._lookout.look(self.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
@@ -423,20 +423,6 @@ class SchedulerActor(Actor):
             self._recovered = Recovered()
             await self._checkpoints.sum_up(self.core, self._results.positions, self._membership, self._blamed.values())
 
-    async def _for_ever(self, task: str, once: Callable[[], Awaitable[Any]]) -> None:
+    async def _for_ever(self, task: str, once: Callable[[], Awaitable[object]]) -> None:
         while True:
-            await self._retrying(task, once)
-
-    async def _retrying(self, task: str, call: Callable[[], Awaitable[Any]]) -> None:
-        """Until the bus takes it; says once that the bus is away."""
-        while True:
-            try:
-                await call()
-                self._away.discard(task)
-                return
-            except BusUnavailable as error:
-                if not self._away:
-                    self.log.warning("bus unavailable", error=describe(error))
-                self._away.add(task)
-                self._lookout.doubt()
-                await asyncio.sleep(RETRY_S)
+            await self._patience.until_taken(once, task)

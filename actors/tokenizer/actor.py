@@ -9,13 +9,14 @@ is the one that was being worked on, and after ``MAX_DELIVERIES`` deliveries it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from actors.actor import Actor, describe
 from actors.grammar import GrammarError
 from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
+from actors.patience import Patience
 from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
 from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
@@ -28,7 +29,6 @@ from bus.streams import TOKENIZER_GROUP
 READ_COUNT = 128
 READ_BLOCK_MS = 500
 MAX_DELIVERIES = 3
-RETRY_S = 0.2
 STAGE = "tokenizer"
 GIVEN_UP = "The request failed repeatedly and was given up."
 
@@ -56,7 +56,7 @@ class TokenizerActor(Actor):
         self._trials: set[asyncio.Task[None]] = set()
         """Requests whose grammar is being tried out; others do not wait for them."""
         self._next_claim_s = 0.0
-        self.bus_away = False
+        self.patience = Patience(self.log)
         self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized")
         self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests")
         self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for")
@@ -81,9 +81,9 @@ class TokenizerActor(Actor):
             try:
                 await self._take_over()
                 await self._handle(await self._read())
-                self.bus_away = False
+                self.patience.back()
             except BusUnavailable as error:
-                await self._wait_for_bus(error)
+                await self.patience.pause(error)
 
     async def _read(self) -> list[Entry]:
         return await self.bus.read_group(
@@ -135,12 +135,12 @@ class TokenizerActor(Actor):
         outcomes = [each for each in checked if isinstance(each, Outcome)]
         outcomes += await self._encode([each for each in checked if isinstance(each, GenerateRequest)])
         if outcomes:
-            await self._retrying(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
+            await self.patience.until_taken(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
         for entry, outcome in zip(good, outcomes, strict=True):
             if outcome.error is not None:
                 await self._bury(entry, describe(outcome.error))
         if outcomes:
-            await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, good))
+            await self.patience.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, good))
         for outcome in outcomes:
             self._note(outcome)
         for entry in entries:
@@ -201,26 +201,9 @@ class TokenizerActor(Actor):
         self._failures.inc()
         if request is not None:
             reply = Refusal(GIVEN_UP, status=500).reply(request)
-            await self._retrying(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
+            await self.patience.until_taken(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
         await self._bury(entry, reason)
-        await self._retrying(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
+        await self.patience.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
 
     async def _bury(self, entry: Entry, reason: str) -> None:
-        await self._retrying(lambda: self.bus.dead_letter(STAGE, entry, reason))
-
-    async def _retrying(self, send: Callable[[], Awaitable[object]]) -> None:
-        """Send until the bus takes it: the work is done, only the bus is away. A repeat is harmless."""
-        while True:
-            try:
-                await send()
-                self.bus_away = False
-                return
-            except BusUnavailable as error:
-                await self._wait_for_bus(error)
-
-    async def _wait_for_bus(self, error: BusUnavailable) -> None:
-        """A pause before the next attempt; says once that the bus is away."""
-        if not self.bus_away:
-            self.log.warning("bus unavailable", error=describe(error))
-        self.bus_away = True
-        await asyncio.sleep(RETRY_S)
+        await self.patience.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason))

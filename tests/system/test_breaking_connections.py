@@ -93,8 +93,7 @@ async def test_connections_break(
     private_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """One in fifty exchanges loses its connection, before or after it was applied: no answer changes."""
-    for module in ("actors.actor", "actors.scheduler.actor", "actors.executor.actor", "actors.tokenizer.actor",
-                   "actors.detokenizer.actor", "web.inbox"):  # fmt: skip
+    for module in ("actors.actor", "actors.patience", "actors.executor.actor"):
         monkeypatch.setattr(f"{module}.RETRY_S", 0.01)
     async with loaded(private_redis, tmp_path, seed=seed) as (proxy, load):
         proxy.chance = CHANCE

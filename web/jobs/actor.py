@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from actors.actor import Actor, describe
+from actors.patience import Patience
 from actors.settings import Settings
 from bus.contract import Answer, Bus, BusError, BusUnavailable, Entry
 from bus.messages import BatchQueued, Job, JobResult
@@ -53,6 +54,7 @@ class JobsActor(Actor):
         self._model = model
         self.window = Window(settings.max_num_jobs or LEAST_WINDOW)
         self._settling = Settling(bus, self.names, self.log)
+        self._patience = Patience(self.log)
         self._running: dict[asyncio.Task[Any], str] = {}
         """The name of its batch, by task."""
         self._next_look_s = 0.0
@@ -84,9 +86,9 @@ class JobsActor(Actor):
                     ))  # fmt: skip
                 else:
                     await self.window.freed(LOOK_S)
+                self._patience.back()
             except BusUnavailable as error:
-                self.log.warning("bus unavailable", error=describe(error))
-                await asyncio.sleep(RETRY_S)
+                await self._patience.pause(error)
 
     def bus_restarted(self) -> None:
         """Whatever is lost of the requests under way, they are asked for again."""
@@ -225,16 +227,14 @@ class JobsActor(Actor):
     async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:
         """Those of these batches that are not wanted any more."""
         names = [name for name in batches if BATCH_NAME.fullmatch(name)]
-        while True:
-            try:
-                found = await self.bus.counters(*map(self.names.batch, names))
-                return {name for name, counters in zip(names, found, strict=True) if counters.get("cancel")}
-            except BusUnavailable as error:  # what has been read must be begun: nobody else gets it
-                self.log.warning("bus unavailable", error=describe(error))
-                await asyncio.sleep(RETRY_S)
-            except BusError as error:  # the name of a batch is taken by something that is no hash
-                self.log.error("batches not looked at", error=describe(error))
-                return set()
+        try:  # however long it takes: what has been read must be begun, nobody else gets it
+            found = await self._patience.until_taken(
+                lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
+            )
+        except BusError as error:  # the name of a batch is taken by something that is no hash
+            self.log.error("batches not looked at", error=describe(error))
+            return set()
+        return {name for name, counters in zip(names, found, strict=True) if counters.get("cancel")}
 
 
 def problem_of(job: Job, deliveries: int) -> str:

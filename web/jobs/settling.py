@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from actors.actor import describe
 from actors.logs import Log
-from bus.contract import Answer, Bus, BusUnavailable, Entry
+from actors.patience import Patience
+from bus.contract import Answer, Bus, Entry
 from bus.streams import JOBS_GROUP, Names
-
-RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,7 @@ class Settling:
         self._bus = bus
         self._names = names
         self._log = log
+        self._patience = Patience(log, doing="results wait")
         self._waiting: list[Outcome] = []
         self._news = asyncio.Event()
 
@@ -40,22 +39,12 @@ class Settling:
         await self._news.wait()
         self._news.clear()
         outcomes, self._waiting = self._waiting, []
-        while True:
-            try:
-                await self._store([outcome.answer for outcome in outcomes])
-                return outcomes
-            except BusUnavailable as error:
-                self._log.warning("bus unavailable: results wait", error=describe(error))
-                await asyncio.sleep(RETRY_S)
+        await self._patience.until_taken(lambda: self._store([outcome.answer for outcome in outcomes]), "results")
+        return outcomes
 
     async def end(self, entry: Entry) -> None:
         """The entry of a batch: its results are in files."""
-        while True:
-            try:
-                return await self._bus.ack(JOBS_GROUP, [entry])
-            except BusUnavailable as error:
-                self._log.warning("bus unavailable: a batch waits", error=describe(error))
-                await asyncio.sleep(RETRY_S)
+        await self._patience.until_taken(lambda: self._bus.ack(JOBS_GROUP, [entry]), entry.stream + str(entry.id))
 
     async def _store(self, answers: list[Answer]) -> None:
         problems = await self._bus.answer(JOBS_GROUP, answers)

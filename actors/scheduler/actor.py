@@ -261,7 +261,9 @@ class SchedulerActor(Actor):
         if not isinstance(message, TokenizedRequest):
             self.core.take(message)
             self._work.settled(entry)
-        elif (known := self._work.requests.get(message.request_id)) is not None:
+            return
+        self._membership.expect((message.ingress,))
+        if (known := self._work.requests.get(message.request_id)) is not None:
             if known.id == entry.id:
                 return  # handed out twice: Redis has forgotten the first time in a failover
             self.core.take(message)
@@ -269,7 +271,6 @@ class SchedulerActor(Actor):
             self._work.asked_again(message.request_id, entry, same=same)
         else:
             self._work.requests[message.request_id] = entry
-            self._membership.expect((message.ingress,))
             if entry.deliveries > 1:
                 self._readmit(entry, message)
             else:
@@ -278,6 +279,7 @@ class SchedulerActor(Actor):
     def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
         """A request that was taken in before, by another scheduler, which may have failed at it."""
         message, outputs = self._recovered.take(message)
+        self._membership.expect((message.ingress,))  # where its client had moved to, and may have died since
         blame = self._blamed.get(message.request_id)
         if blame is not None and blame.times >= MOST_BLAMES:
             self._give_up(replace(entry, message=message), blame.reason)

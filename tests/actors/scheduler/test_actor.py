@@ -190,6 +190,31 @@ async def test_a_request_of_an_ingress_that_nobody_saw_is_given_up() -> None:
         await until(lambda: not deployment.scheduler.core.requests)
 
 
+@pytest.mark.parametrize("scheduler_dies", [False, True])
+async def test_a_client_that_moved_and_died_is_noticed(scheduler_dies: bool) -> None:
+    """It asked again from another address, which died before anybody looked, or together with the scheduler: nobody
+    waits for it for ever."""
+    async with Deployment(resume_timeout_s=0.0, lease_ttl_s=0.5).running() as deployment:
+        await deployment.add_executor()
+        deployment.pause_after = 6
+        epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
+        first = dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", epoch), attempt="1")
+        await deployment.send(first)
+        await until(lambda: len(deployment.tokens()) > 3)
+        other = epoch + 100
+        if scheduler_dies:
+            other = await deployment.bus.acquire_lease("ingress", "other", {"state": "ready"}, ttl_s=TTL_S)
+        await deployment.send(dataclasses.replace(first, ingress=address_of("other", other), attempt="2"))
+        if scheduler_dies:
+            await until(lambda: deployment.scheduler.core.attempt_of("a") == "2")
+            await deployment.lose_scheduler()
+            await deployment.bus.release_lease("ingress", "other", other)
+            deployment.pause_after = 12
+            await deployment.start_scheduler()
+            await until(lambda: "a" in deployment.scheduler.core.requests)
+        await until(lambda: not deployment.scheduler.core.requests)
+
+
 async def test_a_frozen_executor_cannot_come_back() -> None:
     """Once it is given up for its silence, renewing its lease fails, though nobody took its place."""
     async with Deployment().running() as deployment:

@@ -194,9 +194,106 @@ BY_HAND: dict[str, Schema] = {
 }
 
 
+def _format(name: str, most: int) -> Schema:
+    return {"type": "string", "format": name, "maxLength": most}
+
+
+_KIND = {"circle": {"radius": LEAVES["percent"]}, "square": {"side": LEAVES["positive"]}, "point": {}}
+_POINT = {"type": "array", "prefixItems": [LEAVES["celsius"]] * 2, "items": False, "minItems": 2}
+PUBLIC: dict[str, Schema] = {
+    "JSON-RPC request": _object(
+        {
+            "jsonrpc": {"const": "2.0"},
+            "method": LEAVES["letters"],
+            "params": {"anyOf": [_array(LEAVES["integer"]), _dictionary(STRING)]},
+            "id": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
+        },
+        required=["jsonrpc", "method"],
+    ),
+    "GeoJSON geometry": {
+        "oneOf": [
+            _object({"type": {"const": "Point"}, "coordinates": {"$ref": "#/$defs/position"}}),
+            _object({"type": {"const": "LineString"}, "coordinates": _array({"$ref": "#/$defs/position"}, low=2)}),
+        ],
+        "$defs": {"position": _POINT},
+    },
+    "CloudEvent": _object(
+        {
+            "specversion": {"const": "1.0"},
+            "id": LEAVES["uuid"],
+            "source": _format("uri", 40),
+            "type": {"type": "string", "pattern": "^com(\\.[a-z]{1,6}){1,3}$"},
+            "time": LEAVES["date-time"],
+            "data": {"anyOf": [STRING, _dictionary(LEAVES["integer"]), {"type": "null"}]},
+        },
+        required=["specversion", "id", "source", "type"],
+    ),
+    "RFC 9457 problem": _object(
+        {
+            "type": _format("uri", 40),
+            "title": STRING,
+            "status": {"type": "integer", "minimum": 400, "maximum": 599},
+            "errors": _array(_object({"pointer": {"type": "string", "pattern": "^(/[a-z]{1,5}){1,3}$"}})),
+        },
+        required=["title", "status"],
+    ),
+    "contact": _object({"email": _format("email", 30), "site": _format("hostname", 30), "since": LEAVES["date"]}),
+    "host": _object({"name": _format("hostname", 30), "v4": LEAVES["ipv4"], "v6": _format("ipv6", 40)}),
+    "timer": _object({"lasts": _format("duration", 12), "every": {"enum": ["hour", "day"]}, "at": LEAVES["time"]}),
+    "tagged union": {
+        "oneOf": [_object({"kind": {"const": kind}, **more}) for kind, more in _KIND.items()],
+    },
+    "bounds of two": _object(
+        {
+            "amount": {"allOf": [{"type": "integer", "minimum": 0}, {"maximum": 70, "multipleOf": 7}]},
+            "code": {"allOf": [LEAVES["letters"], {"minLength": 3}]},
+        }
+    ),
+    "container": _object(
+        {
+            "image": {"type": "string", "pattern": "^[a-z]{1,6}(:[a-z0-9.]{1,6})?$"},
+            "ports": _array({"type": "string", "pattern": "^[1-9][0-9]{1,3}:[1-9][0-9]{1,3}$"}),
+            "environment": _dictionary(STRING, "^[A-Z_]{1,6}$"),
+            "restart": {"enum": ["no", "always", "on-failure"]},
+        },
+        required=["image"],
+    ),
+    "pipeline": _object(
+        {
+            "on": {"anyOf": [{"enum": ["push", "pull_request"]}, _array({"enum": ["push", "pull_request"]}, low=1)]},
+            "jobs": _dictionary(
+                _object(
+                    {
+                        "needs": _array(LEAVES["letters"]),
+                        "steps": _array(
+                            {
+                                "anyOf": [
+                                    _object({"run": STRING}),
+                                    _object({"uses": STRING, "with": _dictionary(STRING)}),
+                                ]
+                            },
+                            low=1,
+                        ),
+                    },
+                    required=["steps"],
+                )
+            ),
+        }
+    ),
+    "tool with options": _object(
+        {
+            "location": STRING,
+            "unit": {"type": ["string", "null"], "enum": ["celsius", "fahrenheit", None]},
+            "days": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 14}, {"type": "null"}]},
+        }
+    ),
+}
+"""After documents that people exchange, made finite."""
+
+
 def schemas() -> dict[str, Schema]:
     """All of them, by name."""
-    found = dict(LEAVES) | BY_HAND
+    found = LEAVES | BY_HAND | PUBLIC
     for name, leaf in LEAVES.items():
         found[f"object of {name}"] = _object({"value": leaf})
         found[f"optional {name}"] = _object({"before": {"type": "boolean"}, "value": leaf}, required=["before"])

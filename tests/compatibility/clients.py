@@ -202,7 +202,7 @@ def guidellm(url: str, folder: Path) -> str:
             "--data", f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={TOKENS}",
             "--tokenizer", f"kind=huggingface_auto,model={SHIPPED}", "--output", f"kind=json,path={report}",
         ]  # fmt: skip
-        subprocess.run(command, check=True, timeout=200)
+        subprocess.run(command, check=True, timeout=400)
         (benchmark,) = json.loads(report.read_text())["benchmarks"]
         requests = benchmark["requests"]
         same(f"{path}: errors", [each["info"]["error"] for each in requests["errored"]], [])
@@ -227,7 +227,7 @@ def vllm(url: str, folder: Path) -> str:
             "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99", "--disable-tqdm",
             "--save-result", "--save-detailed", "--result-filename", str(folder / "result.json"),
         ]  # fmt: skip
-        subprocess.run(command, check=True, timeout=200, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, timeout=400, stdout=subprocess.DEVNULL)
         result = json.loads((folder / "result.json").read_text())
         same(f"{backend}: errors", {error for error in result["errors"] if error}, set())
         same(f"{backend}: completed", result["completed"], NUM_REQUESTS)

@@ -2,8 +2,9 @@
 
     python -m tests.compatibility.run ENVIRONMENT [--write] [NAME ...]
 
-prints a row per client (of those named), and with --write puts the table into ``docs/compatibility.md``. The server
-computes in float32; what lm-eval was told is compared with what transformers computes.
+prints a row per client (of those named), and with --write puts the rows into the table of ``docs/compatibility.md``, in
+place of those of the same clients. The server computes in float32; what lm-eval was told is compared with what
+transformers computes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SCRIPTS = {"node": "client.mjs", "ai": "ai.mjs"}
 TOLERANCE = 1e-3
 NUM_GENERATED = 24
 """``max_gen_toks`` of lm_eval_task/words.yaml."""
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 OPTIONS = ("--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
@@ -95,6 +96,15 @@ class Reference:
             assert row["answer"] == expected, f"{row['answer']!r} instead of {expected!r}"
 
 
+def write(rows: list[str]) -> None:
+    """Put rows into the page's table, in place of those of the same clients."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    table, _, after = rest.partition(END)
+    head, written = table.strip().splitlines()[:2], table.strip().splitlines()[2:]
+    by_client = {row.split("|")[1].rsplit(maxsplit=1)[0]: row for row in [*written, *rows]}
+    PAGE.write_text(before + "\n".join([BEGIN, *head, *by_client.values(), END]) + after)
+
+
 def main() -> int:
     """Run all, print the table; 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,9 +123,7 @@ def main() -> int:
                     failed.append(name)
                     print(f"{name} failed: {error}", file=sys.stderr, flush=True)
     if arguments.write and not failed:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        table = "\n".join([BEGIN, "| client | tried, and as it should be |", "| --- | --- |", *rows, END])
-        PAGE.write_text(before + table + rest.partition(END)[2])
+        write(rows)
     return len(failed) > 0
 
 

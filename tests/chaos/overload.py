@@ -101,7 +101,7 @@ async def measure(deployment: Deployment, seconds: float) -> Measured:
         await asyncio.to_thread(until_idle, deployment)
     parts = [replace(spec, rate=most * FACTORS[-1] * tenant.part, headers=tenant.headers) for tenant in TENANTS]
     seen = await add_point(measured, deployment, parts, FACTORS[-1], seconds * TENANTS_LONGER)
-    tokens = [sum(each.tokens for each in of_tenant) for of_tenant in seen]
+    tokens = [sum(each.served for each in of_tenant) for of_tenant in seen]
     weights = sum(tenant.weight for tenant in TENANTS)
     for tenant, got in zip(TENANTS, tokens, strict=True):
         of_share = measured.tenants[tenant.name] = got / sum(tokens) * weights / tenant.weight
@@ -134,7 +134,7 @@ async def add_point(
     point = Point(
         factor=factor,
         offered_per_s=sum(spec.rate for spec in specs),
-        goodput_tokens_per_s=sum(each.tokens for each in every if each.is_in_time) / (seconds - FILLING_S),
+        goodput_tokens_per_s=sum(each.goodput for each in every) / (seconds - FILLING_S),
         ended=len(ended),
         refused=len(refused),
         failed=len(errors),
@@ -154,19 +154,25 @@ async def add_point(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request, the ``seconds`` until its client had all, and its ``tokens`` in the time that counts."""
+    """One request, the ``seconds`` until its client had all, and the ``part`` of its answer in the time that counts."""
 
     outcome: Outcome
     seconds: float
-    tokens: float
+    part: float
 
     @property
     def ttft_s(self) -> float:
         return self.outcome.first_s - self.outcome.sent_s
 
     @property
-    def is_in_time(self) -> bool:
-        return self.ttft_s <= IN_TIME_S
+    def goodput(self) -> float:
+        """Tokens that came soon enough."""
+        return self.part * self.outcome.output_tokens if self.ttft_s <= IN_TIME_S else 0.0
+
+    @property
+    def served(self) -> float:
+        """Tokens of prompt and answer, by which keys are compared."""
+        return self.part * (self.outcome.prompt_tokens + self.outcome.output_tokens)
 
 
 async def saturated(deployment: Deployment, spec: Spec, seconds: float) -> float:
@@ -192,20 +198,19 @@ async def at_rate(spec: Spec, began_s: float, seconds: float) -> list[Seen]:
     seen: list[Seen] = []
 
     def note(outcome: Outcome) -> None:
-        tokens = tokens_between(outcome, began_s + FILLING_S, began_s + seconds)
-        seen.append(Seen(outcome, time.time() - outcome.sent_s, tokens))
+        part = part_between(outcome, began_s + FILLING_S, began_s + seconds)
+        seen.append(Seen(outcome, time.time() - outcome.sent_s, part))
 
     await run_calls(spec, make_calls(spec), began_s, note, 0)
     return seen
 
 
-def tokens_between(outcome: Outcome, from_s: float, until_s: float) -> float:
-    """Those that came then, of a request that ended well."""
+def part_between(outcome: Outcome, from_s: float, until_s: float) -> float:
+    """Of the answer of a request that ended well."""
     if outcome.error:
         return 0.0
     events_s = outcome.first_s + np.cumsum([0.0, *outcome.gaps_s])
-    inside = np.count_nonzero((events_s >= from_s) & (events_s < until_s))
-    return outcome.output_tokens * float(inside) / len(events_s)
+    return float(np.mean((events_s >= from_s) & (events_s < until_s)))
 
 
 async def most_memory(deployment: Deployment) -> float:

@@ -187,6 +187,8 @@ class Stress:
             found.append(f"{missing} jobs not answered, {figures['answered_twice']} twice, {figures['wrong']} wrong")
         if figures["beside"]["p99"] >= MOST_GROWTH * figures["alone"]["p99"]:
             found.append(f"99th percentile: {figures['alone']['p99']} -> {figures['beside']['p99']} ms")
+        if not figures["jobs_per_s_beside_streams"]:
+            found.append("no job was answered beside the streams while they were measured: was the machine calm?")
         for name, before in self.memory_before.items():
             if name != "redis" and self.memory_most[name] > before + MOST_MIB:  # there they wait
                 found.append(f"{name} held {self.memory_most[name]} MiB, before {before}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from actors.actor import Actor, describe
@@ -75,7 +76,8 @@ class DetokenizerActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self.log.info("decoder chosen", decoder=type(decoder).__name__)
         self.spawn(self._outbox.run(), "outbox")
-        await self._discover()
+        with suppress(BusUnavailable):  # else with the first tick
+            await self._discover()
         self.spawn(self._tick(), "tick")
 
     async def serve(self) -> None:

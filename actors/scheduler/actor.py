@@ -423,7 +423,13 @@ class SchedulerActor(Actor):
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""
         if not self._inbox:
             self._recovered = Recovered()
-            await self._checkpoints.sum_up(self.core, self._results.positions, self._membership, self._blamed.values())
+            await self._checkpoints.sum_up(
+                self.core,
+                self._results.positions,
+                self._membership,
+                self._blamed.values(),
+                self._trimmer.dead_ingresses,
+            )
 
     async def _for_ever(self, task: str, once: Callable[[], Awaitable[object]]) -> None:
         while True:

@@ -1,7 +1,7 @@
 """Looking at the leases again and again, and not believing every absence.
 
-After an outage of the bus, or of this process, or a jump of the clock of Redis, which has all leases expire, actors get
-the time of a lease to show that they live.
+After an outage of the bus, or of this process (a new scheduler was away until now), or a jump of the clock of Redis,
+which has all leases expire, actors get the time of a lease to show that they live.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lookout:
         self._bus = bus
         self._membership = membership
         self._lease_ttl_s = lease_ttl_s
-        self._believe_absence_s = 0.0
+        self.doubt()
 
     def doubt(self) -> None:
         """Who seems to be gone from now on may only have been cut off."""

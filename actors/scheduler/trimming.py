@@ -64,6 +64,11 @@ class Trimmer:
                 await self._trim(stream, last)
             del self._unread[stream]
 
+    @property
+    def dead_ingresses(self) -> Iterable[str]:
+        """Addresses whose mailboxes are still deleted now and then."""
+        return self._dead_until_s.keys()
+
     async def delete_mailboxes(self, gone: Iterable[str]) -> None:
         """Delete those of ingresses that are gone, addresses, and again for a while: who has not heard of the death
         still sends there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import random
 import shutil
 import tempfile
@@ -98,6 +99,7 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
 
     with sealed(loop, rng, machine, tell) as wall:
         counts = {kind: rng.choice((1, 2)) for kind in KINDS}
+        gc.disable()  # what it finds may have connections to close: when it does would be chance
         try:
             asyncio.set_event_loop(loop)
             world = World(loop, rng, settings(rng), counts, tell)
@@ -118,6 +120,7 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+            gc.enable()
     outcome.problems = [*clients.problems, *world.problems]
     outcome.digest, outcome.turns, outcome.virtual_s = loop.digest, loop.turns, loop.now_s - START_S
     outcome.answers = clients.answers

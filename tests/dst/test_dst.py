@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,9 @@ import pytest
 from actors.tokenizer.actor import TokenizerActor
 from bus.contract import Entry
 from bus.memory_bus import MemoryBus
-from tests.dst.run import run_seed
+from tests.dst.clients import Clients
+from tests.dst.run import run_seed, simulate
+from tests.dst.world import World
 from web.calls import Choice
 
 SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "16"))
@@ -32,6 +35,20 @@ def test_no_fault_breaks_a_promise(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.problems == [], f"python -m tests.dst --seeds 1 --from {seed} -v"
     assert outcome.faults
+
+
+def test_actors_start_while_the_bus_is_in_trouble() -> None:
+    """Half of what they ask it is lost: they ask again, and none of them ends."""
+
+    async def story(world: World, clients: Clients, *_: object) -> None:
+        world.network.lost = 0.5
+        await asyncio.sleep(3.0)
+        world.network.heal()
+        await asyncio.sleep(5.0)
+        assert {life.actor.state for life in world.living if life.kind != "scheduler"} == {"ready"}
+
+    for seed in range(2):
+        assert simulate(seed, story, []).problems == []
 
 
 def until_noticed(victim: str, holds: Callable[[str], bool]) -> None:

@@ -65,7 +65,7 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)
-        await self._retrying(lambda: self.bus.create_group(self.names.requests, TOKENIZER_GROUP))
+        await self.patience.until_taken(lambda: self.bus.create_group(self.names.requests, TOKENIZER_GROUP))
 
     async def drain(self) -> None:
         await asyncio.gather(*self._trials)

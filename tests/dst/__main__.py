@@ -23,6 +23,8 @@ def main() -> int:
         faults.update(outcome.faults)
         answers += outcome.answers
         virtual_s += outcome.virtual_s
+        if (seed + 1 - options.first) % 50 == 0:
+            print(f"{seed + 1 - options.first} seeds, {answers} answers, {len(failed)} failed", flush=True)
         if options.verbose:
             print("\n".join(outcome.log))
         if outcome.problems:

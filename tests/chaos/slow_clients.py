@@ -156,6 +156,8 @@ async def measure(deployment: Deployment, seconds: float, rounds: int) -> tuple[
     before, after = (float(np.median([each.p99 for each in runs])) for runs in (normal, beside))
     if after > before * (1 + MOST_SLOWER):
         problems.append(f"the 99th percentile of gaps grows from {before:.1f} to {after:.1f} ms")
+    if not all(each.startswith(b"HTTP/1.1 200") for each in told):
+        problems.append("a slow client was refused")
     if any(b"[DONE]" in each for each in told):
         problems.append("a slow client was served to the end")
     before, after = (max(each.memory for each in runs) for runs in (normal, beside))

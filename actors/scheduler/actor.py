@@ -143,6 +143,9 @@ class SchedulerActor(Actor):
         )
         for replica in takeover.marks:
             self.core.skip_steps(replica, MARK_STEP)
+        for replica, end in takeover.read.items():
+            if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
+                self._membership.refused[replica] = end.epoch
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
         await self._patience.until_taken(self._lead_all, "detokenizers")
@@ -179,8 +182,8 @@ class SchedulerActor(Actor):
         """Send what is queued, ack what was taken in, trim."""
         await self._outbox.flush()
         while self._work.has_settled:
-            await self._work.acknowledge()
-        await self._keep_house(pause_s=0.0)
+            await self._patience.until_taken(self._work.acknowledge, "acks")
+        await self._patience.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")
 
     async def bequeath(self, error: BaseException) -> None:
         """Tell the next scheduler which request this one has failed at, if it was one."""

@@ -101,6 +101,30 @@ async def test_an_executor_that_closes_its_results_is_given_up_at_once() -> None
         assert lost == [("OutOfMemoryError", {"value": 1.0})]
 
 
+async def test_an_executor_that_closed_its_results_before_does_not_join_a_new_scheduler() -> None:
+    """It failed together with the scheduler, and its lease outlives it for a moment. The next one of its name does."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=40))
+        await until(lambda: len(deployment.results) == 6)
+        await deployment.lose_scheduler()
+        await deployment.stop_executor("gpu-0")
+        epoch = deployment.epochs["gpu-0"]
+        fence = ReplicaFenced(replica="gpu-0", reason="a device fault", error="RuntimeError")
+        await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), EntryId(epoch, FENCE_INDEX), fence)])
+        await deployment.start_scheduler()
+        looked_s = deployment.scheduler._lookout.looked_s
+        await until(lambda: deployment.scheduler._lookout.looked_s > looked_s)
+        assert not deployment.scheduler._membership.members
+
+        await deployment.bus.release_lease("executor", "gpu-0", epoch)
+        deployment.pause_after = None
+        await deployment.add_executor("gpu-0")
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+        assert deployment.tokens() == expected_tokens(PROMPT, 40)
+
+
 async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:
     """The same name under a new lease: the step numbers go on, and the request ends with its tokens."""
     async with Deployment().running() as deployment:

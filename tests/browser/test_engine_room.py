@@ -181,6 +181,8 @@ def test_steps_are_shown_with_their_tokens(page: Page, deployment: Deployment) -
     cached = 41 // 16 * 16 if sum(step[2] for step in mine) < 41 else 0
     assert sum(step[2] for step in mine) == 41 - cached
     assert sum(step[1] - step[3] for step in mine) == 9
+    in_sight = f"(async () => {WORLD}.nowS() - 0.25 > {WORLD}.steps.at(-1).done_s)()"  # the view is a moment behind
+    wait_until(page, lambda: page.evaluate(in_sight))
     page.get_by_role("button", name="Hold").click()
     page.get_by_label("Steps over time").press("ArrowLeft")
     for _ in range(2):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_backend import Served, start_served
 
+from actors import logs
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 
@@ -40,3 +46,15 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session:
         yield session
+
+
+@pytest.fixture
+def lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What is logged from now on, as objects, once everything has stopped."""
+    root, out = logging.getLogger(), io.StringIO()
+    handlers, level = list(root.handlers), root.level
+    logs.configure("debug", "json", stream=out)
+    yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

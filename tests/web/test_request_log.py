@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-
 import pytest
-import structlog
 
-from actors import logs
 from actors.settings import Settings, SettingsError
 
 PROMPT = 'a "quoted"\nline\x1b[2J ' + "and more " * 60
-
-
-@pytest.fixture
-def lines():
-    """What is logged from now on, as objects, once everything has stopped."""
-    root, out = logging.getLogger(), io.StringIO()
-    handlers, level = list(root.handlers), root.level
-    logs.configure("debug", "json", stream=out)
-    yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 async def ask(http, served, path="/v1/completions", **body):

@@ -18,7 +18,7 @@ import pytest
 from fake_backend import SENTENCE, until
 from mutations import BATCH, FILE, RESPONSE, Case, make_case
 
-COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "1000"))
+COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "300"))
 SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
 STREAMS, WORKERS = 8, 32
 NAMED = {"invalid_value", "invalid_type", "unknown_parameter", "unsupported_parameter"}

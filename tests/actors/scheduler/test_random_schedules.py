@@ -186,7 +186,7 @@ class Schedules(RuleBasedStateMachine):
 
 
 Schedules.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "150")),
+    max_examples=int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "80")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

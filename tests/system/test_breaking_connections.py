@@ -98,7 +98,7 @@ async def test_connections_break(
     async with loaded(private_redis, tmp_path, seed=seed) as (proxy, load):
         proxy.chance = CHANCE
         await until_answered(load, ANSWERS)
-        assert proxy.broken > 10
+        assert proxy.broken > 3, "hardly anything was broken"
 
 
 @pytest.mark.skipif(not FULL, reason="part of `make chaos` only")

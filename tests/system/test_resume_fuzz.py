@@ -13,7 +13,7 @@ import random
 import aiohttp
 import pytest
 
-from tests.model_factory import REFERENCE_CONFIGS, make_reference
+from tests.oracle import make_oracle
 from tests.system.harness import eventually
 from tests.system.serving import serving
 
@@ -59,9 +59,9 @@ async def read(response: aiohttp.ClientResponse, cut_after: float) -> tuple[list
 @pytest.mark.timeout(120 + COUNT)
 async def test_streams_cut_anywhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With true ids every answer is complete and nothing comes twice; false ones are a 400 or a stream with its end."""
-    folder = make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[0])
+    folder = make_oracle(tmp_path_factory.mktemp("model"))
     body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream": True}
-    async with serving(folder, max_model_len=64) as client, aiohttp.ClientSession() as session:
+    async with serving(folder, load_format="dummy", max_model_len=64) as client, aiohttp.ClientSession() as session:
 
         async def ask(prompt: list[int], key: str, last: str | None, cut: float) -> tuple[list[int], str | None, bool]:
             headers = {"Idempotency-Key": key} | ({} if last is None else {"Last-Event-ID": last})

@@ -64,6 +64,21 @@ async def test_an_end_is_told_once(serve, http):
         assert await events(response) == ("yz", "3.7.,3.3.", True)
 
 
+@pytest.mark.parametrize(("last", "text"), [("2.1", "ne two"), ("2.0", "one two"), ("9.9", ""), ("1.6", "o")])
+async def test_an_id_that_is_of_no_event_gets_an_end_all_the_same(serve, http, last, text):
+    """Tokens and characters that do not belong together: the text from that character on, and never a wait for ever."""
+    served = await serve(answers=False)
+    headers = {**KEY, "Last-Event-ID": last}
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=headers))
+    (sent,) = await served.backend.requested()
+    await served.backend.send(sent.ingress, batch([Delta(sent.request_id, "one t", 2, text_offset=0)]))
+    end = Delta(sent.request_id, "wo", 3, text_offset=5, finish_reason="stop")
+    await served.backend.send(sent.ingress, batch([end]))
+    async with await asking as response:
+        told, _, done = await events(response)
+    assert (told, done) == (text, True)
+
+
 async def test_a_whole_answer_can_be_asked_for_again(serve, http):
     """Without streaming a repeat has the same id and gets the same answer."""
     served = await serve()

@@ -124,8 +124,10 @@ def _decode_kernel(
     table = tables_ptr + slot * stride_table
     place = tile_begin * TILE + tl.arange(0, TILE)
     next_block = tl.load(table + place // BLOCK_SIZE, mask=place < length, other=0)
-    if PDL and SETTLED:
-        gdc_wait()
+    if PDL:
+        gdc_launch_dependents()
+        if SETTLED:
+            gdc_wait()
     while item < end_item:
         # The next item's numbers are asked for before this one's tiles, its first blocks before this one's result.
         fields = items_ptr + (item + 1) * 8
@@ -187,8 +189,6 @@ def _decode_kernel(
             tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < GROUP)
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
-    if PDL:
-        gdc_launch_dependents()  # not before: waiting programs of the merge would take room from these
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
+from kernels.target import target_of
 from kernels.triton_import import next_power_of_2, tl, triton
 
 MIN_TOKENS = 64
@@ -67,26 +69,31 @@ def _plan_kernel(
     INVARIANT_PIECES: tl.constexpr,  # 0: balanced
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program b writes entries b * BLOCK... of all three tables; each looks at all rows, instead of one for all."""
+    """Program b writes entries b * BLOCK... of all tables; each looks at all rows, instead of one for all."""
     row = tl.arange(0, BLOCK_ROWS)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     length = tl.load(lens_ptr + row, mask=row < num_rows, other=0)
     slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0)
     first_tile = tl.where(window > 0, tl.maximum(length - window, 0), 0) // TILE
     tiles = (length + TILE - 1) // TILE - first_tile
-    end = tl.cumsum(tiles, axis=0).to(tl.int64)  # times programs it may not fit 32 bits
+    end = tl.cumsum(tiles, axis=0)
     begin = end - tiles
-    total = tl.sum(tiles, axis=0).to(tl.int64)
-    used = tl.minimum((total + MIN_TILES - 1) // MIN_TILES, programs)  # no piece is much shorter than the least
-    used, total = tl.maximum(used, 1), tl.maximum(total, 1)
-    # Program p has the tiles from p * total // used on; whose is tile t?
-    first_program = tl.minimum(((begin + 1) * used - 1) // total, used - 1)
+    total = tl.sum(tiles, axis=0)
+    # Program p has the tiles from p * share on. Rounded up, a share leaves some programs without any, but the longest
+    # would not be shorter otherwise, and rows are cut into fewer pieces.
+    share = tl.maximum((total + programs - 1) // programs, MIN_TILES)
+    last_program = tl.maximum((total + share - 1) // share, 1) - 1
+    first_program = tl.minimum(begin // share, last_program)
     if INVARIANT_PIECES > 0:
         piece = tl.maximum((tiles + INVARIANT_PIECES - 1) // INVARIANT_PIECES, MIN_TILES)
         count = tl.maximum((tiles + piece - 1) // piece, 1)
     else:
-        piece = tl.zeros_like(tiles)
-        count = tl.maximum((end * used - 1) // total, first_program) - first_program + 1
+        piece = tl.zeros_like(tiles) + share
+        count = tl.maximum((end - 1) // share, first_program) - first_program + 1
     count = tl.where(row < num_rows, count, 0)
     end_item = tl.cumsum(count, axis=0)
     first_item = end_item - count
@@ -96,30 +103,22 @@ def _plan_kernel(
 
     # A program's first item: how many there are that belong to programs before it.
     if INVARIANT_PIECES > 0:  # pieces belong to the program of their first tile
-        before = ((index * total // used)[:, None] - begin[None, :] + piece[None, :] - 1) // piece[None, :]
-        before = tl.where(index[:, None] >= used, count[None, :], before)
+        before = (index[:, None] * share - begin[None, :] + piece[None, :] - 1) // piece[None, :]
+        before = tl.where(index[:, None] > last_program, count[None, :], before)
     else:
         before = index[:, None] - first_program[None, :]
     before = tl.sum(tl.minimum(tl.maximum(before, 0), count[None, :]), axis=1)
     tl.store(program_items_ptr + index, before, mask=index <= programs)
 
-    rank = tl.cumsum(divided, axis=0) - 1
-    chosen = (rank[None, :] == index[:, None]) & (divided[None, :] > 0)  # at most one row per merge
-    target = merges_ptr + index * 4
-    tl.store(target, tl.sum(tl.where(chosen, row[None, :], 0), axis=1), mask=index < num_merges)
-    tl.store(target + 1, tl.sum(tl.where(chosen, first_item[None, :], 0), axis=1), mask=index < num_merges)
-    tl.store(target + 2, tl.sum(tl.where(chosen, count[None, :], 0), axis=1), mask=index < num_merges)
-
     mine = (first_item[None, :] <= index[:, None]) & (index[:, None] < end_item[None, :])  # at most one row per item
     place = index - tl.sum(tl.where(mine, first_item[None, :], 0), axis=1)
-    row_begin = tl.sum(tl.where(mine, begin[None, :], 0), axis=1)
     row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), axis=1)
     if INVARIANT_PIECES > 0:
         row_piece = tl.sum(tl.where(mine, piece[None, :], 0), axis=1)
         item_begin, item_end = place * row_piece, (place + 1) * row_piece
     else:
-        program = tl.sum(tl.where(mine, first_program[None, :], 0), axis=1) + place
-        item_begin, item_end = program * total // used - row_begin, (program + 1) * total // used - row_begin
+        item_begin = place * share + tl.sum(tl.where(mine, (first_program * share - begin)[None, :], 0), axis=1)
+        item_end = item_begin + share
     item_begin, item_end = tl.maximum(item_begin, 0), tl.minimum(item_end, row_tiles)
     offset = tl.sum(tl.where(mine, first_tile[None, :], 0), axis=1)
     target = items_ptr + index * 8
@@ -130,6 +129,13 @@ def _plan_kernel(
     tl.store(target + 3, offset + item_begin, mask=mask)
     tl.store(target + 4, offset + tl.maximum(item_end, item_begin), mask=mask)
     tl.store(target + 5, tl.sum(tl.where(mine, divided[None, :], 0), axis=1), mask=mask)
+
+    rank = tl.cumsum(divided, axis=0) - 1
+    chosen = (rank[None, :] == index[:, None]) & (divided[None, :] > 0)  # at most one row per merge
+    target = merges_ptr + index * 4
+    tl.store(target, tl.sum(tl.where(chosen, row[None, :], 0), axis=1), mask=index < num_merges)
+    tl.store(target + 1, tl.sum(tl.where(chosen, first_item[None, :], 0), axis=1), mask=index < num_merges)
+    tl.store(target + 2, tl.sum(tl.where(chosen, count[None, :], 0), axis=1), mask=index < num_merges)
 
 
 def plan_decodes(
@@ -155,12 +161,13 @@ def plan_decodes(
     )
     assert plan.partial.numel() < 2**31
     block_rows = max(256, next_power_of_2(num_rows))  # few kernels to compile
-    block = max(1, min(16, 4096 // block_rows))
-    _plan_kernel[(-(-max(num_items, programs + 1, num_merges) // block),)](
+    # This runs once per step, so its instructions are never at hand: what counts is how few there are.
+    block = 1 if target_of(device) is not None else 16
+    _plan_kernel[(-(-max(num_items, programs + 1) // block),)](
         context_lens, slots, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
         window,
         TILE=tile, MIN_TILES=max(1, (INVARIANT_TOKENS if invariant else MIN_TOKENS) // tile),
         INVARIANT_PIECES=INVARIANT_PIECES if invariant else 0,
-        BLOCK_ROWS=block_rows, BLOCK=block, num_warps=4 if block_rows <= 1024 else 16,
+        BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip
     return plan

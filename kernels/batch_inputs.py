@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import tl, triton
 
 
@@ -73,8 +74,12 @@ def _prepare_inputs_kernel(
     num_tokens,  # T
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
     # As a row: its context length.
     is_row = index < num_rows
@@ -150,6 +155,7 @@ def prepare_inputs(
         BLOCK_SIZE=block_size,
         BLOCK=block,
         num_warps=4,
+        **pdl(tokens.device),
     )
 
 
@@ -162,8 +168,12 @@ def _store_sampled_kernel(
     stride_tokens,
     num_rows,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     position = tl.load(positions_ptr + row, mask=row < num_rows, other=-1)
     stored = (row < num_rows) & (position >= 0)
     slot = tl.load(slots_ptr + row, mask=stored, other=0).to(tl.int64)
@@ -182,5 +192,6 @@ def store_sampled(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Te
     if num_rows:
         block = 128
         _store_sampled_kernel[(-(-num_rows // block),)](
-            tokens, slots, positions, sampled, tokens.stride(0), num_rows, BLOCK=block, num_warps=4
-        )
+            tokens, slots, positions, sampled, tokens.stride(0), num_rows, BLOCK=block, num_warps=4,
+            **pdl(tokens.device),
+        )  # fmt: skip

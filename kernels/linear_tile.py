@@ -52,6 +52,11 @@ def store_tile(acc, tile, out_ptr, token, num_tokens, num_columns, COLUMNS: tl.c
 
 
 @triton.jit
-def prefetch(pointers):
-    """Ask for the lines at ``pointers`` in the L2 cache, and do not wait for them."""
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], tl.int32, False, 1)
+def prefetch_rows(weight_ptr, row, size, begin, LENGTH: tl.constexpr, PIECES: tl.constexpr):
+    """Ask for LENGTH inputs from ``begin`` on of each row of weights in the L2 cache, and do not wait for them."""
+    PIECE: tl.constexpr = LENGTH // PIECES
+    first = weight_ptr + row.to(tl.int64)[:, None] * size + begin + (tl.arange(0, PIECES) * PIECE)[None, :]
+    num_bytes = tl.full(first.shape, PIECE * weight_ptr.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [first, num_bytes], tl.int32, False, 1
+    )

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear_tile import add_bias, prefetch, silu_mul_tile, split_gated, store_tile, tile_rows
+from kernels.linear_tile import add_bias, prefetch_rows, silu_mul_tile, split_gated, store_tile, tile_rows
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import TensorDescriptor, next_power_of_2, tl, triton
+
+PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, range(2, 65)
+"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for that many tokens:
+the time of small products is mostly that of the way to the memory. Larger weights would push each other out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,6 @@ class TileConfig:
     """Launch shape: ``rows`` (even) of weights by ``tokens``, ``depth`` of K at a time, K in ``splits`` parts.
 
     ``tma``: tiles come through the tensor memory accelerator (Hopper and later; ``rows`` is a power of two then).
-    ``prefetched``: how many pieces of 64 inputs (a power of two, or 0) of each row of weights are called into the L2
-    cache while the kernel before this one still runs.
     """
 
     rows: int
@@ -33,7 +35,6 @@ class TileConfig:
     warps: int
     splits: int = 1
     tma: bool = False
-    prefetched: int = 0
 
     def fits(self, num_inputs: int) -> bool:
         """Whether K can be cut so."""
@@ -44,6 +45,7 @@ class TileConfig:
 def _tiles_kernel(
     x_ptr,  # [T, K], or with TMA a descriptor of it
     weight_ptr,  # [N, K], or with TMA a descriptor of it
+    prefetched_ptr,  # the weights themselves, [N, K], if PREFETCHED
     bias_ptr,  # [N] or None
     out_ptr,  # [T, N], or [T, N / 2] if GATED; several such sums [SPLITS, T, N] float32
     stride_x,
@@ -61,6 +63,7 @@ def _tiles_kernel(
     STAGES: tl.constexpr,
     TMA: tl.constexpr,
     PREFETCHED: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -76,7 +79,7 @@ def _tiles_kernel(
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
-            prefetch(first + (tl.arange(0, PREFETCHED) * 64)[None, :])
+            prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
         gdc_wait()
     # Through TMA, gate and up are tiles of their own; otherwise, so that they may be small, two halves of one.
     PAIR: tl.constexpr = TMA and GATED
@@ -139,14 +142,16 @@ def tiles_linear(
     block, sources = next_power_of_2(config.rows), (x, weight)
     if config.tma:
         assert block == config.rows
-        assert not config.prefetched
         sources = (
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
         )
+    wanted = weight.nbytes <= PREFETCHED_BYTES and num_tokens in PREFETCHED_TOKENS
+    prefetched = size // config.splits // 64 * 64 if wanted else 0
     grid = (-(-num_tokens // config.tokens), -(-num_rows // config.rows), config.splits)
     _tiles_kernel[grid](
         *sources,
+        weight if prefetched else None,
         bias,
         out,
         x.stride(0),
@@ -163,7 +168,8 @@ def tiles_linear(
         BLOCK_K=config.depth,
         STAGES=config.stages,
         TMA=config.tma,
-        PREFETCHED=config.prefetched,
+        PREFETCHED=prefetched,
+        PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
         num_warps=config.warps,
         **pdl(x.device),

@@ -13,6 +13,7 @@ from kernels import (
     bad_words,
     batch_inputs,
     copy_blocks,
+    embedding,
     linear,
     logit_rules,
     logprobs,
@@ -32,6 +33,7 @@ Op = Callable[..., Any]
 class Ops:
     """What the engine and the models call. Signatures and meaning are those of the functions in :mod:`kernels`."""
 
+    embedding: Op
     rms_norm: Op
     add_rms_norm: Op
     rotary_kv_write: Op
@@ -81,6 +83,7 @@ class Ops:
 
 
 _MODULES = {
+    "embedding": embedding,
     "rms_norm": norm,
     "add_rms_norm": norm,
     "rotary_kv_write": rotary_kv_write,

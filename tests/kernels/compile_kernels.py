@@ -24,7 +24,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import kernels.attention_decode
 import kernels.pdl
 from kernels.attention_gather import gather_tokens, merge_attention
+from kernels.attention_plan import plan_decodes
 from kernels.bad_words import apply_bad_words
+from kernels.embedding import embedding
 from kernels.linear import gated_linear, linear, partial_linear
 from kernels.linear_choice import Config, invariant_config
 from kernels.linear_tiles import TileConfig
@@ -97,7 +99,9 @@ def report(
         "mma": ptx.count("mma.sync"),
         "cp_async": ptx.count("cp.async.c"),
         "tma": ptx.count("cp.async.bulk.tensor"),
+        "prefetches": ptx.count("cp.async.bulk.prefetch.L2"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "instructions": ptx.count(";"),
     }
 
 
@@ -151,12 +155,12 @@ def launch_sampling(rows: int, vocab: int) -> None:
 
 
 def launch_linear(
-    call: Callable[..., object], tokens: int, config: Config, dtype: torch.dtype = torch.bfloat16
+    call: Callable[..., object], tokens: int, config: Config, dtype: torch.dtype = torch.bfloat16, rows: int = 28672
 ) -> None:
-    """A product with weights [28672, 4096]."""
+    """A product with weights [rows, 4096]."""
     global case
-    case = f"{TYPES[dtype]} {call.__name__} of {tokens} tokens, {config}"
-    call(meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype), config=config)
+    case = f"{TYPES[dtype]} {call.__name__} of {tokens} tokens, {rows} rows, {config}"
+    call(meta(tokens, 4096, dtype=dtype), meta(rows, 4096, dtype=dtype), config=config)
 
 
 def launch_all() -> None:
@@ -197,9 +201,15 @@ def launch_all() -> None:
     launch_linear(gated_linear, 64, TileConfig(64, 64, 128, 4, 4))
     launch_linear(partial_linear, 16, TileConfig(64, 16, 128, 4, 4, 4, tma=True))
     launch_linear(gated_linear, 256, TileConfig(256, 128, 64, 4, 8, tma=True))
+    launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4), rows=1024)
+    launch_linear(partial_linear, 8, TileConfig(64, 16, 128, 4, 4, 4, tma=True), rows=1024)
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         x, weight = meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype)
         launch_linear(linear, tokens, invariant_config(x, weight), dtype)
+    case = "embedding"
+    embedding(meta(256), meta(128256, 4096, dtype=bf16))
+    case = "plan"
+    plan_decodes(meta(256), meta(256), 32, 128, 64, 66, 0)
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)

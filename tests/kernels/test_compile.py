@@ -38,7 +38,7 @@ def test_kernels_compile(arch: int) -> None:
         "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
         "_rotary_kv_write_kernel", "_chunk_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
-        "_tiles_kernel", "_vector_kernel", "_rms_norm_kernel",
+        "_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel",
     } <= {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
@@ -55,7 +55,10 @@ def test_kernels_compile(arch: int) -> None:
         if variant["kernel"] == "_tiles_kernel":
             assert variant["wgmma"] > 0, variant
             assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant
-        if variant["kernel"] in ("_tiles_kernel", "_vector_kernel", "_rms_norm_kernel"):
+            assert (variant["prefetches"] > 0) == ("1024 rows" in variant["case"]), variant
+        if variant["kernel"] == "_plan_kernel":  # they come from memory, and that takes longer than running them
+            assert variant["instructions"] < 2500, variant
+        if variant["kernel"] in ("_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel"):
             assert variant["waits"] == 1, variant
         if variant["kernel"] == "_rotary_kv_write_kernel":  # many small programs have to fit
             assert variant["registers"] <= 64, variant

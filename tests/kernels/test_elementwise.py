@@ -1,4 +1,4 @@
-"""Norms, activation and block copies."""
+"""Embedding, norms, activation and block copies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ import torch.nn.functional as F
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.copy_blocks import copy_blocks
+from kernels.embedding import embedding, embedding_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
 SMALL = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():
     DTYPES.append(torch.bfloat16)  # the interpreter cuts bfloat16 results off instead of rounding them
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 37, 1500])
+def test_embedding(dtype: torch.dtype, size: int, device: torch.device) -> None:
+    """Rows by id, the same one twice, the last one, and none at all; a new tensor."""
+    weight = torch.randn(50, size, device=device).to(dtype)
+    for ids in ([3, 49, 3, 0], []):
+        input_ids = torch.tensor(ids, dtype=torch.int32, device=device)
+        for result in (embedding(input_ids, weight), embedding_reference(input_ids, weight)):
+            assert torch.equal(result, torch.stack([weight[i] for i in ids]) if ids else weight[:0])
+            assert result.data_ptr() != weight.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
@@ -12,14 +11,16 @@ from actors.executor.ops import Ops
 class Embedding:
     """The rows of a [vocabulary, hidden] matrix."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("_ops", "weight")
 
-    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int, ops: Ops) -> None:
+        self._ops = ops
         self.weight = parameters.matrix({f"{name}.weight": vocab_size}, hidden_size)
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
-        return F.embedding(input_ids, self.weight)
+        rows: torch.Tensor = self._ops.embedding(input_ids, self.weight)
+        return rows
 
 
 class Head:

@@ -52,7 +52,7 @@ class LlamaModel:
         self.parameters = parameters
         self.num_positions = num_positions
         rotary = rotary_table(config, num_positions, parameters.device)
-        self.embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size, ops)
         self.layers: list[LlamaLayer] = []
         for index in range(config.num_layers):
             prefix = f"model.layers.{index}"

@@ -61,11 +61,9 @@ class ModelConfig:
     attention_bias: bool
     attention_out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
     hidden_act: str
     dtype: str
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     default_sampling: Mapping[str, float]
 
     @classmethod
@@ -211,11 +209,9 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         attention_bias=architecture == QWEN2 or (architecture in (LLAMA, QWEN3) and config_bias),
         attention_out_bias=architecture in (LLAMA, QWEN3) and config_bias,
         mlp_bias=architecture == LLAMA and bool(raw.get("mlp_bias", False)),
-        qk_norm=architecture == QWEN3,
         hidden_act=str(raw.get("hidden_act", "silu")),
         dtype=_dtype(raw),
-        eos_token_ids=_token_ids(generation, raw, "eos_token_id", vocab_size),
-        bos_token_id=next(iter(_token_ids(generation, raw, "bos_token_id", vocab_size)), None),
+        eos_token_ids=_eos_token_ids(generation, raw, vocab_size),
         default_sampling=_default_sampling(generation),
     )
     if config.hidden_act != "silu":
@@ -345,10 +341,10 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     return name
 
 
-def _token_ids(generation: Mapping[str, Any], raw: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(generation: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """One id or a list, from the generation file, else the config. Ids that cannot occur are left out."""
-    said = generation.get(key)
-    said = raw.get(key) if said is None else said
+    said = generation.get("eos_token_id")
+    said = raw.get("eos_token_id") if said is None else said
     ids = said if isinstance(said, list) else [said]
     return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab_size))
 

@@ -80,7 +80,6 @@ class HandScheduler:
         self.all: dict[int, Grown] = {}
         self.freed: list[int] = []
         self.step = 0
-        self.late_rows = 0
 
     def add(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> Grown:
         """A sequence to compute; ``params`` are fields of :class:`NewSequence`."""

@@ -6,22 +6,18 @@ import numpy as np
 import torch
 
 from actors.model_config import ModelConfig
+from kernels.float8 import FLOAT8
 
 
 def is_float8(dtype: torch.dtype) -> bool:
     """Whether a cache of this format holds quotients by a scale."""
-    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    return dtype in FLOAT8
 
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of ``block_size`` tokens in all layers."""
     per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
     return block_size * per_token * dtype.itemsize
-
-
-def blocks_that_fit(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Whole blocks in ``num_bytes``."""
-    return num_bytes // kv_block_bytes(config, block_size, dtype)
 
 
 def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:

@@ -35,12 +35,6 @@ class Scores:
         self.top_ids.frombytes(score.top_ids.tobytes())
         self.top_bits.frombytes(score.top_bits.tobytes())
 
-    def extend(self, other: Scores) -> None:
-        self.bits += other.bits
-        self.top_counts += other.top_counts
-        self.top_ids += other.top_ids
-        self.top_bits += other.top_bits
-
 
 @dataclass(slots=True)
 class SequenceOutput:

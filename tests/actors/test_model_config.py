@@ -78,7 +78,7 @@ def test_defaults_of_old_llama_files() -> None:
     assert config.head_dim == 16
     assert config.dtype == "float32"
     assert not config.tie_word_embeddings
-    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
+    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias) == (False,) * 3
     assert config.layer_windows == (0, 0, 0)
     assert config.sliding_window is None
 
@@ -86,17 +86,17 @@ def test_defaults_of_old_llama_files() -> None:
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("LlamaForCausalLM", (True, True, True, False)),
-        ("MistralForCausalLM", (False, False, False, False)),
-        ("Qwen2ForCausalLM", (True, False, False, False)),
-        ("Qwen3ForCausalLM", (True, True, False, True)),
+        ("LlamaForCausalLM", (True, True, True)),
+        ("MistralForCausalLM", (False, False, False)),
+        ("Qwen2ForCausalLM", (True, False, False)),
+        ("Qwen3ForCausalLM", (True, True, False)),
     ],
 )
-def test_biases_and_norms_by_architecture(architecture: str, expected: tuple[bool, ...]) -> None:
-    """Only the architectures that know a bias field obey it; Qwen2 has its biases and Qwen3 its norms always."""
+def test_biases_by_architecture(architecture: str, expected: tuple[bool, ...]) -> None:
+    """Only the architectures that know a bias field obey it; Qwen2 has its biases always."""
     config = parse(architectures=[architecture], attention_bias=True, mlp_bias=True)
 
-    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias, config.qk_norm) == expected
+    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias) == expected
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,9 @@ def test_generation_config_decides_ends_and_defaults() -> None:
         "max_new_tokens": 99,
         "do_sample": True,
     }
-    config = parse(generation=generation, eos_token_id=3, bos_token_id=1)
+    config = parse(generation=generation, eos_token_id=3)
 
     assert config.eos_token_ids == (7, 9)
-    assert config.bos_token_id == 1
     assert config.default_sampling == {"temperature": 0.6, "top_k": 20, "max_tokens": 99}
     assert parse(eos_token_id=3).eos_token_ids == (3,)
     assert parse(eos_token_id=None).eos_token_ids == ()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.float8 import FLOAT8
 from kernels.rotary_kv_write import rotary_kv_write, rotary_kv_write_reference
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():
     DTYPES.append(torch.bfloat16)  # the interpreter cuts bfloat16 results off instead of rounding them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.executor.kv_cache import allocate_kv_cache, blocks_needed, blocks_that_fit, kv_block_bytes
+from actors.executor.kv_cache import allocate_kv_cache, blocks_needed, kv_block_bytes
 from actors.model_config import SHIPPED_MODEL, ModelConfig
 
 CONFIG = ModelConfig.load(SHIPPED_MODEL)
@@ -23,10 +23,6 @@ def test_allocates_what_it_counts(dtype: torch.dtype) -> None:
     assert not cache.float().any()
 
 
-def test_counts_whole_blocks() -> None:
-    """A block that does not fit as a whole does not count; demand is rounded up to whole blocks."""
-    block = kv_block_bytes(CONFIG, 16, torch.float32)
-
-    assert blocks_that_fit(3 * block - 1, CONFIG, 16, torch.float32) == 2
-    assert blocks_that_fit(3 * block, CONFIG, 16, torch.float32) == 3
+def test_demand_is_in_whole_blocks() -> None:
+    """A sequence that fills its last block in part needs all of it."""
     assert blocks_needed(max_num_seqs=4, max_model_len=33, block_size=16) == 12

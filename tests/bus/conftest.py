@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,8 +13,7 @@ from bus.redis_bus import RedisBus
 from bus.redis_link import RedisLink
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
-
-OpenBus = Callable[[], Bus]
+from tests.bus.entries import OpenBus
 
 
 @pytest.fixture(params=["memory", "redis"])

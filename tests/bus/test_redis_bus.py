@@ -6,25 +6,17 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from bus.contract import START, BusError, BusRefused, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
-from bus.messages import AbortRequest, StepPlan
+from bus.messages import StepPlan
 from bus.private_redis import PrivateRedis
 from bus.redis_bus import RedisBus, _block_parts
 from bus.redis_link import Command, RedisLink, Reply
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
-
-
-def abort(number: int) -> AbortRequest:
-    return AbortRequest(request_id=f"r{number}")
-
-
-def ids_of(entries: list[Any]) -> list[str]:
-    return [entry.message.request_id for entry in entries]
+from tests.bus.entries import abort, request_ids
 
 
 @pytest.fixture
@@ -74,8 +66,8 @@ async def test_calls_fail_while_the_server_is_down_and_work_after(
         with pytest.raises(BusUnavailable, match="is it running"):
             await call
     await private_redis.start()
-    assert ids_of(await server_bus.read({"s": START}, block_ms=0)) == ["r1"]
-    assert ids_of(await server_bus.read_group("g", "a", ["s"], block_ms=0)) == ["r1"]
+    assert request_ids(await server_bus.read({"s": START}, block_ms=0)) == ["r1"]
+    assert request_ids(await server_bus.read_group("g", "a", ["s"], block_ms=0)) == ["r1"]
     assert await server_bus.leases() == []
 
 
@@ -117,7 +109,7 @@ async def test_hung_server_is_noticed(private_redis: PrivateRedis, server_bus: R
 async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink) -> None:
     """Entries whose delivery was cut off come again, as if for the first time; those already handed out do not."""
     await server_bus.publish([("s", abort(1)), ("s", abort(2))])
-    assert ids_of(await server_bus.read_group("g", "a", ["s"], count=1, block_ms=0)) == ["r1"]
+    assert request_ids(await server_bus.read_group("g", "a", ["s"], count=1, block_ms=0)) == ["r1"]
     # What a reader does whose connection then breaks: the server has delivered r2 to "a", nobody has seen it.
     await raw.call(("XREADGROUP", "GROUP", "g", "a", "STREAMS", "s", ">"))
     reading = asyncio.create_task(server_bus.read_group("g", "a", ["s"], block_ms=60_000))
@@ -126,7 +118,7 @@ async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink)
     with pytest.raises(BusUnavailable):
         await reading
     entries = await server_bus.read_group("g", "a", ["s"], block_ms=0)
-    assert ids_of(entries) == ["r2"]
+    assert request_ids(entries) == ["r2"]
     assert entries[0].deliveries == 1
 
 
@@ -278,11 +270,11 @@ async def test_claim_from_a_consumer_that_wakes_up(server_bus: RedisBus, monkeyp
 
     async def call_after_zombie(*commands: Command, generation: int | None = None) -> list[Reply]:
         if commands[0] == ("MULTI",):
-            assert ids_of(await zombie.read_group("g", "dead", ["s"], count=2, block_ms=0)) == ["r2"]
+            assert request_ids(await zombie.read_group("g", "dead", ["s"], count=2, block_ms=0)) == ["r2"]
         return await call(*commands, generation=generation)
 
     monkeypatch.setattr(server_bus._writer, "call", call_after_zombie)
-    assert ids_of(await server_bus.claim("s", "g", "alive", "dead")) == ["r0", "r1", "r2"]
+    assert request_ids(await server_bus.claim("s", "g", "alive", "dead")) == ["r0", "r1", "r2"]
     assert await server_bus.consumers("s", "g") == {"alive": 3}
     await zombie.close()
 
@@ -322,8 +314,8 @@ async def test_cancelling_reads_often_does_not_pile_up_connections(redis_url: st
             await asyncio.gather(reading, return_exceptions=True)
     assert len(bus._readers) <= 4
     await bus.publish([(stream, abort(1)), (redis_names.control, abort(2))])
-    assert ids_of(await bus.read({stream: START}, block_ms=2000)) == ["r1"]
-    assert ids_of(await bus.read_group("g", "a", [redis_names.control], block_ms=2000)) == ["r2"]
+    assert request_ids(await bus.read({stream: START}, block_ms=2000)) == ["r1"]
+    assert request_ids(await bus.read_group("g", "a", [redis_names.control], block_ms=2000)) == ["r2"]
     await bus.close()
 
 
@@ -332,7 +324,9 @@ async def test_concurrent_calls_share_round_trips(redis_url: str, redis_names: N
     bus = RedisBus(redis_url, redis_names)
     stream = redis_names.replies("i")
     await asyncio.gather(*(bus.publish([(stream, abort(number))]) for number in range(200)))
-    assert ids_of(await bus.read({stream: START}, count=500, block_ms=0)) == [f"r{number}" for number in range(200)]
+    assert request_ids(await bus.read({stream: START}, count=500, block_ms=0)) == [
+        f"r{number}" for number in range(200)
+    ]
     await bus.close()
 
 

@@ -89,6 +89,19 @@ class Waiter(Actor):
         self.steps.append("stop")
 
 
+async def begin(actor: Waiter) -> asyncio.Task[None]:
+    """Run an actor; returns once it serves."""
+    running = asyncio.create_task(actor.run())
+    await actor.serving.wait()
+    return running
+
+
+async def end(actor: Waiter, running: asyncio.Task[None]) -> None:
+    """Drain an actor, and wait for its end."""
+    actor.request_drain()
+    await running
+
+
 async def until_beat(bus: LeaseBus) -> None:
     """Wait for one more renewal attempt."""
     bus.changed.clear()
@@ -99,11 +112,9 @@ async def test_life_in_order() -> None:
     """An actor starts, serves, drains, stops and gives its lease back, and its lease says so."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     await until_beat(bus)
-    actor.request_drain()
-    await running
+    await end(actor, running)
     assert actor.steps == ["start", "serve", "drain", "stop"]
     assert bus.released == [7]
     assert actor.epoch == 7
@@ -114,10 +125,8 @@ async def test_says_once_that_it_is_ready() -> None:
     """Behind its start, before it serves, to whoever runs it."""
     actor = Waiter(LeaseBus())
     actor.on_ready = lambda: actor.steps.append("ready")
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
-    actor.request_drain()
-    await running
+    running = await begin(actor)
+    await end(actor, running)
     assert actor.steps == ["start", "ready", "serve", "drain", "stop"]
 
 
@@ -131,8 +140,7 @@ async def test_standby_takes_over_when_the_lease_is_free() -> None:
     assert actor.steps == []
     bus.taken = False
     await actor.serving.wait()
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 async def test_standby_can_be_drained() -> None:
@@ -142,8 +150,7 @@ async def test_standby_can_be_drained() -> None:
     actor = Waiter(bus)
     running = asyncio.create_task(actor.run())
     await asyncio.sleep(0)
-    actor.request_drain()
-    await running
+    await end(actor, running)
     assert (actor.steps, bus.released) == ([], [])
 
 
@@ -151,8 +158,7 @@ async def test_bus_outage_does_not_end_an_actor() -> None:
     """Renewals go on failing while the bus is away, and succeed once it is back."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     bus.unavailable = True
     while bus.failed_renewals < 2:
         await until_beat(bus)
@@ -161,8 +167,7 @@ async def test_bus_outage_does_not_end_an_actor() -> None:
     while len(bus.infos) == seen:
         await until_beat(bus)
     assert not running.done()
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +177,7 @@ async def test_an_actor_knows_why_the_bus_takes_no_writes(refusal: str, told: st
     """One failure may be a connection that was cut; after two it is said why, without an address, until it works."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     bus.unavailable, bus.refusal = True, refusal
     seen = []
     while bus.failed_renewals < 3:
@@ -184,16 +188,14 @@ async def test_an_actor_knows_why_the_bus_takes_no_writes(refusal: str, told: st
     while actor.bus_trouble:
         await until_beat(bus)
         await asyncio.sleep(0)
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 async def test_fenced_actor_ends_with_that_error() -> None:
     """An actor whose lease belongs to somebody else ends at once."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     bus.fenced = True
     with pytest.raises(Fenced, match="newer holder"):
         await running
@@ -204,8 +206,7 @@ async def test_failed_task_ends_the_actor() -> None:
     """An exception in a spawned task is the actor's end, and the task's error is the one raised."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
 
     async def fail() -> None:
         raise RuntimeError("broken part")
@@ -220,16 +221,14 @@ async def test_finished_task_is_nothing_special() -> None:
     """A spawned task that returns leaves the actor running; its result can be awaited."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
 
     async def three() -> int:
         return 3
 
     assert await actor.spawn(three(), "three") == 3
     assert not running.done()
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 async def test_failure_in_start() -> None:
@@ -256,10 +255,8 @@ async def test_drain_during_start() -> None:
 
     bus = LeaseBus()
     actor = Slow(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
-    actor.request_drain()
-    await running
+    running = await begin(actor)
+    await end(actor, running)
     assert actor.steps == ["stop"]
 
 
@@ -273,10 +270,8 @@ async def test_drain_has_a_limit() -> None:
 
     bus = LeaseBus()
     actor = Stuck(bus, drain_timeout_s=0.01)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
-    actor.request_drain()
-    await running
+    running = await begin(actor)
+    await end(actor, running)
     assert actor.steps == ["start", "stop"]
 
 
@@ -284,8 +279,7 @@ async def test_spawned_tasks_end_with_the_actor() -> None:
     """Tasks still running when the actor stops are cancelled, after stop()."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
 
     async def last() -> None:
         try:
@@ -295,8 +289,7 @@ async def test_spawned_tasks_end_with_the_actor() -> None:
 
     task = actor.spawn(last(), "last")
     await asyncio.sleep(0)
-    actor.request_drain()
-    await running
+    await end(actor, running)
     assert task.cancelled()
     assert actor.steps[-2:] == ["stop", "task cancelled"]
 
@@ -306,21 +299,18 @@ async def test_metrics_are_published() -> None:
     bus = LeaseBus()
     actor = Waiter(bus)
     actor.metrics.counter("pagebus:things", "Things.").inc(3)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     await until_beat(bus)
     series = bus.states[metrics_state("waiter", "w-0")]["series"]
     assert ["pagebus:things", {}, {"value": 3.0}] in series
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 async def test_cancelled_run_cleans_up() -> None:
     """Cancelling run() stops the actor and gives the lease back too."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -343,8 +333,7 @@ async def test_whoever_slept_asks_for_its_lease_first(unavailable: bool) -> None
     """Nothing is done before the lease is renewed, however long the bus is away."""
     bus = LeaseBus()
     actor = Sleeper(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     bus.unavailable = unavailable
     for _ in range(3 * unavailable):
         await until_beat(bus)
@@ -352,16 +341,14 @@ async def test_whoever_slept_asks_for_its_lease_first(unavailable: bool) -> None
     bus.unavailable = False
     while "act" not in actor.steps:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    actor.request_drain()
-    await running
+    await end(actor, running)
 
 
 async def test_whoever_was_given_up_while_it_slept_ends() -> None:
     """It does nothing more."""
     bus = LeaseBus()
     actor = Sleeper(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     bus.fenced = True
     with pytest.raises(Fenced):
         await running
@@ -372,8 +359,7 @@ async def test_an_operator_can_have_an_actor_drain() -> None:
     """The order on the bus is obeyed once, with the next renewal of the lease; one to an earlier life is not."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     await bus.put_state(orders_state("waiter", "w-0"), {"epoch": 6, "order": "drain"})
     for _ in range(2):
         await until_beat(bus)
@@ -399,11 +385,9 @@ async def test_an_actor_tells_what_its_process_takes() -> None:
     """CPU time and memory, by actor."""
     bus = LeaseBus()
     actor = Waiter(bus)
-    running = asyncio.create_task(actor.run())
-    await actor.serving.wait()
+    running = await begin(actor)
     await until_beat(bus)
-    actor.request_drain()
-    await running
+    await end(actor, running)
     series = {name: (labels, data) for name, labels, data in bus.states[metrics_state("waiter", "w-0")]["series"]}
     assert series["process_resident_memory_bytes"][0] == {"actor": "w-0"}
     assert series["process_resident_memory_bytes"][1]["value"] > 2**20

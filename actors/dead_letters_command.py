@@ -7,10 +7,11 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from actors.commands import SETTINGS_EPILOG, Commands
 from actors.process import make_bus
 from actors.settings import KINDS, SettingsError
 from actors.settings.sources import add_arguments, load_settings
@@ -22,21 +23,24 @@ SHOWN_ARRAY = 16
 """So many numbers of an array are shown, and how many there are."""
 
 
-def add_command(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
+def add_dead_letters(commands: Commands) -> None:
     """Add ``dead-letters`` to the command line."""
     text = "Messages that made an actor fail are kept aside, with the reason; their clients have got a 500."
-    parser = add_parser(
-        "dead-letters", help="list, show, send again or drop messages that could not be processed", description=text,
-        epilog=epilog, allow_abbrev=False,
-    )  # fmt: skip
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parser = commands.add(
+        "dead-letters",
+        run_dead_letters,
+        help="list, show, send again or drop messages that could not be processed",
+        description=text,
+        epilog=SETTINGS_EPILOG,
+    )
+    actions = Commands(parser, "action")
     for name, what in (
         ("list", "one line each, the oldest first"),
         ("show", "everything about some, with the message"),
         ("requeue", "send some to the actors again, once what made them fail is mended"),
         ("drop", "remove some for good"),
     ):
-        action = actions.add_parser(name, help=what, description=what.capitalize() + ".", allow_abbrev=False)
+        action = actions.add(name, help=what, description=what.capitalize() + ".")
         if name != "list":
             action.add_argument("letters", nargs="*", metavar="STAGE/ID", help="as `list` shows them, or STAGE for all")
             action.add_argument("--all", action="store_true", help="those of all stages")
@@ -44,7 +48,7 @@ def add_command(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
         add_arguments(action, model=False)
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def run_dead_letters(arguments: argparse.Namespace) -> int:
     """Do what is asked; returns the exit code (1: a letter is not there, or cannot be sent again).
 
     Raises:

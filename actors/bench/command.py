@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from actors.commands import Commands
 from actors.settings import SettingsError
 from actors.settings.sources import add_arguments, field_types, load_settings
-
-_AddParser = Callable[..., argparse.ArgumentParser]
 
 MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes with random weights (default: the shipped)"
 
@@ -26,30 +24,29 @@ CHOSEN = frozenset(
 """Settings that the benchmark chooses itself."""
 
 
-def add_bench(add_parser: _AddParser) -> None:
+def add_bench(commands: Commands) -> None:
     """Add ``bench`` to the command line."""
-    bench = add_parser(
+    bench = commands.add(
         "bench",
+        run_bench,
         help="measure: an engine over the bus, any server over HTTP, a start",
         description="Measure Pagebus, or any server that speaks OpenAI's protocol.",
-        allow_abbrev=False,
     )
-    commands = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    _add_engine(commands.add_parser)
-    _add_profile(commands.add_parser)
-    _add_serve(commands.add_parser)
-    _add_start(commands.add_parser)
-    _add_tables(commands.add_parser)
-    _add_shape(commands.add_parser)
+    benchmarks = Commands(bench, "benchmark")
+    _add_engine(benchmarks)
+    _add_profile(benchmarks)
+    _add_serve(benchmarks)
+    _add_start(benchmarks)
+    _add_tables(benchmarks)
+    _add_shape(benchmarks)
 
 
-def _add_engine(add_parser: _AddParser) -> None:
-    engine = add_parser(
+def _add_engine(benchmarks: Commands) -> None:
+    engine = benchmarks.add(
         "engine",
         help="workloads as token ids over the bus of a deployment that is started for it",
         description="Start a deployment with the settings given, submit workloads as token ids over its bus, and "
         "report throughput, step times, latencies and how busy the GPU is.",
-        allow_abbrev=False,
     )
     run = engine.add_argument_group("run", "what is measured")
     run.add_argument(
@@ -66,13 +63,12 @@ def _add_engine(add_parser: _AddParser) -> None:
     _add_settings(engine)
 
 
-def _add_profile(add_parser: _AddParser) -> None:
-    profile = add_parser(
+def _add_profile(benchmarks: Commands) -> None:
+    profile = benchmarks.add(
         "profile",
         help="some steps of a workload as a Chrome trace: scheduler, bus, executor thread, device",
         description="Start a deployment with the settings given, run a workload on it, and write what scheduler, bus, "
         "executor thread and device did in some of its steps, as a trace for Perfetto.",
-        allow_abbrev=False,
     )
     run = profile.add_argument_group("run", "what is measured")
     run.add_argument("--workload", default="mixed256", metavar="NAME", help="as for engine (default: mixed256)")
@@ -88,14 +84,13 @@ def _add_profile(add_parser: _AddParser) -> None:
     _add_settings(profile)
 
 
-def _add_serve(add_parser: _AddParser) -> None:
-    serve = add_parser(
+def _add_serve(benchmarks: Commands) -> None:
+    serve = benchmarks.add(
         "serve",
         help="load for any server with OpenAI's protocol, over HTTP",
         description="Send the requests of a workload to a server with OpenAI's protocol, streaming, and report what "
         "its clients see. Options have the names of `vllm bench serve` where they mean the same. A key for the server "
         "comes from OPENAI_API_KEY.",
-        allow_abbrev=False,
     )
     server = serve.add_argument_group("server")
     server.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: port 8000 here)")
@@ -128,13 +123,12 @@ def _add_serve(add_parser: _AddParser) -> None:
     report.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
 
 
-def _add_start(add_parser: _AddParser) -> None:
-    start = add_parser(
+def _add_start(benchmarks: Commands) -> None:
+    start = benchmarks.add(
         "start",
         help="how long each phase of a start takes",
         description="Start a deployment with the settings given, several times, and report how long each phase took, "
         "up to the first token over HTTP.",
-        allow_abbrev=False,
     )
     run = start.add_argument_group("run", "what is measured")
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="starts (default: 3)")
@@ -142,23 +136,21 @@ def _add_start(add_parser: _AddParser) -> None:
     _add_settings(start)
 
 
-def _add_tables(add_parser: _AddParser) -> None:
-    tables = add_parser(
+def _add_tables(benchmarks: Commands) -> None:
+    tables = benchmarks.add(
         "tables",
         help="Markdown tables from the JSON of other benchmarks, beside vLLM's figures and the goals",
         description="Print the tables of docs/performance.md that these files have figures for.",
-        allow_abbrev=False,
     )
     tables.add_argument("files", nargs="+", metavar="FILE", help="what --json of engine, serve and start wrote")
     tables.add_argument("--into", metavar="FILE", help="put them there, between two marks, instead of printing them")
 
 
-def _add_shape(add_parser: _AddParser) -> None:
-    shape = add_parser(
+def _add_shape(benchmarks: Commands) -> None:
+    shape = benchmarks.add(
         "shape",
         help="write the folder of a named shape, to be served with random weights",
         description="Write a model's configuration and a tokenizer for it, to be served with --load-format dummy.",
-        allow_abbrev=False,
     )
     shape.add_argument("name", metavar="NAME", help="llama8b or qwen06b")
     shape.add_argument("folder", metavar="FOLDER", help="where the folder of that name is made")

@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
 
+from actors.commands import SETTINGS_EPILOG, Commands
 from actors.model_config import ModelConfig, ModelError, resolve_model
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import add_arguments, load_settings
@@ -17,16 +17,16 @@ MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132}
 """Of the A100, the A40, the L40S, and the H100 and H200 (SXM)."""
 
 
-def add_command(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
+def add_compile(commands: Commands) -> None:
     """Add ``compile-kernels`` to the command line."""
-    parser = add_parser(
+    parser = commands.add(
         "compile-kernels",
+        run_compile,
         help="compile a model's kernels ahead, so that no start has to",
         description="Compile every kernel that an executor launches for this model with these options into Triton's "
         "cache (TRITON_CACHE_DIR, by default ~/.triton/cache). No GPU is needed, only the same version of Triton. "
         "A start with the same options finds them there and compiles nothing.",
-        epilog=epilog,
-        allow_abbrev=False,
+        epilog=SETTINGS_EPILOG,
     )
     parser.add_argument(
         "--target", nargs="+", metavar="SM", default=[], help="kinds of GPU, such as sm_90 (default: the one here)"
@@ -36,7 +36,7 @@ def add_command(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
     add_arguments(parser)
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def run_compile(arguments: argparse.Namespace) -> int:
     """Compile what is missing; returns the exit code.
 
     Raises:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from actors.commands import Commands
 from actors.settings import SettingsError
 from actors.settings.sources import add_arguments, load_settings
 
-AddCommand = Callable[..., argparse.ArgumentParser]
 DESCRIPTION = (
     "Push the requests of a file, in OpenAI's batch format, onto the stream of jobs, and collect the results. The "
     "batch of a file is found again by its path and beginning: the same command goes on where it was interrupted."
 )
 
 
-def add_commands(add: AddCommand) -> None:
+def add_jobs(commands: Commands) -> None:
     """The commands ``job`` and ``run-batch``."""
-    job = add(
-        "job", help="queue the requests of a file, collect the results", description=DESCRIPTION, allow_abbrev=False
+    job = commands.add(
+        "job", run_jobs, help="queue the requests of a file, collect the results", description=DESCRIPTION
     )
-    actions = job.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = Commands(job, "action")
     texts = {
         "submit": "push the lines of FILE that have not been pushed yet",
         "status": "what has become of the lines of FILE",
@@ -29,7 +28,7 @@ def add_commands(add: AddCommand) -> None:
         "cancel": "answer what is not done yet as cancelled",
     }
     for name, text in texts.items():
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action = actions.add(name, help=text, description=text)
         action.add_argument("file", type=Path, metavar="FILE", help="one request of OpenAI's batch format per line")
         action.add_argument("--batch", help="name of the batch (default: made from the file)")
         if name == "submit":
@@ -40,12 +39,12 @@ def add_commands(add: AddCommand) -> None:
             )
             action.add_argument("--no-wait", action="store_true", help="write what there is, and end")
         add_arguments(action, model=False, only=("bus", "name"))
-    run = add(
+    run = commands.add(
         "run-batch",
+        run_jobs,
         help="answer the requests of a file, with a deployment of its own or the one at --bus",
         description="Start a deployment (unless --bus names one), answer the requests of a file in OpenAI's batch "
         "format, write the results to another one, and stop.",
-        allow_abbrev=False,
     )
     run.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one per line")
     run.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where results are written")
@@ -53,7 +52,7 @@ def add_commands(add: AddCommand) -> None:
     add_arguments(run)
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def run_jobs(arguments: argparse.Namespace) -> int:
     """Run one of them; returns the exit code."""
     if getattr(arguments, "model_flag", None):
         arguments.model = arguments.model_flag

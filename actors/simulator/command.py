@@ -8,11 +8,12 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.commands import Commands
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import add_arguments, load_settings
 
@@ -38,26 +39,24 @@ SIMULATED = (
 )
 """The settings that make a difference to the core or to a modelled executor."""
 
-_Commands = Callable[..., argparse.ArgumentParser]
 
-
-def add_commands(add_parser: _Commands) -> None:
+def add_simulator(commands: Commands) -> None:
     """Add ``simulate`` and ``record`` to the command line."""
-    simulate = add_parser(
+    simulate = commands.add(
         "simulate",
+        run_simulator,
         help="run the scheduler against modelled executors, faster than real time",
         description="Run the scheduler's core against executors whose step times come from a measured profile, on a "
         "virtual clock, and report latencies and throughput.",
-        allow_abbrev=False,
     )
     _add_simulate(simulate)
     add_arguments(simulate, model=False, only=SIMULATED)
-    record = add_parser(
+    record = commands.add(
         "record",
+        run_simulator,
         help="write down the traffic and the steps of a running deployment, for simulate and for fitting profiles",
         description="Read the streams of a running deployment beside its actors, without any effect on it, and write "
         "a trace: arrivals with lengths and shared blocks, and a log of all steps. Ends with Ctrl-C.",
-        allow_abbrev=False,
     )
     record.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON Lines)")
     record.add_argument("--seconds", type=float, metavar="S", help="end after so long")
@@ -87,7 +86,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--record", metavar="FILE", help="write requests and steps as 'record' does (JSON Lines)")
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def run_simulator(arguments: argparse.Namespace) -> int:
     """Run ``simulate`` or ``record``.
 
     Raises:

@@ -5,45 +5,43 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 
+from actors.commands import Commands
 from actors.terminal.sampling import add_sampling
 
-AddCommand = Callable[..., argparse.ArgumentParser]
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-COMMANDS = ("chat", "complete", "top")
 
 
-def add_commands(add: AddCommand) -> None:
+def add_terminal(commands: Commands) -> None:
     """All of them."""
-    chat = add(
+    chat = commands.add(
         "chat",
+        run_terminal,
         help="talk to a server in the terminal",
         description="Talk to a server of OpenAI's API: answers are streamed, Ctrl-C stops one, /help lists commands. "
         "Where standard input is no terminal, each of its lines is a message.",
-        allow_abbrev=False,
     )
     _add_server(chat)
     chat.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
     chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, and end")
     add_sampling(chat)
-    complete = add(
+    complete = commands.add(
         "complete",
+        run_terminal,
         help="have a server continue a text",
         description="Have a server of OpenAI's API continue a text: the argument, all of standard input, or what is "
         "typed. Only the continuation is written.",
-        allow_abbrev=False,
     )
     _add_server(complete)
     complete.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text (default: standard input)")
     complete.add_argument("-q", "--quick", metavar="PROMPT", help="the same, as vLLM's command takes it")
     add_sampling(complete)
-    top = add(
+    top = commands.add(
         "top",
+        run_terminal,
         help="watch a deployment in the terminal",
         description="Requests, tokens per second, latencies, replicas with their cache, actors and streams of a "
         "Pagebus deployment, as its ingress tells them, until Ctrl-C.",
-        allow_abbrev=False,
     )
     _add_server(top, model=False)
     top.add_argument("--once", action="store_true", help="print one frame, after a second, and end")
@@ -60,7 +58,7 @@ def _add_server(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
         )
 
 
-def run_command(arguments: argparse.Namespace) -> int:
+def run_terminal(arguments: argparse.Namespace) -> int:
     """Run one of them; returns the exit code."""
     from actors.terminal.api import Api, ApiFailure
 

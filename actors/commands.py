@@ -1,0 +1,36 @@
+"""How a command of ``pagebus`` is added to the command line: with its words, and with what runs it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+Run = Callable[[argparse.Namespace], int]
+"""Does what the arguments ask for; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
+
+SETTINGS_EPILOG = (
+    "Every option can also come from the environment (--max-model-len: PAGEBUS_MAX_MODEL_LEN) or from the TOML file "
+    "given with --config (max_model_len = 4096). The command line wins, then the environment, then the file."
+)
+"""Below the options of commands that take all settings."""
+
+
+class Commands:
+    """The commands below a parser: those of ``pagebus``, or those of one of its commands.
+
+    Args:
+        dest: the attribute of the arguments that is to hold the name of the command.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
+        self._parsers = parser.add_subparsers(dest=dest, required=True, metavar=dest.upper())
+
+    def add(
+        self, name: str, run: Run | None = None, *, help: str, description: str, epilog: str | None = None
+    ) -> argparse.ArgumentParser:
+        """Add a command, whose arguments have ``run`` as an attribute (None: that of the command above); returns its
+        parser. Options have to be written out: what an abbreviation means would change with the next option."""
+        parser = self._parsers.add_parser(name, help=help, description=description, epilog=epilog, allow_abbrev=False)
+        if run is not None:
+            parser.set_defaults(run=run)
+        return parser

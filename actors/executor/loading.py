@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine that is ready can hold; the scheduler plans by it."""
+    """What an engine that is ready can hold; the scheduler plans by it. The first six are its :class:`BatchLimits`."""
 
     num_blocks: int
     block_size: int
@@ -144,12 +144,7 @@ def _load(
     copy_rate = measure_copy_rate(runner.kv_cache, memory)
     prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
     info = EngineInfo(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        vocab_size=limits.vocab_size,
+        **asdict(limits),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_host_blocks=memory.num_ready,

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -156,14 +156,8 @@ class OracleEngine:
         """Loading takes a while."""
         ready: Future[EngineInfo] = Future()
         ready.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
-        limits = self._limits
         info = EngineInfo(
-            num_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            vocab_size=limits.vocab_size,
+            **asdict(self._limits),
             device="simulated",
             dtype="int64",
             num_host_blocks=self.num_host_blocks,

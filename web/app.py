@@ -43,12 +43,14 @@ from web.openapi import describe
 from web.request_log import open_request_log
 from web.responses import Responses
 from web.routes import (
+    aborts,
     batches,
     debug,
     docs,
     embeddings,
     files,
     generation,
+    invocations,
     messages,
     models,
     observatory,
@@ -69,6 +71,8 @@ ROUTES = (
     *models.ROUTES,
     *generation.ROUTES,
     *embeddings.ROUTES,
+    *invocations.ROUTES,
+    *aborts.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *responses.ROUTES,

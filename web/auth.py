@@ -14,7 +14,7 @@ from aiohttp import web
 
 from web.errors import ApiError
 
-OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "metrics", "page", "static", "docs"})
+OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
 
 

@@ -73,6 +73,22 @@ class Choice:
         return text
 
 
+class KeptChoice(Choice):
+    """A choice that keeps what it has said, for who logs it."""
+
+    __slots__ = ("said",)
+
+    def __init__(self, index: int, request: OpenRequest) -> None:
+        super().__init__(index, request)
+        self.said: list[str] = []
+
+    def add_text(self, text: str, offset: int) -> None:
+        known = self.num_chars
+        super().add_text(text, offset)
+        if self.num_chars > known:
+            self.said.append(self.texts[-1])
+
+
 class OpenRequest:
     """One prompt that the system works on; times are of the monotonic clock."""
 
@@ -94,11 +110,13 @@ class OpenRequest:
         "tokens_only",
     )
 
-    def __init__(self, request_id: str, attempt: str, call: Call, first_index: int, n: int, now_s: float) -> None:
+    def __init__(
+        self, request_id: str, attempt: str, call: Call, first_index: int, n: int, now_s: float, choice: type[Choice]
+    ) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.call = call
-        self.choices = [Choice(first_index + i, self) for i in range(n)]
+        self.choices = [choice(first_index + i, self) for i in range(n)]
         self.num_unfinished = n
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -128,11 +146,24 @@ class OpenRequest:
 class Call:
     """The choices of all prompts, in the client's order: prompt by prompt, n choices each."""
 
-    def __init__(self, request_ids: Sequence[str], n: int, *, streaming: bool, now_s: float, attempt: str = "") -> None:
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        n: int,
+        *,
+        streaming: bool,
+        now_s: float,
+        attempt: str = "",
+        choice: type[Choice] = Choice,
+    ) -> None:
         self.requests = [
-            OpenRequest(request_id, attempt, self, i * n, n, now_s) for i, request_id in enumerate(request_ids)
+            OpenRequest(request_id, attempt, self, i * n, n, now_s, choice) for i, request_id in enumerate(request_ids)
         ]
         self.choices = [choice for request in self.requests for choice in request.choices]
+        self.public_id = request_ids[0]
+        """As its answer calls it."""
+        self.closed = False
+        """Whether its handler, or somebody in its place, is done with it."""
         self.failure: ApiError | None = None
         self.texts = TokenTexts()
         self.report: Report | None = None

@@ -101,6 +101,12 @@ def too_late(timeout_s: float) -> ApiError:
     return ApiError(408, message, param="timeout", code="timeout", headers={"x-should-retry": "false"})
 
 
+def aborted() -> ApiError:
+    """409: somebody with the client's key has asked for the end of it, so repeating it is not what they want."""
+    text = "The request was aborted, as /abort_requests was asked to."
+    return ApiError(409, text, code="request_cancelled", headers={"x-should-retry": "false"})
+
+
 def internal(message: str = "Internal error; the server's log has the request id.") -> ApiError:
     """500 with a fixed text: what went wrong inside is for the log."""
     return ApiError(500, message, code="internal_error")

@@ -34,7 +34,7 @@ from bus.messages import (
 )
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
-from web.calls import Call, Choice, OpenRequest
+from web.calls import Call, Choice, KeptChoice, OpenRequest
 from web.errors import ApiError, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.questions import Questions
@@ -102,7 +102,8 @@ class Inbox:
             raise unavailable("The bus is too slow or away.")
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
-        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=requests[0].attempt)
+        attempt, kind = requests[0].attempt, KeptChoice if self._is_kept(requests[0]) else Choice
+        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
         for request, opened in zip(requests, call.requests, strict=True):
             if (other := self._open.pop(request.request_id, None)) is not None:
                 other.call.fail(superseded())
@@ -118,10 +119,17 @@ class Inbox:
         self._idle.clear()
         return call
 
+    def _is_kept(self, request: GenerateRequest) -> bool:
+        """Whether somebody wants to log what is said."""
+        says = not (request.tokens_only or request.sampling.pooling)
+        return says and self._request_log is not None and self._request_log.outputs
+
     def close(self, call: Call, *, delivered: bool) -> None:
         """The handler is done with the call. What still runs is aborted, once, and what has ended need not be kept any
         longer, unless the client is gone (not ``delivered``) and said that it may come back."""
-        stays = call.resumable and not delivered
+        if call.closed:
+            return
+        call.closed, stays = True, call.resumable and not delivered
         running = [request for request in call.requests if self._open.get(request.request_id) is request]
         for request in running:
             del self._open[request.request_id]
@@ -134,10 +142,17 @@ class Inbox:
             self._outbox.publish(self._names.control, RequestsDone(request_ids=names, attempts=attempts))
         if self._tracing is not None:
             self._tracing.closed(call)
+        if self._request_log is not None:
+            self._request_log.ended(call)
         if running:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
             self._idle.set()
+
+    def end(self, call: Call, error: ApiError) -> None:
+        """What still waits or runs is aborted for good, and the call ends with ``error``."""
+        call.fail(error)
+        self.close(call, delivered=True)
 
     def ask_again(self) -> None:
         """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.

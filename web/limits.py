@@ -12,6 +12,8 @@ MAX_N = 64
 MAX_CHOICES = 4096
 """Choices of one call, over all its prompts."""
 MAX_MESSAGES = 4096
+MAX_ABORTS = 4096
+"""Ids in one call of ``/abort_requests``."""
 MAX_CONTENT_PARTS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256

@@ -42,6 +42,8 @@ class ServedModel:
     """Numbers in an embedding; None: not known here."""
     pooling: Literal["last", "mean"] = "last"
     """What embeddings are made of (``--pooling-type``)."""
+    tokenizer_info: Mapping[str, Any] | None = None
+    """The tokenizer's configuration, if clients may know it (``--enable-tokenizer-info-endpoint``)."""
 
     @property
     def name(self) -> str:
@@ -83,4 +85,12 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         allow_unknown_fields=settings.allow_unknown_fields,
         hidden_size=config.hidden_size,
         pooling="mean" if settings.pooling_type == "mean" else "last",
+        tokenizer_info=_tokenizer_info(settings) if settings.enable_tokenizer_info_endpoint else None,
     )
+
+
+def _tokenizer_info(settings: Settings) -> dict[str, Any]:
+    from actors.model_config import resolve_tokenizer
+    from actors.text_tokenizer import read_info
+
+    return read_info(resolve_tokenizer(settings), settings.chat_template)

@@ -1,6 +1,7 @@
 """Lines about requests, for who wants them (``--enable-log-requests``): what was asked for, and what became of it.
 
-What a client wrote (its prompt) is only in there at the level ``debug``, as the value of one key.
+What a client wrote (its prompt) is only in there at the level ``debug``, and what the model did only with
+``--enable-log-outputs``, each as the value of one key.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import orjson
 from actors.logs import Log, Whole
 from actors.settings import Settings
 from bus.messages import GenerateRequest, SamplingParams
+from web.calls import Call, KeptChoice
 
 _DEFAULTS = SamplingParams()
 
 
 class RequestLog:
-    """``max_len``: characters of a prompt's text, or tokens of its ids, that are shown; None: all. Nothing is said of
+    """``max_len``: characters of a text, or tokens of a prompt's ids, that are shown; None: all. Nothing is said of
     answers of ``unlogged`` routes."""
 
-    def __init__(self, log: Log, *, prompts: bool, max_len: int | None, unlogged: frozenset[str]) -> None:
+    def __init__(
+        self, log: Log, *, prompts: bool, outputs: bool, max_len: int | None, unlogged: frozenset[str]
+    ) -> None:
+        self.outputs = outputs
         self._log = log
         self._prompts = prompts
         self._max_len = max_len
@@ -34,6 +39,15 @@ class RequestLog:
         if self._prompts:
             said["prompt"] = Whole(self._prompt_of(request))
         self._log.info("request received", **said)
+
+    def ended(self, call: Call) -> None:
+        """What has come of the outputs of a call that is over; whatever of them was not finished was broken off."""
+        for choice in call.choices:
+            if isinstance(choice, KeptChoice) and (choice.num_tokens or choice.finish_reason):
+                reason = choice.finish_reason or ("abort" if call.failure is None else "error")
+                said = {"request_id": choice.request.request_id, "index": choice.index, "finish_reason": reason}
+                text = Whole("".join(choice.said)[: self._max_len])
+                self._log.info("output", **said, tokens=choice.num_tokens, output=text)
 
     def answered(self, request_id: str, method: str, handler: str, status: int) -> None:
         """The end of an HTTP request, of any route."""
@@ -66,6 +80,7 @@ def open_request_log(settings: Settings, log: Log) -> RequestLog | None:
     return RequestLog(
         log,
         prompts=settings.log_level == "debug",
+        outputs=settings.enable_log_outputs,
         max_len=settings.max_log_len,
         unlogged=frozenset(map(str.strip, unlogged)),
     )

@@ -30,8 +30,14 @@ class LoggingSettings:
     enable_log_requests: bool = setting(
         False, help="write lines for every request: its parameters (with --log-level debug its prompt too) and its end"
     )
+    enable_log_outputs: bool = setting(
+        False, help="with --enable-log-requests, write a line for every output as it ends: its text and finish reason"
+    )
     max_log_len: int | None = setting(
-        None, help="characters, or token ids, of a prompt that are logged (default: all)", low=0, high=2**30
+        None,
+        help="characters of an output, or characters or token ids of a prompt, that are logged (default: all)",
+        low=0,
+        high=2**30,
     )
     disable_access_log_for_endpoints: str | None = setting(
         None,

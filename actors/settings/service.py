@@ -80,6 +80,9 @@ class ServiceSettings:
         help="embeddings are the final hidden state of the last token, or the mean over all tokens",
         choices=("last", "mean"),
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
+    )
     allow_unknown_fields: bool = setting(
         False, help="ignore fields of requests that are not known, instead of answering 400"
     )

@@ -42,6 +42,8 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise SettingsError("--enable-log-outputs needs --enable-log-requests")
         if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
             object.__setattr__(self, "enable_prefix_caching", False)
             object.__setattr__(self, "enforce_eager", True)  # see "Deterministic outputs" in docs/attention.md

@@ -15,12 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from actors.text_tokenizer import TokenizerError
+from actors.text_tokenizer import read_template
 from actors.tokenizer.refusal import Refusal
 from actors.tokenizer.render_process import RenderFailure, RenderLimit, RenderProcess
 from bus.messages import GenerateRequest, JsonValue
@@ -134,16 +133,6 @@ class ChatTemplate:
     def _split(self, text: str) -> tuple[str, ...]:
         """Text, marked token, text, ... A mark that the template tore off its token is dropped but still divides."""
         return tuple(piece or "" for piece in self._marked.split(text))
-
-
-def read_template(setting: str) -> str:
-    """``--chat-template``: the content of a file, or the text if it looks like a template. Raises TokenizerError."""
-    if "{" in setting or "\n" in setting:
-        return setting
-    try:
-        return Path(setting).expanduser().read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"--chat-template {setting!r}: {error}") from error
 
 
 def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from openai.types.responses import input_item_list_params, response_create_param
 from web.app import ROUTES
 from web.body_schema import Parser, body_schema
 from web.embeddings import parse_embedding
+from web.routes.aborts import parse_abort
 from web.routes.batches import EXAMPLE as BATCH
 from web.routes.batches import parse_batch
 from web.routes.messages import parse_count, parse_message
@@ -208,7 +209,16 @@ BATCHES = Body(
     parse=parse_batch,
     samples=(BATCH,),
 )
-BODIES = (RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, BATCHES)
+ABORT = Body(
+    path="/abort_requests",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=words("request_ids"),
+    read=parse_abort,
+    parse=parse_abort,
+    samples=({"request_ids": ["chatcmpl-1"]},),
+)
+BODIES = (RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, ABORT, BATCHES)
 FILE = fields_of(file_create_params.FileCreateParams)
 """Of a form, which ``POST /v1/files`` gets: all are served."""
 QUERIES = (

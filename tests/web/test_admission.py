@@ -13,11 +13,10 @@ from fake_backend import Delta, batch
 
 from web.admission import MAX_RETRY_AFTER_S, Admission, Load, cost_of
 from web.auth import ANYBODY, ApiKey
-from web.errors import ApiError
+from web.errors import ApiError, too_late
 from web.limits import MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from web.model import ServedModel
 from web.places import PATIENCE_S
-from web.routes.generation import expire
 from web.schemas import parse_chat, parse_completion
 
 LARGE = ServedModel(names=("m",), vocab_size=1000, max_model_len=100_000)
@@ -256,7 +255,7 @@ async def test_deadline_in_a_stream(serve, http):
     await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1)]))
     async with await asking as response:
         inbox = served.actor.context.inbox
-        expire(inbox, inbox.open_requests()[0].call, 86400)
+        inbox.end(inbox.open_requests()[0].call, too_late(86400))
         events = (await response.text()).split("\n\n")
 
     assert json.loads(events[-3][6:])["error"]["code"] == "timeout"

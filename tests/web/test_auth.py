@@ -14,7 +14,7 @@ def test_open_routes():
     """The list of routes that need no key is this one; a new route needs a key unless this test changes."""
     paths = {route.path for route in ROUTES if route.name in OPEN_ROUTES}
 
-    service = {"/health", "/livez", "/readyz", "/ping", "/version", "/metrics", "/docs"}
+    service = {"/health", "/livez", "/readyz", "/ping", "/version", "/load", "/metrics", "/docs"}
     assert paths == service | {"/", "/static/{path:.+}"}
 
 

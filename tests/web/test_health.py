@@ -59,6 +59,20 @@ async def test_busy_is_not_dead(serve, http):
         assert response.status == 200
 
 
+async def test_load(serve, http):
+    """How many requests are under way, without a key: a balancer asks."""
+    served = await serve(answers=False, api_key=("k",))
+    assert await get(http, served, "/load") == (200, {"server_load": 0})
+    headers = {"Authorization": "Bearer k"}
+    asking = asyncio.create_task(
+        http.post(served.url + "/v1/completions", json={"prompt": ["x", "y"]}, headers=headers)
+    )
+    await served.backend.requested(2)
+    assert await get(http, served, "/load") == (200, {"server_load": 2})
+    asking.cancel()
+    await served.backend.aborted(2)
+
+
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS])
 async def test_an_actor_is_missing(serve, http, kind):
     """503 that names it, and new requests are told to come again; /livez and /ping stay 200."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from fake_backend import Delta, batch, until
 
 from actors.settings import Settings, SettingsError
 
@@ -63,6 +66,49 @@ async def test_answers(serve, http, lines):
             pass
     ends = [(line["handler"], line["status"]) for line in lines() if line["event"] == "request"]
     assert ends == [("/version", 200), ("/v1/models", 200)]
+
+
+async def test_outputs(serve, http, lines):
+    """A line for each as it ends, streamed or not, at the usual level, cut; embeddings and tokens have none."""
+    served = await serve(enable_log_requests=True, enable_log_outputs=True, max_log_len=8)
+    await ask(http, served, prompt=PROMPT, n=2)
+    await ask(http, served, prompt="x", stream=True, max_tokens=2)
+    await ask(http, served, "/v1/chat/completions", messages=[{"role": "user", "content": "Say: a\nb"}])
+    await ask(http, served, "/v1/embeddings", input="x")
+    await ask(http, served, "/tokenize", prompt="x")
+    await served.stop()
+    names = ("index", "finish_reason", "tokens", "output")
+    assert [[line[name] for name in names] for line in lines() if line["event"] == "output"] == [
+        [0, "stop", 6, "Hello th"], [1, "stop", 7, "Hello th"], [0, "length", 2, "Hello th"], [0, "stop", 1, "a\\nb"]
+    ]  # fmt: skip
+    assert "and more" not in str(lines())
+
+
+async def test_an_output_that_is_broken_off(serve, http, lines):
+    """What had come of it is told, and that its client has left."""
+    served = await serve(enable_log_requests=True, enable_log_outputs=True, answers=False)
+    asking = asyncio.create_task(ask(http, served, prompt="x"))
+    (request,) = await served.backend.requested()
+    await served.backend.send(served.address, batch([Delta(request.request_id, "so far", 2)]))
+    (opened,) = served.actor.context.inbox.open_requests()
+    await until(lambda: opened.choices[0].num_tokens)
+    asking.cancel()
+    await served.backend.aborted()
+    (line,) = (line for line in lines() if line["event"] == "output")
+    assert (line["request_id"], line["output"], line["finish_reason"]) == (request.request_id, "so far", "abort")
+
+
+async def test_no_output_unless_asked_for(serve, http, lines):
+    """Whatever the level."""
+    served = await serve(enable_log_requests=True, log_level="debug")
+    await ask(http, served, prompt="x")
+    assert "Hello" not in str(lines())
+
+
+def test_outputs_without_requests():
+    """As with vLLM."""
+    with pytest.raises(SettingsError, match="--enable-log-outputs needs --enable-log-requests"):
+        Settings(enable_log_outputs=True)
 
 
 def test_an_endpoint_that_is_none():

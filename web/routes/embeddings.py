@@ -42,7 +42,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
     They are the model's final hidden states, of the last token or the mean over all (`--pooling-type`).
     """
-    return await generate(request, EMBEDDING)
+    return await generate(request, lambda _: EMBEDDING)
 
 
 ANSWER = record(

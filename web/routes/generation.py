@@ -17,7 +17,6 @@ from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
-from web.inbox import Inbox
 from web.model import ServedModel
 from web.report import Report
 from web.reported import (
@@ -99,15 +98,16 @@ class Chat(Endpoint):
         return {"choices": choices, **chat_extras(call, report)}
 
 
-async def generate(request: web.Request, endpoint: Endpoint) -> web.StreamResponse:
-    """Look whether there is room, parse, send, and answer whole or as a stream."""
+async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]], Endpoint]) -> web.StreamResponse:
+    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is."""
     context = request.app[CONTEXT]
     context.check_ready()
     resumption = read_resumption(request.headers)
     key = request[API_KEY]
     context.admission.check_room(key)
-    asked = endpoint.parse(parse_json(await context.bodies.read(request)), context.model)
-    asked = of_client(asked, key)
+    data = parse_json(await context.bodies.read(request))
+    endpoint = endpoint_of(data)
+    asked = of_client(endpoint.parse(data, context.model), key)
     with context.admission.admitted(key, asked, context.model) as charge:
         return await answer(request, endpoint, asked, resumption, charge)
 
@@ -130,10 +130,12 @@ async def answer(
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
     call = context.inbox.submit(messages, streaming=asked.stream)
+    call.public_id = public_id
     delivered = False
     deadline = None
     if asked.timeout_s is not None:
-        deadline = asyncio.get_running_loop().call_later(asked.timeout_s, expire, context.inbox, call, asked.timeout_s)
+        end, error = context.inbox.end, too_late(asked.timeout_s)
+        deadline = asyncio.get_running_loop().call_later(asked.timeout_s, end, call, error)
     try:
         tell_report(call, asked, seen)
         response: web.StreamResponse
@@ -151,12 +153,6 @@ async def answer(
             deadline.cancel()
         context.inbox.close(call, delivered=delivered)
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
-
-
-def expire(inbox: Inbox, call: Call, timeout_s: float) -> None:
-    """The client's time is over: what still waits or runs is aborted for good, and the call ends with an error."""
-    inbox.close(call, delivered=True)
-    call.fail(too_late(timeout_s))
 
 
 async def send(request: web.Request, response: web.Response) -> web.Response:
@@ -212,7 +208,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as server-sent events that end with `data: [DONE]`.
     """
-    return await generate(request, COMPLETION)
+    return await generate(request, lambda _: COMPLETION)
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -220,7 +216,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as server-sent events that end with `data: [DONE]`.
     """
-    return await generate(request, CHAT)
+    return await generate(request, lambda _: CHAT)
 
 
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}

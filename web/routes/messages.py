@@ -78,7 +78,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     With `stream`, as its named events, from `message_start` to `message_stop`.
     """
     try:
-        return await generate(request, MESSAGES)
+        return await generate(request, lambda _: MESSAGES)
     except ApiError as error:
         return refusal(error)
 

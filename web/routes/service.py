@@ -1,4 +1,4 @@
-"""Health, version and metrics."""
+"""Health, version, load and metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from web.answer_schemas import STATUS, TEXT, record
+from web.answer_schemas import COUNT, STATUS, TEXT, record
 from web.context import CONTEXT
 from web.metrics import CONTENT_TYPE
 from web.routes import About, Route, json_response
@@ -46,6 +46,11 @@ async def show_version(request: web.Request) -> web.Response:
     return json_response({"version": request.app[CONTEXT].version})
 
 
+async def load(request: web.Request) -> web.Response:
+    """Requests under way at this ingress, for who spreads load over several."""
+    return json_response({"server_load": request.app[CONTEXT].inbox.num_open})
+
+
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus text over all actors."""
     text = await request.app[CONTEXT].render_metrics()
@@ -60,5 +65,6 @@ ROUTES = (
     Route("GET", "/ping", "ping", livez, _STATUS),
     Route("POST", "/ping", "ping", livez, _STATUS),
     Route("GET", "/version", "version", show_version, About(answer=record(version=TEXT))),
+    Route("GET", "/load", "load", load, About(answer=record(server_load=COUNT))),
     Route("GET", "/metrics", "metrics", metrics, About(answer_types=("text/plain",))),
 )

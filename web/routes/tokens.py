@@ -1,4 +1,5 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none."""
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none. And what
+``/tokenizer_info`` tells of it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from aiohttp import web
 from bus.messages import SamplingParams
 from web.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
-from web.errors import bad_field
+from web.errors import ApiError, bad_field
 from web.fields import Fields
 from web.limits import INT32_MAX
 from web.model import ServedModel
@@ -77,6 +78,14 @@ async def detokenize(request: web.Request) -> web.Response:
     return json_response({"prompt": told.text})
 
 
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """The tokenizer's configuration and its chat template, if the server was told to show them."""
+    info = request.app[CONTEXT].model.tokenizer_info
+    if info is None:
+        raise ApiError(404, "This server was started without --enable-tokenizer-info-endpoint.", code="not_enabled")
+    return json_response(info)
+
+
 async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo, TokenTexts]:
     """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
     context, key = request.app[CONTEXT], request[API_KEY]
@@ -99,4 +108,5 @@ ROUTES = (
     Route("POST", "/detokenize", "detokenize", detokenize,
           About(tag="Tokens", parse=parse_detokenize, examples={"tokens": {"tokens": [1, 2, 3]}},
                 answer=record(prompt=TEXT))),
+    Route("GET", "/tokenizer_info", "tokenizer_info", tokenizer_info, About(tag="Tokens", answer=OBJECT)),
 )  # fmt: skip

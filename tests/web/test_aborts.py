@@ -1,0 +1,87 @@
+"""``/abort_requests``: a client ends its own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fake_backend import Delta, batch
+
+from web.errors import ApiError
+from web.model import ServedModel
+from web.routes.aborts import parse_abort
+
+KEYS = '[a]\nkey = "key-of-a"\n[b]\nkey = "key-of-b"\n'
+
+
+def headers(key: str, **more: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer key-of-{key}", **more}
+
+
+async def ask(http, served, key, path="/v1/completions", *, given="", **body):
+    more = {"X-Request-Id": given} if given else {}
+    async with http.post(served.url + path, json={"prompt": "x", **body}, headers=headers(key, **more)) as response:
+        return response.status, dict(response.headers), await response.text()
+
+
+async def abort(http, served, key, **body):
+    async with http.post(served.url + "/abort_requests", json=body, headers=headers(key)) as response:
+        return response.status, await response.json()
+
+
+@pytest.fixture
+async def served(serve, tmp_path):
+    (file := tmp_path / "keys.toml").write_text(KEYS)
+    return await serve(answers=False, api_key_file=str(file))
+
+
+async def test_by_id(served, http):
+    """The id is that of the answer, which need not be the only one of its prompt; whoever waits is told."""
+    asking = [asyncio.create_task(ask(http, served, "a", given=name, prompt=["x", "y"], n=2)) for name in ("p", "q")]
+    await served.backend.requested(4)
+    assert await abort(http, served, "a", request_ids=["cmpl-p", "cmpl-nobody"]) == (
+        200, {"status": "aborted", "aborted": 1}
+    )  # fmt: skip
+    status, told, text = await asking[0]
+    assert (status, json.loads(text)["error"]["code"], told["x-should-retry"]) == (409, "request_cancelled", "false")
+    assert len(await served.backend.aborted(2)) == 2
+    assert not asking[1].done()
+    await abort(http, served, "a")
+    assert (await asking[1])[0] == 409
+
+
+async def test_all_of_a_key(served, http):
+    """Nobody else's, whatever ids are named."""
+    asking = {key: asyncio.create_task(ask(http, served, key, given=key)) for key in "ab"}
+    await served.backend.requested(2)
+    assert (await abort(http, served, "b", request_ids=["cmpl-a"]))[1]["aborted"] == 0
+    assert (await abort(http, served, "b", request_ids=[]))[1]["aborted"] == 1
+    assert (await asking["b"])[0] == 409
+    assert not asking["a"].done()
+    assert (await abort(http, served, "a"))[1]["aborted"] == 1
+    await asking["a"]
+
+
+async def test_a_stream(served, http):
+    """Ends with an error event after what has come; and it does not wait for its client, which might come back."""
+    body = {"prompt": "x", "stream": True}
+    asking = asyncio.create_task(
+        http.post(served.url + "/v1/completions", json=body, headers=headers("a", **{"Idempotency-Key": "again"}))
+    )
+    (request,) = await served.backend.requested()
+    await served.backend.send(served.address, batch([Delta(request.request_id, "so far", 1, text_offset=0)]))
+    async with await asking as response:
+        assert (await abort(http, served, "a"))[1]["aborted"] == 1
+        text = await response.text()
+    assert "so far" in text
+    assert "request_cancelled" in text
+    assert text.endswith("data: [DONE]\n\n")
+    assert (await served.backend.aborted(), served.backend.left) == ([request.request_id], [])
+
+
+@pytest.mark.parametrize("ids", ["x", [1], ["y" * 257], {"a": 1}])
+def test_what_is_refused(ids):
+    """By the field's name."""
+    with pytest.raises(ApiError, match="request_ids"):
+        parse_abort({"request_ids": ids}, ServedModel(("m",)))

@@ -1,0 +1,43 @@
+"""``POST /invocations``, the one route by which SageMaker asks a container: its body says which endpoint is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from web.answer_schemas import OBJECT
+from web.errors import bad_field
+from web.routes import EVENTS, JSON, About, Route
+from web.routes.embeddings import EMBEDDING
+from web.routes.generation import CHAT, COMPLETION, Endpoint, generate
+
+ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}
+"""By the field that only its bodies have."""
+
+
+def endpoint_of(data: dict[str, Any]) -> Endpoint:
+    """Whose body it is.
+
+    Raises:
+        ApiError: 400, nobody's.
+    """
+    for field, endpoint in ENDPOINTS.items():
+        if data.get(field) is not None:
+            return endpoint
+    first, *others = ENDPOINTS
+    raise bad_field(first, f"is missing, and so are {' and '.join(f'`{each}`' for each in others)}; give one of them")
+
+
+async def invocations(request: web.Request) -> web.StreamResponse:
+    """Answer as the endpoint whose body this is: `messages`, `prompt` or `input`.
+
+    That is a body of `/v1/chat/completions`, of `/v1/completions` or of `/v1/embeddings`.
+    """
+    return await generate(request, endpoint_of)
+
+
+ROUTES = (
+    Route("POST", "/invocations", "invocations", invocations,
+          About(tag="Generation", body=OBJECT, answer=OBJECT, answer_types=(JSON, EVENTS))),
+)  # fmt: skip

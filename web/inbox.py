@@ -253,7 +253,7 @@ class Inbox:
                 continue
             choice = request.choices[index]
             new_tokens = num_tokens - choice.num_tokens
-            is_new = new_tokens > 0 or offset + len(text) > choice.num_chars
+            is_new = new_tokens > 0 or choice.num_chars < offset + len(text) < NOT_BEFORE
             if choice.finish_reason is not None or (not is_new and finish is None):
                 continue
             num_known = num_tokens - len(reported[row]) if row in reported else 0

@@ -44,8 +44,9 @@ def decode_config(
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
     if padded > 128:
         return DecodeConfig(tile=32, programs=max(1, 2 * processors // kv_heads), num_warps=4, num_stages=3)
-    held = 3 if float8 else 4  # by one multiprocessor: float8 takes more registers
-    return DecodeConfig(tile=64, programs=max(1, held * processors // kv_heads), num_warps=4, num_stages=2)
+    return DecodeConfig(
+        tile=64, programs=max(1, 4 * processors // kv_heads), num_warps=4, num_stages=3 if float8 else 2
+    )
 
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:

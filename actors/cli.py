@@ -15,7 +15,7 @@ from actors.executor.preload import preload_torch
 from actors.garbage import collect_seldom
 from actors.jobs.command import add_jobs
 from actors.settings import KINDS, SettingsError
-from actors.settings.sources import add_arguments, load_settings
+from actors.settings.sources import add_arguments, load_settings, unknown_option
 from actors.simulator.command import add_simulator
 from actors.terminal.command import add_terminal
 
@@ -78,7 +78,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.exit(2, f"pagebus: {unknown_option(unknown[0])}; see pagebus {arguments.command} --help\n")
     try:
         code: int = arguments.run(arguments)
     except SettingsError as error:

@@ -48,14 +48,11 @@ def add_jobs(commands: Commands) -> None:
     )
     run.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one per line")
     run.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where results are written")
-    run.add_argument("--model", dest="model_flag", metavar="MODEL", help="the model, as vLLM's command takes it")
     add_arguments(run)
 
 
 def run_jobs(arguments: argparse.Namespace) -> int:
     """Run one of them; returns the exit code."""
-    if getattr(arguments, "model_flag", None):
-        arguments.model = arguments.model_flag
     settings = load_settings(arguments)
     file = arguments.input_file if arguments.command == "run-batch" else arguments.file
     if not file.is_file():

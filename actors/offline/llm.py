@@ -22,6 +22,7 @@ from actors.offline.system import System
 from actors.progress import Progress, ProgressStream
 from actors.serve import check_one_process
 from actors.settings import Settings
+from actors.settings.vllm_flags import is_foreign
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -50,7 +51,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        _check_names(settings)
+        settings = _checked(settings)
         api_key = secrets.token_urlsafe(32)  # the ingress listens on this machine: nobody else may use it
         own: dict[str, Any] = {"port": 0, "api_key": (api_key,), "job_actors": 0, "bus": "memory://"}
         own |= {"trust_request_chat_template": True, "drain_timeout_s": DRAIN_S}
@@ -244,7 +245,9 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
+def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without vLLM's arguments that change nothing."""
+    settings = {name: value for name, value in settings.items() if not is_foreign(name, value)}
     known = {spec.name for spec in dataclasses.fields(Settings)} - {*OWN, "model"}
     for name in settings:
         if name in OWN:
@@ -252,3 +255,4 @@ def _check_names(settings: Mapping[str, Any]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise TypeError(f"{name}: there is no such setting" + (f" (did you mean {close[0]}?)" if close else ""))
+    return settings

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 from actors.settings.declaring import SettingsError, flag_of
 from actors.settings.settings import GROUPS, Settings
+from actors.settings.vllm_flags import add_foreign
 
+MODEL_FLAG = "model_flag"
 ENV_PREFIX = "PAGEBUS_"
 ENV_CONFIG = "PAGEBUS_CONFIG"
 ENV_TESTS = "PAGEBUS_TEST_"
@@ -100,6 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: 
             elif model:
                 text = _help_text(spec)
                 group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
+                text = "the same as MODEL, which counts if both are given"
+                group.add_argument("--model", dest=MODEL_FLAG, metavar="MODEL", default=argparse.SUPPRESS, help=text)
+    if not only:
+        add_foreign(parser)
 
 
 def _help_text(spec: dataclasses.Field[Any]) -> str:
@@ -150,6 +156,8 @@ def from_file(path: str) -> dict[str, Any]:
     Raises:
         SettingsError: the file cannot be read or parsed, holds an unknown key or a value of the wrong type.
     """
+    if path.endswith((".yaml", ".yml")):
+        raise SettingsError(f"--config {path}: settings are read from TOML: `max_model_len = 4096`, a line for each")
     try:
         with open(path, "rb") as file:
             table = tomllib.load(file)
@@ -183,6 +191,12 @@ def _file_value(name: str, value: Any, origin: str) -> Any:
     raise SettingsError(f"{origin}: {value!r} is not {wanted.get(kind, 'a string')}")
 
 
+def unknown_option(option: str) -> str:
+    """What to say of an option that no command line has."""
+    name = option.partition("=")[0]
+    return f"{name}: there is no such option" + _suggestion(name, dict.fromkeys(map(flag_of, field_types())))
+
+
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:
     import difflib
 
@@ -199,6 +213,8 @@ def load_settings(arguments: argparse.Namespace, environ: Mapping[str, str] | No
     environ = os.environ if environ is None else environ
     kinds = field_types()
     given: dict[str, Any] = {}
+    if MODEL_FLAG in arguments:
+        given["model"] = getattr(arguments, MODEL_FLAG)
     for name, value in vars(arguments).items():
         if name in kinds:
             given[name] = _argument_value(name, value)

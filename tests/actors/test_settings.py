@@ -83,6 +83,7 @@ def test_test_variables_are_left_alone() -> None:
         ("", {"PAGEBUS_PROT": "1"}, "PAGEBUS_PROT: there is no such setting .did you mean PAGEBUS_PORT"),
         ("", {"PAGEBUS_ENFORCE_EAGER": "maybe"}, "PAGEBUS_ENFORCE_EAGER: 'maybe' is not true or false"),
         ("--config /nowhere/x.toml", {}, "--config /nowhere/x.toml: No such file"),
+        ("--config x.yaml", {}, "--config x.yaml: settings are read from TOML"),
     ],
 )
 def test_errors_name_the_flag(line: str, environ: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The tables of ``docs/compatibility.md``: each field of OpenAI's and vLLM's API, and what becomes of it here.
+"""The tables of ``docs/compatibility.md``: fields of OpenAI's and vLLM's API, flags of vLLM, and what becomes of each.
 
     python -m tests.web.compatibility
 
@@ -8,6 +8,7 @@ the types of OpenAI's client, and from vLLM's protocol.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any, get_type_hints
 sys.path.insert(0, str(Path(__file__).parent))
 
 import orjson
-from compatibility_routes import BODIES, FILE, QUERIES, Body, served_query
+from compatibility_routes import BODIES, FILE, QUERIES, Body, served_query, words
 from fake_backend import MODEL
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
+from actors.settings.declaring import flag_of
+from actors.settings.vllm_flags import ANY, REFUSED, TAKEN
 from web.body_schema import body_schema
 from web.limits import INT32_MAX, INT64_MAX
 from web.routes.generation import ROUTES
@@ -28,6 +31,16 @@ from web.routes.generation import ROUTES
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BEGIN, END = "<!-- fields -->", "<!-- end of fields -->"
 BEGIN_ROUTES, END_ROUTES = "<!-- fields of other routes -->", "<!-- end of fields of other routes -->"
+BEGIN_FLAGS, END_FLAGS = "<!-- flags -->", "<!-- end of flags -->"
+SAME_FLAGS = words(
+    "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
+    "disable_access_log_for_endpoints dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
+    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
+    "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_model_len "
+    "max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port reasoning_parser revision "
+    "scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser trust_request_chat_template"
+)
+"""Settings that vLLM has too."""
 VLLM = [
     "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params", "ignore_eos",
     "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids", "min_p", "min_tokens",
@@ -135,13 +148,27 @@ def other_tables() -> str:
     return "\n\n".join([*map(body_table, BODIES), "\n".join(lines)])
 
 
+def flags_table() -> str:
+    """vLLM's flags: those that are settings here, then those that are not."""
+    same = f"{_names(map(flag_of, SAME_FLAGS))} are settings by the same names.\n"
+    lines = [same, "| flags | what becomes of them |", "| --- | --- |"]
+    for flag in TAKEN + REFUSED:
+        values = "taken" if flag.taken == ANY else f"{_names(flag.taken)}, else refused" if flag.taken else "refused"
+        words_and_flags = flag.text.split("`")  # every other piece is marked already
+        words_and_flags[::2] = (re.sub("(--[a-z-]+)", r"`\1`", piece) for piece in words_and_flags[::2])
+        names = ", ".join(f"`{name}`" for name in flag.names.split())
+        lines.append(f"| {names} | {values}: {'`'.join(words_and_flags)} |")
+    return "\n".join(lines)
+
+
 def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def with_table(page: str) -> str:
     """The page with the tables as they should be."""
-    for begin, end, made in ((BEGIN, END, table()), (BEGIN_ROUTES, END_ROUTES, other_tables())):
+    parts = (BEGIN, END, table()), (BEGIN_ROUTES, END_ROUTES, other_tables()), (BEGIN_FLAGS, END_FLAGS, flags_table())
+    for begin, end, made in parts:
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
     return page

@@ -182,6 +182,8 @@ def test_settings_that_make_no_sense() -> None:
         LLM(max_modellen=3)
     with pytest.raises(TypeError, match="port is a setting of servers"):
         LLM(port=80)
+    with pytest.raises(TypeError, match="quantization: quantized weights are not supported"):
+        LLM(quantization="fp8", trust_remote_code=True)
 
 
 PROGRAM = """

@@ -1,7 +1,7 @@
 """Chained hashes of full token blocks: equal hash means equal tokens from the start of the sequence, and equal salt.
 
-Hash i is keyed BLAKE2b (128 bit) over hash i-1 and the block's token ids (little-endian int32); before the first block
-stands the root, which depends on the request's ``cache_salt``. Tokenizers hash prompts, the scheduler generated blocks.
+Hash i is BLAKE2b (128 bit) over hash i-1 and the block's token ids (little-endian int32); before the first block stands
+the root, a keyed hash of the request's ``cache_salt``. Tokenizers hash prompts, the scheduler generated blocks.
 On the bus a hash is four int32, so n hashes are one Int32Array [n * 4].
 """
 
@@ -19,7 +19,6 @@ INTS_PER_HASH = HASH_BYTES // 4
 ROOT = b""
 """``parent`` of a sequence's first block."""
 
-_KEY = b"pagebus block v1"
 _ROOT_KEY = b"pagebus salt v1"
 
 
@@ -44,14 +43,14 @@ def hash_blocks(
     size = 4 * block_size
     hashes: list[bytes] = []
     for start in range(0, len(raw) - size + 1, size):
-        parent = hash_next(parent, raw[start : start + size])
+        parent = blake2b(parent + raw[start : start + size], digest_size=HASH_BYTES).digest()
         hashes.append(parent)
     return hashes
 
 
 def hash_next(parent: bytes, raw: bytes) -> bytes:
     """The hash of one more full block after the one with hash ``parent``; ``raw`` holds its tokens, little-endian."""
-    return blake2b(parent + raw, digest_size=HASH_BYTES, key=_KEY).digest()
+    return blake2b(parent + raw, digest_size=HASH_BYTES).digest()
 
 
 def hashes_to_array(hashes: Sequence[bytes]) -> Int32Array:

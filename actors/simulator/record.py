@@ -125,7 +125,7 @@ class Recording:
             return
         sequence.over = False
         request = sequence.request
-        if request.tokenized is None and not request.blocks:
+        if not request.blocks:  # of a request that was not seen, or without prefix caching
             request.blocks = hash_blocks(tokens[: new.num_prompt_tokens], self._block_size)
 
     def _end(self, sequence_id: int) -> None:

@@ -9,7 +9,7 @@ is the one that was being worked on, and after ``MAX_DELIVERIES`` deliveries it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,9 @@ from bus.streams import TOKENIZER_GROUP
 
 READ_COUNT = 128
 READ_BLOCK_MS = 500
+FIRST_BATCH = 4
+"""Requests that came together go on in batches, each twice as large as the one before: those of the first are computed
+while the others are encoded."""
 MAX_DELIVERIES = 3
 STAGE = "tokenizer"
 GIVEN_UP = "The request failed repeatedly and was given up."
@@ -40,8 +43,17 @@ def load_encoder(settings: Settings) -> Encoder:
         ModelError, TokenizerError: the model or its tokenizer cannot be used.
     """
     config = ModelConfig.load(resolve_model(settings, weights=False))
-    limits = Limits(effective_max_model_len(settings, config), config.vocab_size, settings.block_size)
+    length = effective_max_model_len(settings, config)
+    limits = Limits(length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching)
     return Encoder(load_tokenizer(resolve_tokenizer(settings)), limits, chat_template=settings.chat_template)
+
+
+def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """The first few, then twice as many, and so on."""
+    begin, size = 0, FIRST_BATCH
+    while begin < len(entries):
+        yield entries[begin : begin + size]
+        begin, size = begin + size, 2 * size
 
 
 class TokenizerActor(Actor):
@@ -105,7 +117,7 @@ class TokenizerActor(Actor):
         self._next_claim_s = now_s + self.settings.lease_ttl_s
 
     async def _handle(self, entries: Sequence[Entry]) -> None:
-        """Fresh entries in one batch; then what has been delivered before, one at a time."""
+        """Fresh entries in batches; then what has been delivered before, one at a time."""
         fresh = [entry for entry in entries if entry.deliveries == 1]
         ready = [entry for entry in fresh if not self._needs_trial(entry)]
         for entry in fresh:
@@ -113,8 +125,8 @@ class TokenizerActor(Actor):
                 trial = self.spawn(self._process([entry]), "trial")
                 self._trials.add(trial)
                 trial.add_done_callback(self._trials.discard)
-        if ready:
-            await self._process(ready)
+        for batch in batches(ready):
+            await self._process(batch)
         suspects = [entry for entry in entries if entry.deliveries > 1]
         for position, entry in enumerate(suspects):
             if position == 0 and entry.deliveries >= MAX_DELIVERIES:

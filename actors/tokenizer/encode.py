@@ -27,11 +27,13 @@ INTERNAL = "The prompt could not be tokenized; the server's log has the request 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What fits: ``max_model_len`` tokens of prompt plus output, token ids in [0, ``vocab_size``)."""
+    """What fits: ``max_model_len`` tokens of prompt plus output, token ids in [0, ``vocab_size``). ``hashed``: the
+    scheduler looks for cached blocks of ``block_size`` tokens."""
 
     max_model_len: int
     vocab_size: int
     block_size: int
+    hashed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Encoder:
                 return Outcome(request, self._told(request, np.asarray(prompt, np.int32)))
             ids = self._checked(request, np.asarray(prompt, np.int32))
             sampling = self._resolved(request, len(ids))
-            hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt)
+            hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt) if self._limits.hashed else []
             reply = TokenizedRequest(
                 request_id=request.request_id,
                 ingress=request.ingress,

@@ -49,7 +49,8 @@ class GenerateRequest:
 class TokenizedRequest:
     """A request the scheduler can admit: token ids inside the vocabulary, prompt shorter than ``max_model_len``.
 
-    ``block_hashes`` [num_full_blocks * 4] holds one 128-bit chained hash per full block of the prompt.
+    ``block_hashes`` [num_full_blocks * 4] holds one 128-bit chained hash per full block of the prompt; without prefix
+    caching there are none.
     ``sampling.max_tokens`` is resolved (never None) and fits the context.
     """
 

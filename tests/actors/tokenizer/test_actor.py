@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -173,6 +174,35 @@ async def test_bug_on_one_request_is_a_500_for_it_alone(
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b"]
     assert [(m.request_id, m.status) for m in failed if isinstance(m, RequestFailed)] == [("boom", 500)]
+
+
+async def test_the_first_of_many_do_not_wait_for_the_others(
+    server: MemoryServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests that come together some are with the scheduler before the rest is encoded."""
+    from actors.tokenizer import actor as module
+
+    sizes: list[int] = []
+    first_came = threading.Event()
+
+    class Waits(Fails):
+        def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
+            assert not sizes or first_came.wait(5.0)
+            sizes.append(len(requests))
+            return super().encode(requests)
+
+    load = module.load_encoder
+    monkeypatch.setattr(module, "load_encoder", lambda settings: Waits(load(settings).encode))
+    bus = MemoryBus(server)
+    await bus.publish([(NAMES.requests, request(str(number))) for number in range(20)])
+    async with running(server, settings):
+        assert len(await read(bus, NAMES.tokenized, 4)) == 4
+        first_came.set()
+        tokenized = await read(bus, NAMES.tokenized, 20)
+        await gone(bus, NAMES.requests)
+
+    assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == [str(n) for n in range(20)]
+    assert sizes == [4, 8, 8]
 
 
 async def test_bus_outage_loses_nothing(server: MemoryServer, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -285,6 +286,14 @@ def test_block_hashes_cover_full_blocks_and_depend_on_the_salt() -> None:
         assert isinstance(reply, TokenizedRequest)
         assert hash_blocks(prompt, 16, salt=salt) == hashes_from_array(reply.block_hashes)
         assert len(hashes_from_array(reply.block_hashes)) == 2
+
+
+def test_without_prefix_caching_nothing_is_hashed() -> None:
+    """Nobody would look for the hashes."""
+    prompt = np.arange(40, dtype=np.int32)
+    (outcome,) = Encoder(None, replace(LIMITS, hashed=False)).encode([request(prompt_token_ids=prompt)])
+    assert isinstance(outcome.reply, TokenizedRequest)
+    assert (len(outcome.reply.prompt_token_ids), len(outcome.reply.block_hashes)) == (40, 0)
 
 
 def test_model_without_tokenizer_serves_token_ids_only() -> None:

@@ -7,14 +7,12 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import orjson
 from aiohttp import web
 
 from actors.actor import Actor
 from actors.cli import version
-from actors.otlp import make_exporter
 from actors.settings import Settings, SettingsError
 from bus.contract import Bus, BusError, BusUnavailable
 from bus.messages import BatchQueued
@@ -39,6 +37,7 @@ from web.middleware import boundary, mark_response
 from web.model import ServedModel, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
+from web.open_tracing import open_tracing
 from web.openapi import describe
 from web.request_log import open_request_log
 from web.responses import Responses
@@ -60,9 +59,6 @@ from web.routes import (
     tokens,
 )
 from web.sse import Streams
-
-if TYPE_CHECKING:
-    from web.tracing import Tracing
 
 ROUTES = (
     *page.ROUTES,
@@ -175,14 +171,15 @@ class IngressActor(Actor):
         membership = Membership(self.bus, fresh_s=min(FRESH_S, self.settings.lease_ttl_s))
         metrics = IngressMetrics(self.metrics, model.max_model_len)
         address = address_of(self.name, self.epoch)
-        tracing, request_log = self._make_tracing(model), open_request_log(self.settings, self.log)
+        tracing = open_tracing(self.settings, model.name, self.log)
+        request_log = open_request_log(self.settings, self.log)
         inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
 
-        async def queue_batch(batch_id: str) -> None:
-            await self.bus.publish([(self.names.jobs, BatchQueued(batch_id=batch_id))])
+        async def queue_batch(batch: BatchQueued) -> None:
+            await self.bus.publish([(self.names.jobs, batch)])
 
         facts = {
             "version": version(),
@@ -219,13 +216,6 @@ class IngressActor(Actor):
             tracing=tracing,
             request_log=request_log,
         )
-
-    def _make_tracing(self, model: ServedModel) -> Tracing | None:
-        if (endpoint := self.settings.otlp_traces_endpoint) is None:
-            return None
-        from web.tracing import Tracing  # OpenTelemetry need not be installed
-
-        return Tracing(make_exporter(endpoint), model.name, version(), self.log)
 
     async def _listen(self, context: Context) -> None:
         self._runner = web.AppRunner(

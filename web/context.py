@@ -11,6 +11,7 @@ from aiohttp import web
 
 from actors.logs import Log
 from actors.settings import Settings
+from bus.messages import BatchQueued
 from web.admission import Admission
 from web.auth import ApiKey, KeyRing
 from web.bodies import Bodies
@@ -52,8 +53,8 @@ class Context:
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]
     render_metrics: Callable[[], Awaitable[str]]
-    queue_batch: Callable[[str], Awaitable[None]]
-    """Has a jobs actor work on the batch of this id, once its record is there."""
+    queue_batch: Callable[[BatchQueued], Awaitable[None]]
+    """Has a jobs actor work on the batch, once its record is there."""
     responses: Responses
     store: Store | None = None
     """Files and batches, if this server keeps any."""

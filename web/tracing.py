@@ -31,7 +31,7 @@ from web.calls import Call, OpenRequest
 from web.errors import ApiError
 
 _HEADERS: ContextVar[Mapping[str, str]] = ContextVar("headers")
-"""Of the HTTP request that the present task answers."""
+"""Of the HTTP request that the present task answers, or of its job."""
 HOPS = ("ingress", "tokenize", "queue", "prefill", "decode", "detokenize")
 """Each ends when the next one begins: taken up, tokenized, started, first token, last token, with the ingress."""
 TIMES_S = 5.0
@@ -59,10 +59,17 @@ class Trace:
 
 
 class Tracing:
-    """All traces of one ingress that are not handed over yet. ``clock`` gives seconds since 1970."""
+    """All traces of one ingress or jobs actor that are not handed over yet. ``kind`` is that of the spans of requests;
+    ``clock`` gives seconds since 1970."""
 
     def __init__(
-        self, exporter: SpanExporter, model: str, version: str, log: Log, clock: Callable[[], float] = time.time
+        self,
+        exporter: SpanExporter,
+        model: str,
+        version: str,
+        log: Log,
+        kind: SpanKind,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it says of failures is said below
         resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "pagebus")})
@@ -71,18 +78,19 @@ class Tracing:
         self._tracer = self._provider.get_tracer("pagebus", version)
         self._propagator = TraceContextTextMapPropagator()
         self._model = model
+        self._kind = kind
         self._clock = clock
         self._traces: dict[str, Trace] = {}
 
     def arriving(self, headers: Mapping[str, str]) -> None:
-        """What the present task does from now on is for an HTTP request with these headers."""
+        """What the present task does from now on, and tasks that it begins, is for who sent these headers."""
         _HEADERS.set(headers)
 
     def begin(self, request: GenerateRequest, opened: OpenRequest) -> GenerateRequest:
         """The request as it is to be sent: if it is sampled, the scheduler has to tell its times."""
         parent = self._propagator.extract(_HEADERS.get({}))
         start = _ns(request.arrived_s)
-        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, start_time=start)
+        span = self._tracer.start_span("llm_request", parent, self._kind, start_time=start)
         if not span.is_recording():
             return request
         if (other := self._traces.pop(request.request_id, None)) is not None:

@@ -10,13 +10,15 @@ class Job:
     """Queued work, as any Redis client adds it: the fields of the entry are these, as plain text.
 
     ``request`` is one line of OpenAI's batch format. ``reply_to``: the stream for the result, "" for the usual one.
-    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none.
+    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none. ``traceparent``: the span
+    (W3C) below which its trace is to lie.
     """
 
     request: str
     reply_to: str = ""
     priority: str = ""
     batch: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,11 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchQueued:
-    """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment."""
+    """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment. Traces of its
+    lines lie below ``traceparent``."""
 
     batch_id: str
+    traceparent: str = ""
 
 
 PLAIN_MESSAGES = (Job, JobResult, BatchQueued)

@@ -30,6 +30,7 @@ from web.jobs.settling import Outcome, Settling
 from web.jobs.window import Window
 from web.jobs.worker import Worker
 from web.model import ServedModel, load_served_model
+from web.open_tracing import open_tracing
 
 READ_BLOCK_MS = 250
 RETRY_S = 0.2
@@ -67,7 +68,8 @@ class JobsActor(Actor):
         address = address_of(self.name, self.epoch)
         self._job_metrics = JobMetrics(self.metrics, model.max_model_len)
         self._outbox = Outbox(self.bus, self.epoch)
-        self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log)
+        self._tracing = open_tracing(self.settings, model.name, self.log, queued=True)
+        self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing)
         self.worker = Worker(model, self._inbox, address)
         await self.bus.create_group(self.names.jobs, JOBS_GROUP)
         for coro, name in ((self._outbox.run(), "outbox"), (self._inbox.run(), "inbox"), (self._settle(), "settle"),
@@ -107,6 +109,8 @@ class JobsActor(Actor):
             async with asyncio.timeout(self.settings.lease_ttl_s):
                 await self._outbox.flush()
         await self._inbox.forget()
+        if self._tracing is not None:
+            await self._tracing.stop()
 
     # -- taking jobs --------------------------------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class JobsActor(Actor):
             self.window.enter(size)
             if isinstance(entry.message, BatchQueued):
                 self.window.leave(size)  # its lines will enter, one by one
-                self._keep(self.spawn(self._do_batch(entry, entry.message.batch_id), "batch"), "")
+                self._keep(self.spawn(self._do_batch(entry, entry.message), "batch"), "")
             elif not isinstance(entry.message, Job):
                 result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
                 self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
@@ -143,6 +147,11 @@ class JobsActor(Actor):
             else:
                 self._keep(self.spawn(self._do(entry, entry.message, size), "job"), entry.message.batch)
 
+    def _trace_below(self, traceparent: str) -> None:
+        """Traces of what the present task does lie below this span, if it is one."""
+        if self._tracing is not None:
+            self._tracing.arriving({"traceparent": traceparent})
+
     def _keep(self, task: asyncio.Task[None], batch: str) -> None:
         self._running[task] = batch
         task.add_done_callback(self._running.pop)
@@ -150,6 +159,7 @@ class JobsActor(Actor):
     async def _do(self, entry: Entry, job: Job, size: int) -> None:
         """One job, to its outcome."""
         job_id, counter = str(entry.id), ""
+        self._trace_below(job.traceparent)
         try:
             if problem := problem_of(job, entry.deliveries):
                 result = unanswered(job_id, custom_id_of(job.request), "invalid_job", problem)
@@ -165,11 +175,13 @@ class JobsActor(Actor):
             result = unanswered(job_id, custom_id_of(job.request), "internal_error", problem)
         self._finish(entry, job, result, counter or ("failed" if result.failed else "completed"), size)
 
-    async def _do_batch(self, entry: Entry, batch_id: str) -> None:
+    async def _do_batch(self, entry: Entry, queued: BatchQueued) -> None:
         """A batch of ``/v1/batches``, to its end."""
-        batch = await self._find_batch(batch_id)
+        self._trace_below(queued.traceparent)
+        batch = await self._find_batch(queued.batch_id)
         if batch is None or self._store is None:
-            self.log.error("a batch has no record here: is --files-dir the same folder everywhere?", id=batch_id)
+            problem = "a batch has no record here: is --files-dir the same folder everywhere?"
+            self.log.error(problem, id=queued.batch_id)
         elif batch["status"] not in OVER:
             await self._run_batch(self._store, batch, entry.deliveries)
         await self._settling.end(entry)
@@ -222,6 +234,8 @@ class JobsActor(Actor):
                         task.cancel()
                 self._job_metrics.queued.set(await self.bus.length(self.names.jobs))
                 self._job_metrics.running.set(self.window.jobs)
+            if self._tracing is not None:
+                self._tracing.tick()
             await asyncio.sleep(LOOK_S)
 
     async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:

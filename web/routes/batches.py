@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from bus.contract import BusUnavailable
+from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
 from web.context import API_KEY, CONTEXT
 from web.errors import ApiError, bad_field, unavailable
@@ -22,6 +24,7 @@ from web.routes.files import LIST, MAX_EXPIRY_S, MIN_EXPIRY_S, limit_of, store_o
 from web.schemas import is_metadata, parse_json
 
 WINDOW_S = 86400
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 MAX_PAGE = 100
 
 
@@ -72,11 +75,17 @@ async def create_batch(request: web.Request) -> web.Response:
         raise bad_field("input_file_id", "there is no such file with the purpose batch")
     batch = new_batch(wanted, key.name, key.salted(None) if key.private_cache else None)
     try:
-        await context.queue_batch(batch["id"])
+        await context.queue_batch(BatchQueued(batch_id=batch["id"], traceparent=traceparent_of(request)))
     except BusUnavailable:
         raise unavailable("The bus is away.") from None
     await asyncio.to_thread(store.save, batch)  # last: a batch that is seen will be worked on
     return json_response(shown(batch))
+
+
+def traceparent_of(request: web.Request) -> str:
+    """The client's span, if it tells one."""
+    told = request.headers.get("traceparent", "")
+    return told if TRACEPARENT.fullmatch(told) else ""
 
 
 def new_batch(wanted: Wanted, owner: str, cache_salt: str | None) -> Record:

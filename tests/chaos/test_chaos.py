@@ -30,6 +30,8 @@ BEHIND_INGRESS = tuple(kind for kind in KINDS if kind != "ingress")
 LEASE_S = 5.0
 FROZEN_S = 10.0
 """Twice the time of a lease."""
+BEFORE_S, AFTER_S = (3.0, 4.0) if FULL else (1.0, 1.0)
+"""How long clients ask before the first fault, and once all is well again."""
 
 full = pytest.mark.skipif(not FULL, reason="part of `make chaos` only")
 pytestmark = pytest.mark.timeout(400)
@@ -112,10 +114,10 @@ async def busy(
     over = asyncio.Event()
     clients = asyncio.create_task(load.run(over, keyed=keyed, patience_s=patience_s))
     try:
-        await asyncio.sleep(3)
+        await asyncio.sleep(BEFORE_S)
         yield
         await asyncio.to_thread(deployment.until_healthy)
-        await asyncio.sleep(4)
+        await asyncio.sleep(AFTER_S)
     finally:
         over.set()
         await clients

@@ -95,15 +95,16 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
     k_scale, v_scale = scales.double().unsqueeze(2) if scales is not None else (1.0, 1.0)
     token = 0
     for row, (length, count) in enumerate(zip(case.context_lens, case.query_lens, strict=True)):
+        if length == 0:
+            token += count
+            continue
         table = case.keywords["block_tables"][case.keywords["slots"][row]].tolist()
+        index = torch.tensor([(table[p // block_size], p % block_size) for p in range(length)]).unbind(1)
+        k = (case.k_cache[index].double() * k_scale).repeat_interleave(group, 1)
+        v = (case.v_cache[index].double() * v_scale).repeat_interleave(group, 1)
         for position in range(length - count, length):
-            if length > 0:
-                first = max(0, position - window + 1) if window else 0
-                places = [(table[p // block_size], p % block_size) for p in range(first, position + 1)]
-                index = tuple(torch.tensor(column) for column in zip(*places, strict=True))
-                k = (case.k_cache[index].double() * k_scale).repeat_interleave(group, 1)
-                v = (case.v_cache[index].double() * v_scale).repeat_interleave(group, 1)
-                scores = torch.einsum("hd,phd->hp", case.q[token].double(), k) * case.keywords["scale"]
-                out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v)
+            seen = slice(max(0, position - window + 1) if window else 0, position + 1)
+            scores = torch.einsum("hd,phd->hp", case.q[token].double(), k[seen]) * case.keywords["scale"]
+            out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v[seen])
             token += 1
     return out

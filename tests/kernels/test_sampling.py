@@ -91,7 +91,7 @@ def test_noise_is_gumbel() -> None:
 
 def test_reference_follows_the_softmax() -> None:
     """Over many indexes of one seed, tokens come as often as their probability says, also after top_p."""
-    logits, count = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.0]), 30_000
+    logits, count = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.0]), 8_000
     words = parameters([(0.8, 0, 1.0, 0.0)] * count, torch.device("cpu"))
     words |= {"seeds": torch.full((count,), 11), "indexes": torch.arange(count, dtype=torch.int32)}
     for top_p, kept in ((1.0, [0, 1, 2, 3, 4]), (0.85, [0, 1, 4])):
@@ -99,7 +99,7 @@ def test_reference_follows_the_softmax() -> None:
         chosen = sample_reference(logits.expand(count, -1), **words, any_random=True, any_truncation=True)
         expected = torch.zeros(5)
         expected[kept] = (logits[kept] / 0.8).softmax(0)
-        assert float((chosen.bincount(minlength=5) / count - expected).abs().max()) < 0.01
+        assert float((chosen.bincount(minlength=5) / count - expected).abs().max()) < 0.02  # 3.5 standard deviations
 
 
 def test_reference_keeps_what_a_loop_keeps() -> None:

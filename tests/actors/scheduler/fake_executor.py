@@ -20,11 +20,13 @@ from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingPa
 
 VOCAB = 40
 UNWRITTEN = 0
+MULTIPLIER, STEP = 6364136223846793005, 1442695040888963407
+CANDIDATE_STEPS = np.array([((token + 1000) * STEP + 1) % 2**64 for token in range(VOCAB)], np.uint64)
 
 
 def chain(parent: int, token: int) -> int:
     """Hash of a prefix and one more token."""
-    mixed = (parent * 6364136223846793005 + token * 1442695040888963407 + 1) % 2**64
+    mixed = (parent * MULTIPLIER + token * STEP + 1) % 2**64
     return mixed ^ (mixed >> 29)
 
 
@@ -45,7 +47,8 @@ def remember(parent: int, token: int) -> int:
 
 def candidates(prefix: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The most likely next tokens [count] and their log probabilities' bits; all of them are different."""
-    logits = np.array([chain(prefix, token + 1000) % 10007 / 2000 + token / 10**6 for token in range(VOCAB)])
+    mixed = np.uint64(prefix * MULTIPLIER % 2**64) + CANDIDATE_STEPS  # as chain(prefix, token + 1000), of all tokens
+    logits = (mixed ^ (mixed >> np.uint64(29))) % np.uint64(10007) / 2000 + np.arange(VOCAB) / 10**6
     logprobs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
     top = np.argsort(-logprobs, kind="stable")[:count].astype(np.int32)
     return top, logprobs[top].view(np.int32)

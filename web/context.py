@@ -19,6 +19,7 @@ from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import Store
 from web.inbox import Inbox
+from web.limits import ID_CHARS, MAX_ID_CHARS
 from web.membership import Membership
 from web.metrics import IngressMetrics
 from web.model import ServedModel
@@ -80,8 +81,6 @@ CONTEXT = web.AppKey("context", Context)
 API_KEY = web.RequestKey("api_key", ApiKey)
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
-ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
-MAX_ID_CHARS = 128
 
 
 def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:

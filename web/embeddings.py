@@ -20,6 +20,7 @@ from web.schemas import (
     read_model,
     read_priority,
     read_prompts,
+    read_request_id,
     read_timeout,
     read_truncation,
 )
@@ -32,7 +33,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "normalize": (True,),
     "padding": ("do_not_pad",),
-    "request_id": (),
     "truncation_side": ("left",),
     "use_activation": (True,),
 }
@@ -62,6 +62,7 @@ def parse_embedding(data: dict[str, Any], model: ServedModel) -> Asked:
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
+        request_id=read_request_id(fields),
         report=Report(prompt_only=True, embedding=EmbeddingForm(dimensions, encoding == "base64")),
     )
     fields.finish(UNSUPPORTED, {"user": HARMLESS["user"]}, allow_unknown=model.allow_unknown_fields)

@@ -26,6 +26,9 @@ MAX_BAD_WORD_BYTES = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**20
 MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
+MAX_ID_CHARS = 128
+ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+"""Of a request's id, where the client gives it."""
 MAX_METADATA = 16
 MAX_METADATA_NAME = 64
 MAX_TEMPLATE_CHARS = 2**16

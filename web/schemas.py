@@ -19,8 +19,10 @@ from web.chat_messages import read_documents, read_messages, read_template_kwarg
 from web.errors import ApiError, bad_field, model_not_found
 from web.fields import Fields, Schema, type_name
 from web.limits import (
+    ID_CHARS,
     INT32_MAX,
     MAX_CHOICES,
+    MAX_ID_CHARS,
     MAX_JSON_DEPTH,
     MAX_METADATA,
     MAX_METADATA_NAME,
@@ -45,7 +47,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": _NEVER,
     "logits_processors": ([],),
     "repetition_detection": _NEVER,
-    "request_id": _NEVER,
     "return_prompt_text": (False,),
     "session_id": _NEVER,
     "stream_interval": (1,),
@@ -139,6 +140,8 @@ class Asked:
     """Name and weight of the API key it came with."""
     timeout_s: float | None = None
     """When the call is to be given up, in seconds after its arrival."""
+    request_id: str | None = None
+    """What the client's header may say instead, and counts then."""
     report: Report | None = None
     """What the answer tells besides text; None: nothing."""
 
@@ -220,6 +223,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
+        request_id=read_request_id(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
@@ -262,6 +266,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
+        request_id=read_request_id(fields),
         report=report,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
@@ -286,6 +291,14 @@ def read_priority(fields: Fields, model: ServedModel) -> int:
 
 def read_timeout(fields: Fields) -> float | None:
     return fields.number("timeout", None, 0, MAX_TIMEOUT_S, above_low=True)
+
+
+def read_request_id(fields: Fields) -> str | None:
+    """Of which the id of the answer is made."""
+    given = fields.string("request_id", None, max_chars=MAX_ID_CHARS, empty=False)
+    if given is not None and not ID_CHARS.issuperset(given):
+        raise bad_field("request_id", "may hold only letters, digits, '-', '_', '.' and ':'")
+    return given
 
 
 def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:

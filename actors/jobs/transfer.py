@@ -148,9 +148,8 @@ async def collect(bus: Bus, names: Names, batch: str, path: Path, show: Show, *,
             if entries:
                 output.sync()
                 await bus.trim(stream, position)
-            show(
-                f"{len(output)} of {total or counters.get('submitted', 0)} done", len(output) / total if total else None
-            )
+            known = total or max(counters.get("submitted", 0), len(output))
+            show(f"{len(output)} of {known} done", len(output) / total if total else None)
             if not entries and (not wait or (total is not None and len(output) >= total)):
                 return counters
     finally:

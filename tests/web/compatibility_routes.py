@@ -167,6 +167,7 @@ EMBEDDING = Body(
         {
             "input": ["a", "b"], "model": MODEL.name, "encoding_format": "base64", "dimensions": 4, "user": "u",
             "add_special_tokens": False, "cache_salt": "s", "priority": 1, "truncate_prompt_tokens": 3, "timeout": 9.0,
+            "request_id": "r",
         },
     ),
     own=words("timeout"),

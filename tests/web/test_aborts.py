@@ -22,7 +22,7 @@ def headers(key: str, **more: str) -> dict[str, str]:
 async def ask(http, served, key, path="/v1/completions", *, given="", **body):
     more = {"X-Request-Id": given} if given else {}
     async with http.post(served.url + path, json={"prompt": "x", **body}, headers=headers(key, **more)) as response:
-        return response.status, dict(response.headers), await response.text()
+        return response.status, response.headers, await response.text()
 
 
 async def abort(http, served, key, **body):
@@ -49,6 +49,17 @@ async def test_by_id(served, http):
     assert not asking[1].done()
     await abort(http, served, "a")
     assert (await asking[1])[0] == 409
+
+
+@pytest.mark.parametrize("header", ["", "h"])
+async def test_ids_of_bodies(served, http, header):
+    """What a body calls itself is in its answer and in the header, unless the client's header says otherwise."""
+    asking = asyncio.create_task(ask(http, served, "a", given=header, request_id="b"))
+    (request,) = await served.backend.requested()
+    name = header or "b"
+    assert request.request_id.startswith(f"cmpl-{name}-")
+    assert (await abort(http, served, "a", request_ids=[f"cmpl-{name}"]))[1]["aborted"] == 1
+    assert (await asking)[1]["X-Request-Id"] == name
 
 
 async def test_all_of_a_key(served, http):

@@ -51,6 +51,8 @@ class Worker:
             asked = endpoint.parse(line.body, self._model)
             if asked.stream:
                 raise bad_field("stream", "a job has no stream; leave it out")
+            if asked.request_id is not None:
+                raise bad_field("request_id", "a job is named after its entry; leave it out")
             asked = replace(asked, priority=priority or asked.priority, cache_salt=cache_salt or asked.cache_salt)
             async with asyncio.timeout(asked.timeout_s):
                 body = await self._compute(endpoint, asked, request_id)

@@ -108,6 +108,8 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
     data = parse_json(await context.bodies.read(request))
     endpoint = endpoint_of(data)
     asked = of_client(endpoint.parse(data, context.model), key)
+    if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
+        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     with context.admission.admitted(key, asked, context.model) as charge:
         return await answer(request, endpoint, asked, resumption, charge)
 

@@ -129,6 +129,7 @@ BAD: dict[str, tuple[Job, str | int]] = {
     "url": (Job(request=line("url", "/v1/audio")), "invalid_url"),
     "field": (Job(request=line("field", nonsense=1, **CHAT)), 400),
     "stream": (Job(request=line("stream", stream=True, **CHAT)), 400),
+    "id": (Job(request=line("id", request_id="mine", **CHAT)), 400),
     "model": (Job(request=line("model", model="other", **CHAT)), 404),
     "priority": (Job(request=line("priority"), priority="high"), "invalid_job"),
     "batch": (Job(request=line("batch"), batch="a b"), "invalid_job"),

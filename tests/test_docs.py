@@ -119,6 +119,15 @@ def test_toml_examples_are_settings(page: str, body: str, tmp_path: Path) -> Non
     assert set(from_file(str(file))) == set(tomllib.loads(body))
 
 
+def test_metrics_of_our_own_are_documented() -> None:
+    """Every metric that begins with `pagebus:` has a row in docs/observability.md, and every such row a metric."""
+    rows = [line for line in TEXTS["docs/observability.md"].splitlines() if line.startswith("| `pagebus:")]
+    told = {name for row in rows for name in re.findall(r"`(pagebus:\w+?)(?:_total|_bucket)?`", row)}
+    sources = [file.read_text() for package in ("actors", "web") for file in (ROOT / package).rglob("*.py")]
+
+    assert told == {name for text in sources for name in re.findall(r'"(pagebus:\w+?)(?:_total)?"', text)}
+
+
 def test_tests_named_in_the_documentation_exist() -> None:
     """A case that a page says is tested is: by a function of that name, or by that file."""
     sources = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]

@@ -60,9 +60,9 @@ class DetokenizerActor(Actor):
         self._fenced: set[str] = set()
         self._outbox: Outbox | None = None
         self._sequences: Sequences | None = None
-        self._tokens = self.metrics.counter("pagebus:detokenizer_tokens", "Tokens detokenized")
-        self._live = self.metrics.gauge("pagebus:detokenizer_sequences", "Sequences whose text is under way")
-        self._failed_requests = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with an error here")
+        self._tokens = self.metrics.counter("pagebus:detokenizer_tokens", "Tokens detokenized.")
+        self._live = self.metrics.gauge("pagebus:detokenizer_sequences", "Sequences whose text is under way.")
+        self._failed_requests = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with an error here.")
 
     def lease_info(self) -> dict[str, Any]:
         return super().lease_info() | {"positions": self._position_info()}

@@ -69,11 +69,11 @@ class TokenizerActor(Actor):
         """Requests whose grammar is being tried out; others do not wait for them."""
         self._next_claim_s = 0.0
         self.patience = Patience(self.log)
-        self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized")
-        self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests")
-        self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for")
-        self._refused = self.metrics.counter("pagebus:tokenizer_refused", "Requests refused by the tokenizer (4xx)")
-        self._failures = self.metrics.counter("pagebus:tokenizer_failed", "Requests the tokenizer failed on (5xx)")
+        self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized.")
+        self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests.")
+        self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for.")
+        self._refused = self.metrics.counter("pagebus:tokenizer_refused", "Requests refused by the tokenizer (4xx).")
+        self._failures = self.metrics.counter("pagebus:tokenizer_failed", "Requests the tokenizer failed on (5xx).")
 
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)

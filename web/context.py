@@ -12,6 +12,7 @@ from aiohttp import web
 from actors.logs import Log
 from actors.settings import Settings
 from bus.messages import BatchQueued
+from bus.streams import address_of
 from web.admission import Admission
 from web.auth import ApiKey, KeyRing
 from web.bodies import Bodies
@@ -67,6 +68,11 @@ class Context:
         if self.draining():
             return ("draining",)
         return ("bus",) if self.bus_trouble() else self.membership.missing()
+
+    def other_ingresses(self) -> Sequence[str]:
+        """Where those get their replies that live beside this one."""
+        there = [address_of(lease.name, lease.epoch) for lease in self.membership.leases if lease.kind == "ingress"]
+        return [address for address in there if address != self.address]
 
     def check_ready(self) -> None:
         """503 unless a request would be answered."""

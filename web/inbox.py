@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from actors.logs import Log
 from actors.patience import Patience
 from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 from bus.messages import (
+    AbortCalls,
     AbortRequest,
     BlockState,
     CancelRequest,
@@ -35,7 +36,7 @@ from bus.messages import (
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, Choice, KeptChoice, OpenRequest
-from web.errors import ApiError, from_failure, internal, superseded, unavailable
+from web.errors import ApiError, aborted, from_failure, internal, superseded, unavailable
 from web.metrics import IngressMetrics
 from web.questions import Questions
 from web.report import Token, read_prompt, read_tokens
@@ -165,6 +166,20 @@ class Inbox:
         if self._open:
             self._log.warning("open requests are asked for again", requests=len(self._open))
 
+    def abort(self, client: str, ids: Collection[str]) -> int:
+        """End the calls of a client that have these ids of answers, or all of them if there are none; returns how many
+        have ended."""
+        own = {each.call for each in self._open.values() if each.message and each.message.client == client}
+        ended = [call for call in own if not ids or call.public_id in ids]
+        for call in ended:
+            self.end(call, aborted())
+        return len(ended)
+
+    def abort_at(self, addresses: Iterable[str], client: str, ids: Sequence[str]) -> None:
+        """Have other ingresses do so."""
+        for address in addresses:
+            self._outbox.publish(self._names.replies(address), AbortCalls(client=client, ids=tuple(ids)))
+
     def cancel(self, request_id: str) -> None:
         """Have the scheduler end a request of any ingress; its client is told."""
         self._outbox.publish(self._names.control, CancelRequest(request_id=request_id))
@@ -233,6 +248,9 @@ class Inbox:
             return ""
         if isinstance(message, SchedulerState | BlockState):
             self.questions.answered(message)
+            return ""
+        if isinstance(message, AbortCalls):
+            self.abort(message.client, frozenset(message.ids))
             return ""
         if isinstance(message, RequestTimed):
             if self._tracing is not None:

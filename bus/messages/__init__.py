@@ -22,6 +22,7 @@ StepPlan                    steps:<replica>        scheduler -> every rank of th
 StepResult, ReplicaFenced   results:<replica>      executor rank 0 -> scheduler, detokenizers steps
 ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, scheduler ->       replies
 RequestFailed, RequestTimed                        ingress
+AbortCalls                  replies:<ingress>      another ingress -> ingress                 control
 SchedulerState, BlockState  replies:<ingress>      scheduler -> ingress                       observation
 SequencesNamed,             journal                scheduler -> its successor                 journal
 RequestMoved, RequestBlamed, Checkpoint
@@ -33,7 +34,7 @@ ResponseQueued              responses (work)       ingress -> any ingress       
 
 from __future__ import annotations
 
-from bus.messages.control import AbortRequest, CancelRequest, RequestsDone, StopSequence
+from bus.messages.control import AbortCalls, AbortRequest, CancelRequest, RequestsDone, StopSequence
 from bus.messages.field_types import FinishReason, Int32Array, JsonValue
 from bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
 from bus.messages.journal import Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
@@ -98,6 +99,7 @@ Message = (
     | BatchQueued
     | ResponseQueued
     | CancelRequest
+    | AbortCalls
     | StateRequested
     | SchedulerState
     | BlockRequested
@@ -108,10 +110,10 @@ __all__ = [
     "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT",
     "OUTCOME_ABORTED", "OUTCOME_DONE", "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS",
     "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "STEP_COLUMNS",
-    "STEP_MARKS", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest", "Checkpoint",
-    "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
-    "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed", "RequestMoved",
-    "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads", "SchedulerState",
-    "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult", "StopSequence",
-    "StructuredOutput", "TokenizedRequest",
+    "STEP_MARKS", "AbortCalls", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest",
+    "Checkpoint", "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message",
+    "NewSequence", "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed",
+    "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads",
+    "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult",
+    "StopSequence", "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What becomes of requests that are under way: ingresses, detokenizers, operators -> scheduler."""
+"""What becomes of requests that are under way: ingresses, detokenizers, operators -> scheduler, or other ingresses."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ class CancelRequest:
     """An operator ends this request: its client is told so with a :class:`RequestFailed`."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortCalls:
+    """A client (the name of its key) ends its calls: those with these ids of answers, or all if there are none."""
+
+    client: str
+    ids: tuple[str, ...]

@@ -6,10 +6,13 @@ import asyncio
 import json
 
 import pytest
-from fake_backend import Delta, batch
+from fake_backend import MODEL, Delta, batch, start_served, until
 
+from actors.settings import Settings
+from bus.memory_bus import MemoryBus
+from bus.memory_server import MemoryServer
+from web.app import IngressActor
 from web.errors import ApiError
-from web.model import ServedModel
 from web.routes.aborts import parse_abort
 
 KEYS = '[a]\nkey = "key-of-a"\n[b]\nkey = "key-of-b"\n'
@@ -91,8 +94,28 @@ async def test_a_stream(served, http):
     assert (await served.backend.aborted(), served.backend.left) == ([request.request_id], [])
 
 
+async def test_at_another_ingress(http):
+    """Whichever is asked: clients cannot choose."""
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server), answers=False)
+    other = IngressActor(Settings(port=0, lease_ttl_s=60.0), MemoryBus(server), "ingress-1", model=MODEL)
+    running = asyncio.create_task(other.run())
+    await until(lambda: other.state == "ready")
+    await served.refresh()
+    asking = [asyncio.create_task(http.post(f"http://127.0.0.1:{other.port}/v1/completions", json={"prompt": "x"}))]
+    asking.append(asyncio.create_task(http.post(f"{served.url}/v1/completions", json={"prompt": "y"})))
+    await served.backend.requested(2)
+    assert await abort(http, served, "") == (200, {"status": "aborted", "aborted": 1})
+    assert [(await each).status for each in asking] == [409, 409]
+    assert len(await served.backend.aborted(2)) == 2
+    other.request_drain()
+    await running
+    await other.bus.close()
+    await served.stop()
+
+
 @pytest.mark.parametrize("ids", ["x", [1], ["y" * 257], {"a": 1}])
 def test_what_is_refused(ids):
     """By the field's name."""
     with pytest.raises(ApiError, match="request_ids"):
-        parse_abort({"request_ids": ids}, ServedModel(("m",)))
+        parse_abort({"request_ids": ids}, MODEL)

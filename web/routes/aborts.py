@@ -8,7 +8,7 @@ from aiohttp import web
 
 from web.answer_schemas import COUNT, record
 from web.context import API_KEY, CONTEXT
-from web.errors import aborted, bad_field
+from web.errors import bad_field
 from web.fields import Fields
 from web.limits import MAX_ABORTS, MAX_NAME_CHARS
 from web.model import ServedModel
@@ -30,17 +30,15 @@ def parse_abort(data: dict[str, Any], model: ServedModel) -> frozenset[str]:
 
 
 async def abort_requests(request: web.Request) -> web.Response:
-    """End calls of this key that this ingress has under way: those with `request_ids`, or all.
+    """End calls of this key: those with `request_ids`, or all.
 
-    An id is the one that the answer carries. Whoever waits for such a call gets a 409, or an error event.
+    An id is the one that the answer carries. Whoever waits for such a call gets a 409, or an error event. Other
+    ingresses are told; `aborted` counts what has ended at this one.
     """
     context, key = request.app[CONTEXT], request[API_KEY]
     wanted = parse_abort(parse_json(await context.bodies.read(request)), context.model)
-    own = {each.call for each in context.inbox.open_requests() if each.message and each.message.client == key.name}
-    ended = [call for call in own if not wanted or call.public_id in wanted]
-    for call in ended:
-        context.inbox.end(call, aborted())
-    return json_response({"status": "aborted", "aborted": len(ended)})
+    context.inbox.abort_at(context.other_ingresses(), key.name, sorted(wanted))
+    return json_response({"status": "aborted", "aborted": context.inbox.abort(key.name, wanted)})
 
 
 ROUTES = (

@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
     parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args([dashed(each) for each in (sys.argv[1:] if argv is None else argv)])
     if unknown:
         parser.exit(2, f"pagebus: {unknown_option(unknown[0])}; see pagebus {arguments.command} --help\n")
     try:
@@ -90,6 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def dashed(argument: str) -> str:
+    """``--max_model_len=4`` as ``--max-model-len=4``: vLLM takes both."""
+    name, equals, value = argument.partition("=")
+    return (name.replace("_", "-") if name.startswith("--") else name) + equals + value
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -56,6 +56,7 @@ TAKEN = (
     Flag("--disable-custom-all-reduce", "there is one GPU per executor, and nothing to reduce", ANY, switch=True),
     Flag("--collect-detailed-traces", "a trace always has all hops", ANY),
     Flag("--prefix-caching-hash-algo", "blocks are hashed by keyed BLAKE2b", ANY),
+    Flag("--language-model-only", NO_MEDIA, ANY, switch=True),
     Flag("--enable-reasoning", "--reasoning-parser is enough", ANY, switch=True),
     Flag("--task --runner --convert", "a server generates and embeds alike", ("auto", "generate", "embed", "none")),
     Flag("--distributed-executor-backend", "executors are processes (--executors)", ("mp", "uni")),
@@ -114,7 +115,8 @@ REFUSED = (
     Flag("--logits-processors --tool-parser-plugin --scheduler-cls --worker-cls", "no code of others runs in here"),
     Flag("--tool-server", "the server calls no tools: clients do"),
     Flag("--profiler-config", "use --span-dir, or `pagebus bench profile`"),
-    Flag("--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path --allowed-media-domains", NO_MEDIA),
+    Flag("--default-chat-template-kwargs", "clients send chat_template_kwargs; or give a --chat-template"),
+    Flag("--limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --allowed-local-media-path", NO_MEDIA),
 )
 """That ask, with most values, for what cannot be had, or had by another name."""
 FLAGS = {name: flag for flag in TAKEN + REFUSED for name in flag.names.split()}

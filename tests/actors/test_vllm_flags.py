@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from actors.cli import build_parser, main
+from actors.cli import build_parser, dashed, main
 from actors.settings import Settings
 from actors.settings.declaring import flag_of
 from actors.settings.sources import field_types, load_settings
@@ -52,6 +52,15 @@ def test_what_is_so_anyway(capsys: pytest.CaptureFixture[str]) -> None:
         "pagebus: --trust-remote-code changes nothing: code of a model's repository is never run",
         "pagebus: --uvicorn-log-level changes nothing: --log-level says what is logged",
     ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("--max_model_len", "--max-model-len"), ("--name=a_b", "--name=a_b"), ("a_b", "a_b"), ("-a_b", "-a_b")],
+)
+def test_underscores(argument: str, meant: str) -> None:
+    """Options may be written with them; values stay as they are."""
+    assert dashed(argument) == meant
 
 
 def test_a_usual_line() -> None:

@@ -40,6 +40,11 @@ class Patience:
                 self.back(task)
                 return result
 
+    async def for_ever(self, call: Callable[[], Awaitable[object]], task: str = "") -> None:
+        """``call`` again and again, each time until the bus takes it."""
+        while True:
+            await self.until_taken(call, task)
+
     async def pause(self, error: BusUnavailable, task: str = "") -> None:
         """The bus has not taken what ``task`` gave it: wait a moment before the next try."""
         if not self.away:

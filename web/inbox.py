@@ -198,8 +198,7 @@ class Inbox:
     async def run(self) -> None:
         """Read the mailbox for ever."""
         patience = Patience(self._log, doing="replies wait")
-        while True:
-            await patience.until_taken(self._read)
+        await patience.for_ever(self._read)
 
     async def _read(self) -> None:
         entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)

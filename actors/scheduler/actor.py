@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar
 
 from actors.actor import Actor, describe
 from actors.model_config import ModelConfig, resolve_model
 from actors.patience import Patience
-from actors.scheduler.blame import MOST_BLAMES, blamed
 from actors.scheduler.checkpoints import Checkpoints
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.core import Core
@@ -43,6 +41,7 @@ from actors.scheduler.lookout import LOOK_S, Lookout
 from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.observers import Observers
+from actors.scheduler.poison import Poison
 from actors.scheduler.results import Results
 from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
 from actors.scheduler.telling import times_of
@@ -51,14 +50,12 @@ from actors.scheduler.work import Work
 from actors.settings import Settings
 from actors.spans import spans_of
 from actors.steady_clock import steady_time_s
-from bus.contract import FENCE_INDEX, Bus, BusError, Entry, EntryId
+from bus.contract import FENCE_INDEX, Bus, Entry, EntryId
 from bus.messages import (
     AbortRequest,
     BlockRequested,
     CancelRequest,
     ReplicaFenced,
-    RequestBlamed,
-    RequestFailed,
     RequestsDone,
     SequenceStarted,
     StateRequested,
@@ -69,7 +66,6 @@ from bus.messages import (
 from bus.outbox import Outbox
 
 LEASE = "leader"
-STAGE = "scheduler"
 EAGER_LOOK_S = 0.05
 """While there is no executor."""
 HOUSEKEEPING_S = 1.0
@@ -92,8 +88,6 @@ class SchedulerActor(Actor):
         self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
         self._patience = Patience(self.log, on_away=self._lookout.doubt)
         self._recovered = Recovered()
-        self._blamed: dict[str, RequestBlamed] = {}
-        """Requests that are not over, and that schedulers have failed at."""
         self._preempted: Counter[str] = Counter()
         self._meters = Meters(self.metrics)
         self._spans = spans_of(settings, name)
@@ -117,6 +111,10 @@ class SchedulerActor(Actor):
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
         await self._patience.until_taken(self._work.create_groups, "groups")
+        self._poison = Poison(
+            self.bus, self.names, self._outbox, self._work,
+            patience=self._patience, meters=self._meters, log=self.log, spawn=self.spawn,
+        )  # fmt: skip
         self.spawn(self._outbox.run(), "outbox")
         await self._take_over()
         await self._patience.until_taken(self._claim_work, "work left behind")
@@ -127,7 +125,7 @@ class SchedulerActor(Actor):
             ("leases", self._look),
             ("housekeeping", self._keep_house),
         ):
-            self.spawn(self._for_ever(name, once), name)
+            self.spawn(self._patience.for_ever(once, name), name)
 
     async def _take_over(self) -> None:
         """Learn what the scheduler before this one left, down to the last token."""
@@ -136,7 +134,7 @@ class SchedulerActor(Actor):
         await self._patience.until_taken(takeover.run, "takeover")
         ledger = takeover.ledger
         self._recovered = Recovered(ledger)
-        self._blamed = ledger.blamed
+        self._poison.blamed = ledger.blamed
         self._results = Results(self.bus, self.names, takeover.read)
         self._checkpoints = Checkpoints(
             self.bus, self.names, self._outbox, end=takeover.journal_end, covered=ledger.positions
@@ -187,13 +185,9 @@ class SchedulerActor(Actor):
 
     async def bequeath(self, error: BaseException) -> None:
         """Tell the next scheduler which request this one has failed at, if it was one."""
-        request = None if isinstance(error, BusError) else blamed(error)
-        if request is None:
-            return
-        times = self._blamed[request.id].times + 1 if request.id in self._blamed else 1
-        self.log.error("request blamed", request_id=request.id, times=times)
-        self._checkpoints.append(RequestBlamed(request_id=request.id, reason=describe(error), times=times))
-        await self._outbox.flush()
+        if hasattr(self, "_poison") and (blame := self._poison.blame(error)) is not None:
+            self._checkpoints.append(blame)
+            await self._outbox.flush()
 
     async def stop(self) -> None:
         """Store the spans, if they were asked for."""
@@ -249,14 +243,14 @@ class SchedulerActor(Actor):
             except Exception as error:
                 if self.core.knows(getattr(item.message, "request_id", "")):
                     raise  # it may be taken in by half: a successor starts without that
-                self._give_up(item, describe(error))
+                self._poison.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
         elif isinstance(item.message, StateRequested | BlockRequested):
             self._observers.ask(item.message)
             self._work.settled(item)
         else:
-            self._give_up(item, item.error or f"unexpected {type(item.message).__name__}")
+            self._poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")
 
     def _take_work(
         self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
@@ -283,9 +277,8 @@ class SchedulerActor(Actor):
         """A request that was taken in before, by another scheduler, which may have failed at it."""
         message, outputs = self._recovered.take(message)
         self._membership.expect((message.ingress,))  # where its client had moved to, and may have died since
-        blame = self._blamed.get(message.request_id)
-        if blame is not None and blame.times >= MOST_BLAMES:
-            self._give_up(replace(entry, message=message), blame.reason)
+        if reason := self._poison.verdict(message.request_id):
+            self._poison.give_up(replace(entry, message=message), reason)
         else:
             self.core.readmit(message, outputs)
 
@@ -337,25 +330,6 @@ class SchedulerActor(Actor):
             self._membership.lost(event.replica)
             self._results.leave(event.replica)
 
-    def _give_up(self, entry: Entry, reason: str) -> None:
-        """Nobody can process this entry: keep it aside, tell its client if we know it, go on."""
-        message = entry.message
-        request_id = getattr(message, "request_id", None)
-        self.log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
-        self._meters.dead.inc()
-        if isinstance(message, TokenizedRequest):
-            self._work.requests.pop(message.request_id, None)
-            self._blamed.pop(message.request_id, None)
-            text = "The server failed to schedule this request."
-            failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
-            self._outbox.publish(self.names.replies(message.ingress), failed)
-        self.spawn(self._bury(entry, reason), "dead letter")
-
-    async def _bury(self, entry: Entry, reason: str) -> None:
-        await self._patience.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason), "dead letters")
-        if entry.stream in self._work.streams:
-            self._work.settled(entry)
-
     # -- out ----------------------------------------------------------------------------------------------------------
     def _send(self, output: Output) -> None:
         match output:
@@ -378,13 +352,10 @@ class SchedulerActor(Actor):
                     self._meters.over(request)
                     if request.traced and not request.away:
                         self._outbox.publish(self.names.replies(request.ingress), times_of(request))
-                self._blamed.pop(request_id, None)
+                self._poison.over(request_id)
                 self._work.over(request_id)
             case Note("request given up", fields):
-                entry = self._work.requests[str(fields["request_id"])]
-                self.log.error("dead letter", id=str(entry.id), **fields)
-                self._meters.dead.inc()
-                self.spawn(self._bury(entry, str(fields["reason"])), "dead letter")
+                self._poison.given_up(fields)
             case Note("preempted", fields):
                 self._preempted[str(fields["request_id"])] += 1
             case Note(event, fields):
@@ -430,10 +401,6 @@ class SchedulerActor(Actor):
                 self.core,
                 self._results.positions,
                 self._membership,
-                self._blamed.values(),
+                self._poison.blamed.values(),
                 self._trimmer.dead_ingresses,
             )
-
-    async def _for_ever(self, task: str, once: Callable[[], Awaitable[object]]) -> None:
-        while True:
-            await self._patience.until_taken(once, task)

@@ -77,6 +77,22 @@ def is_faster(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> bool:
     return library < own
 
 
+def rows_of_every_shape(most_queries: int, longest: int) -> list[LongRow]:
+    """Rows that between them have all shapes that rows of up to so many queries in contexts up to ``longest`` can have,
+    the likeliest first: behind whole chunks, then behind others. A square has two: queries that fill it are taken as
+    they lie, others are copied."""
+    rows = []
+    for past in (0, *sorted(SEGMENTS, key=lambda size: (size < most_queries, size))):
+        most = min(most_queries + PIECE - 1, longest - past)
+        for square in range(-(-most // PIECE) * PIECE, 0, -PIECE):
+            filled = min(square - 1, most)
+            if square <= min(most, most_queries):
+                rows.append(LongRow(0, 0, square, past + square))
+            if filled > square - PIECE:
+                rows.append(LongRow(0, 0, min(filled, most_queries), past + filled))
+    return rows
+
+
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
 from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
+from actors.executor.long_prompts import LongPrompts
 from actors.executor.memory import memory_in_use
 from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 JOIN_S = 10.0
 """How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
+IDLE_S = 0.1
+"""After such a time without a plan, and between two shapes of long prompts, there may be time for one of them."""
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ class Engine:
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
         self._graphs: Graphs | None = None
+        self._long_prompts: LongPrompts | None = None
         self._epoch = 0
         self._step = 0
         self._stopping = False
@@ -203,6 +207,7 @@ class Engine:
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
+        self._long_prompts = LongPrompts(settings, self._loaded.runner)
         self._graphs = self._loaded.runner.graphs
         if self._graphs is not None:
             arguments = (self._graphs, device, dtype)
@@ -235,7 +240,7 @@ class Engine:
         self._on_progress(phase, share)
 
     def _run_plans(self) -> None:
-        while (queued := self._plans.get()) is not None:
+        while (queued := self._next_plan()) is not None:
             if self._failure is not None:
                 return
             self._check_order(queued)
@@ -243,8 +248,21 @@ class Engine:
                 self._step_on_cpu(queued)
             else:
                 readback = self._pool.take()
-                with nullcontext() if self._graphs is None else self._graphs.paused():
+                with self._captures_paused():
                     self._launch(queued, readback)
+
+    def _next_plan(self) -> _Queued | None:
+        """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
+        while self._long_prompts:
+            with suppress(queue.Empty):
+                return self._plans.get(timeout=IDLE_S)
+            if self._pool is None or self._pool.is_full:
+                with self._captures_paused():
+                    self._long_prompts.prepare_next()
+        return self._plans.get()
+
+    def _captures_paused(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._graphs is None else self._graphs.paused()
 
     def _check_order(self, queued: _Queued) -> None:
         """Plans of one scheduler come without gaps; those of a new one find an empty batch."""

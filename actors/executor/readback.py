@@ -48,8 +48,14 @@ class ReadbackPool:
 
     def __init__(self, max_num_seqs: int, size: int) -> None:
         self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
+        self._size = size
         for _ in range(size):
             self._free.put(Readback(max_num_seqs))
+
+    @property
+    def is_full(self) -> bool:
+        """No step is in flight."""
+        return self._free.qsize() >= self._size
 
     def take(self) -> Readback:
         """A free buffer.

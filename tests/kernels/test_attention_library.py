@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import attention_library
-from kernels.attention_library import LongRow, is_faster, long_prefill, supports
+from kernels.attention_library import LongRow, is_faster, long_prefill, rows_of_every_shape, supports
 from tests.kernels.attention_cases import AttentionCase, make_case, naive_attention
 
 
@@ -60,6 +60,34 @@ def test_sizes_fill_pieces(queries: int, context: int) -> None:
     assert row.past % 8 == row.square % 8 == 0
     assert row.past + row.repeated + queries == context
     assert 0 <= row.square - row.repeated - queries < 8
+
+
+@pytest.mark.parametrize(("most_queries", "longest"), [(16, 100), (20, 60), (8, 30), (5, 70), (16, 9)])
+def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queries: int, longest: int) -> None:
+    """Rows of any length anywhere ask the library for nothing that the rows made for it did not, and those for each
+    shape only a few times."""
+    shapes: list[tuple[object, ...]] = []
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool) -> tuple[object, ...]:
+        shapes.append((q.shape, q.stride(), k.shape, k.stride(), causal))
+        return q, q[..., 0]
+
+    monkeypatch.setattr(attention_library, "_attend", attend)
+    monkeypatch.setattr(attention_library, "gather_tokens", lambda *_: None)
+    monkeypatch.setattr(attention_library, "merge_attention", lambda first, first_lse, *_: (first, first_lse))
+    cache, nothing = torch.empty(1, 4, 1, 2), torch.empty(0)
+
+    def run(row: LongRow) -> set[tuple[object, ...]]:
+        shapes.clear()
+        q = torch.empty(row.num_queries, 4, 2)[:, :2]
+        long_prefill(q, cache, cache, None, nothing, nothing, 1.0, [row])
+        return set(shapes)
+
+    prepared = [run(row) for row in rows_of_every_shape(most_queries, longest)]
+    assert all(len(each) <= 2 for each in prepared)
+    for queries, context in itertools.product(range(1, most_queries + 1), range(1, longest + 1)):
+        if queries <= context:
+            assert run(LongRow(0, 0, queries, context)) <= set().union(*prepared), (queries, context)
 
 
 def test_when_it_pays() -> None:

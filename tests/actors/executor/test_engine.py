@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.executor import engine
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.graphs import Graphs, padded_pass
@@ -175,6 +177,35 @@ def test_cached_and_copied_blocks_are_read_like_computed_ones(driver: Driver, fo
 
     assert answer.num_computed_tokens == len(prompt) - 32
     assert [first.output[0], answer.token_ids.tolist()[0]] == [expected[0]] * 2
+
+
+def test_idle_moments_are_for_long_prompts(
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a plan one shape is made ready after the other; plans that come then run as ever."""
+    prepared: list[int] = []
+    all_done = threading.Event()
+
+    class Shapes:
+        def __init__(self, settings: Settings, runner: Runner) -> None:
+            self.left = 3
+
+        def __len__(self) -> int:
+            return self.left
+
+        def prepare_next(self) -> None:
+            prepared.append(threading.get_ident())
+            self.left -= 1
+            if not self.left:
+                all_done.set()
+
+    monkeypatch.setattr(engine, "LongPrompts", Shapes)
+    monkeypatch.setattr(engine, "IDLE_S", 0.001)
+    driver = Driver(folder, **SETTINGS)
+    assert all_done.wait(5.0)
+    assert prepared == [driver.engine._threads[0].ident] * 3
+    assert outputs(driver, driver.scheduler(), prompts) == expected
+    driver.close()
 
 
 def test_a_new_scheduler_finds_an_empty_batch(

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from actors.executor.device import new_event, new_stream, prepare_thread, resolve_device, resolve_dtype
+from actors.executor.device import new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
 from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.long_prompts import LongPrompts
 from actors.executor.memory import memory_in_use
-from actors.executor.readback import Readback, ReadbackPool
+from actors.executor.readback import Origin, Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
 from actors.executor.scorer import Scores
 from actors.executor.step_work import StepWork
@@ -67,16 +67,6 @@ class _Queued:
     plan: StepPlan
     scheduler_epoch: int
     received_s: float
-
-
-class _Origin:
-    """A moment that the device's clock and the wall clock have in common."""
-
-    def __init__(self) -> None:
-        self.event = new_event(timing=True)
-        self.event.record()
-        self.event.synchronize()
-        self.at_s = time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +341,7 @@ class Engine:
     def _completion_thread(self) -> None:
         pool = self._pool
         assert pool is not None
-        watch, origin = CopyWatch(), _Origin() if self._spans is not None else None
+        watch, origin = CopyWatch(), Origin() if self._spans is not None else None
         try:
             while (launched := self._launched.get()) is not None:
                 readback = launched.readback
@@ -359,7 +349,7 @@ class Engine:
                 if len(launched.work.constrained):
                     self._follow.landed(tokens)
                 if self._spans is not None and origin is not None:
-                    began_s, ended_s = readback.span(origin.event, origin.at_s)
+                    began_s, ended_s = readback.span(origin)
                     self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
                 _give_scores(readback.scores, launched.work)
                 pool.give_back(readback)

@@ -29,7 +29,13 @@ class LongPrompts:
 
     def prepare_next(self) -> None:
         """Attend one row, over whatever the cache holds. Device thread, between two steps."""
-        row, cache, config = self._rows.popleft(), self._runner.kv_cache, self._runner.model.config
+        try:
+            self._attend(self._rows.popleft())
+        except torch.OutOfMemoryError:
+            self._rows.clear()  # such prompts may never come
+
+    def _attend(self, row: LongRow) -> None:
+        cache, config = self._runner.kv_cache, self._runner.model.config
         q = _queries(self._runner, row.num_queries)
         k_cache, v_cache = cache.select(1, 0).unbind(1)
         ones = torch.ones(2, config.num_kv_heads, device=cache.device) if is_float8(cache.dtype) else None
@@ -41,7 +47,7 @@ class LongPrompts:
 def _rows(settings: Settings, runner: Runner) -> list[LongRow]:
     config, limits = runner.model.config, runner.limits
     never = settings.attention_backend == "triton" or settings.deterministic or 0 not in config.layer_windows
-    if not runner.kv_cache.is_cuda or never or not supports(_queries(runner, 1), runner.kv_cache, 0):
+    if runner.kv_cache.device.type == "cpu" or never or not supports(_queries(runner, 1), runner.kv_cache, 0):
         return []
     rows = rows_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
     always = settings.attention_backend == "torch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 
 import torch
 
@@ -10,6 +11,16 @@ from actors.executor.device import new_event
 from actors.executor.errors import EngineError
 from actors.executor.scorer import Scores
 from bus.messages import Int32Array
+
+
+class Origin:
+    """A moment that the device's clock and the wall clock have in common."""
+
+    def __init__(self) -> None:
+        self.event = new_event(timing=True)
+        self.event.record()
+        self.event.synchronize()
+        self.at_s = time.time()
 
 
 class Readback:
@@ -32,10 +43,10 @@ class Readback:
             self._tensor[:count].copy_(sampled[:count], non_blocking=True)
         self.done.record()
 
-    def span(self, origin: torch.cuda.Event, origin_s: float) -> tuple[float, float]:
-        """When the step began and ended on the device, on the clock that read ``origin_s`` at ``origin``."""
-        began_s = origin_s + origin.elapsed_time(self.started) / 1e3
-        return began_s, origin_s + origin.elapsed_time(self.done) / 1e3
+    def span(self, origin: Origin) -> tuple[float, float]:
+        """When the step began and ended on the device, by the wall clock."""
+        began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
+        return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
 
     def wait(self) -> tuple[Int32Array, float]:
         """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 JOIN_S = 10.0
 """How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
-IDLE_S = 0.1
+IDLE_S = 0.25
 """After such a time without a plan, and between two shapes of long prompts, there may be time for one of them."""
 
 

@@ -8,18 +8,14 @@ import time
 import pytest
 from fake_executor import FakeExecutor, expected_tokens
 from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done, until, until_trimmed
-from world import request
 
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, SetBack
 from bus.messages import (
-    AbortRequest,
     ReplicaFenced,
     RequestFailed,
     SchedulerLeads,
-    SequenceEnded,
     SequenceStarted,
 )
-from bus.streams import address_of
 
 
 async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
@@ -186,59 +182,6 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
         assert [(each.request_id, each.status) for each in failures] == [("bad", 500)]
 
 
-async def test_requests_of_a_gone_ingress_are_given_up() -> None:
-    """Nobody comes back for them in time: its reply stream is deleted, the detokenizer is told to drop the sequence."""
-    async with Deployment(resume_timeout_s=0.0).running() as deployment:
-        epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
-        address = address_of("web", epoch)
-        refused = request("refused", PROMPT, block_size=16, max_tokens=1, n=99)
-        await deployment.send(dataclasses.replace(refused, ingress=address))
-        await deployment.add_executor()
-        deployment.pause_after = 6
-        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address))
-        await until(lambda: len(deployment.tokens()) > 3)
-        await deployment.bus.release_lease("ingress", "web", epoch)
-        await until(lambda: not deployment.scheduler.core.requests)
-        await until_trimmed(deployment, NAMES.replies(address))
-        await until(lambda: len(deployment.server.streams[NAMES.sequences("text")].fields) == 3)
-        entries = await deployment.bus.read({NAMES.sequences("text"): START})
-        assert [type(entry.message) for entry in entries] == [SchedulerLeads, SequenceStarted, SequenceEnded]
-
-
-async def test_a_request_of_an_ingress_that_nobody_saw_is_given_up() -> None:
-    """It arrives after its ingress has died: the first look finds out."""
-    async with Deployment(resume_timeout_s=0.0).running() as deployment:
-        await deployment.add_executor()
-        deployment.pause_after = 6
-        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", 1)))
-        await until(lambda: not deployment.scheduler.core.requests)
-
-
-@pytest.mark.parametrize("scheduler_dies", [False, True])
-async def test_a_client_that_moved_and_died_is_noticed(scheduler_dies: bool) -> None:
-    """It asked again from another address, which died before anybody looked, or together with the scheduler: nobody
-    waits for it for ever."""
-    async with Deployment(resume_timeout_s=0.0, lease_ttl_s=0.5).running() as deployment:
-        await deployment.add_executor()
-        deployment.pause_after = 6
-        epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
-        first = dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", epoch), attempt="1")
-        await deployment.send(first)
-        await until(lambda: len(deployment.tokens()) > 3)
-        other = epoch + 100
-        if scheduler_dies:
-            other = await deployment.bus.acquire_lease("ingress", "other", {"state": "ready"}, ttl_s=TTL_S)
-        await deployment.send(dataclasses.replace(first, ingress=address_of("other", other), attempt="2"))
-        if scheduler_dies:
-            await until(lambda: deployment.scheduler.core.attempt_of("a") == "2")
-            await deployment.lose_scheduler()
-            await deployment.bus.release_lease("ingress", "other", other)
-            deployment.pause_after = 12
-            await deployment.start_scheduler()
-            await until(lambda: "a" in deployment.scheduler.core.requests)
-        await until(lambda: not deployment.scheduler.core.requests)
-
-
 async def test_a_frozen_executor_cannot_come_back() -> None:
     """Once it is given up for its silence, renewing its lease fails, though nobody took its place."""
     async with Deployment().running() as deployment:
@@ -249,51 +192,6 @@ async def test_a_frozen_executor_cannot_come_back() -> None:
         await until(lambda: "gpu-0" not in deployment.scheduler.core.replicas)
         with pytest.raises(Fenced):
             await deployment.bus.renew_lease("executor", "gpu-0", deployment.epochs["gpu-0"], {}, ttl_s=TTL_S)
-
-
-async def test_an_abort_overtakes_over_the_bus() -> None:
-    """Abort before request: nothing is ever scheduled."""
-    async with Deployment().running() as deployment:
-        await deployment.add_executor()
-        await deployment.send(AbortRequest(request_id="a"))
-        await until_trimmed(deployment, NAMES.control)
-        await deployment.send(ask("a", max_tokens=5), ask("b", max_tokens=2))
-        await until(lambda: len(deployment.tokens()) == 2)
-        assert deployment.scheduler.core.is_idle or deployment.scheduler.core.requests.keys() <= {"b"}
-
-
-async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over() -> None:
-    """A server that took over from another may not know that it has delivered an entry: it is no second request."""
-    async with Deployment().running() as deployment:
-        await deployment.send(ask("r", max_tokens=8))
-        await until(lambda: "r" in deployment.scheduler._work.requests)
-        deployment.scheduler._put(deployment.scheduler._work.requests["r"])
-        await deployment.send(AbortRequest(request_id="another"))
-        await until_trimmed(deployment, NAMES.control)
-        assert await deployment.lengths(NAMES.tokenized) == [1]
-        await deployment.send(AbortRequest(request_id="r"))
-        await until(lambda: not deployment.scheduler._work.requests)
-
-
-@pytest.mark.parametrize("same", [True, False])
-async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: bool) -> None:
-    """The bus may have lost the one before, with everything else: a successor finds the newer one. Another request
-    with the id is refused, and the first stands."""
-    async with Deployment().running() as deployment:
-        first = ask("r", max_tokens=8)
-        again = dataclasses.replace(first if same else ask("r", max_tokens=9), attempt="again")
-        await deployment.send(first, again, AbortRequest(request_id="another"))
-        await until_trimmed(deployment, NAMES.control)
-        scheduler = deployment.scheduler
-        await until(lambda: not scheduler._work.has_settled)
-        left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
-        assert [entry.message.attempt for entry in left] == ["again" if same else ""]  # type: ignore[union-attr]
-        assert [entry.id for entry in left] == [scheduler._work.requests["r"].id]
-        await deployment.lose_scheduler()
-        await deployment.start_scheduler()
-        await deployment.add_executor()
-        await until(lambda: len(deployment.tokens()) == 8)
-        assert deployment.tokens() == expected_tokens(PROMPT, 8)
 
 
 async def test_a_scheduler_whose_plans_are_lost_ends() -> None:

@@ -6,14 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from world import World, request
+from world import World, prompt, request
 
 from actors.scheduler.events import DetokenizerLost, DetokenizersLive, ProtocolError, ReplicaResult
 from bus.messages import AbortRequest, TokenizedRequest
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(7 * i + 13 * seed + i * i * (seed + 1)) % 40 for i in range(length)]
 
 
 def search(name: str, tokens: list[int], width: int, **options: Any) -> TokenizedRequest:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from world import World, request
+from world import World, prompt, request
 
 from bus.messages import TokenizedRequest
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return [(7 * i + 13 * seed + i * i * (seed + 1)) % 40 for i in range(length)]
 
 
 def cached(world: World) -> dict[str, set[int]]:

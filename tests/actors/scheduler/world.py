@@ -41,6 +41,11 @@ from bus.messages import (
 )
 
 
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Token ids below 40, others for each seed."""
+    return [(7 * i + 13 * seed + i * i * (seed + 1)) % 40 for i in range(length)]
+
+
 def request(
     name: str, prompt: list[int], *, block_size: int = 4, priority: int = 0, salt: str | None = None, **sampling: Any
 ) -> TokenizedRequest:

@@ -33,7 +33,8 @@ RUN apt-get update \
        /run/pagebus
 COPY --from=build /opt/pagebus /opt/pagebus
 ENV PATH=/opt/pagebus/bin:$PATH PYTHONUNBUFFERED=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    TRITON_CACHE_DIR=/home/pagebus/.cache/triton
+    TRITON_CACHE_DIR=/home/pagebus/.cache/triton \
+    CUDA_CACHE_PATH=/home/pagebus/.cache/triton/cuda
 USER pagebus
 WORKDIR /home/pagebus
 ARG MODELS= TARGETS="sm_80 sm_90"

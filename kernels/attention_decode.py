@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention_plan import INVARIANT_PIECES, DecodePlan
 from kernels.float8 import float8_query, unpack_pairs
+from kernels.merge_pieces import merge_pieces
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.target import target_of
 from kernels.triton_import import next_power_of_2, tl, triton
@@ -221,23 +222,12 @@ def _merge_kernel(
     if count == 0:
         return
     dim = tl.arange(0, BLOCK_DIM)
-    highest = float("-inf")
-    total = 0.0
-    acc = tl.zeros([BLOCK_DIM], tl.float32)
-    for begin in range(0, count, BLOCK_PIECES):
-        piece = begin + tl.arange(0, BLOCK_PIECES)
-        part = (first + piece) * tl.num_programs(0) + head
-        lse = tl.load(lse_ptr + part, mask=piece < count, other=float("-inf"))
-        mask = (piece < count)[:, None] & (dim < HEAD_DIM)[None, :]
-        values = tl.load(partial_ptr + part[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
-        new_highest = tl.maximum(highest, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - new_highest)
-        decay = tl.exp2(highest - new_highest)
-        acc = acc * decay + tl.sum(values * weights[:, None], axis=0)
-        total = total * decay + tl.sum(weights, axis=0)
-        highest = new_highest
+    num_heads = tl.num_programs(0)
+    merged = merge_pieces(
+        partial_ptr, lse_ptr, first * num_heads + head, count, num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM
+    )
     out = out_ptr + row * stride_ot + head * stride_oh + dim
-    tl.store(out, (acc / total).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 def decode_attention(

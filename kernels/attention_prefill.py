@@ -1,65 +1,50 @@
-"""Paged attention of rows with several queries each: one program per block of queries and head, over ragged rows.
+"""Paged attention of rows with several queries each: programs take the spans that the host has cut, one per head.
 
-The grid depends on the number of tokens and rows only; each program finds its row by a binary search in query_start,
-or, in a pass of fixed shape, is told it by a list (`query_spans`) that a captured CUDA graph reads from device memory.
-Tiles of keys after the block's last query or before its sliding window are never visited.
+A span is a block of queries with all its keys, or with a piece of them (:mod:`kernels.attention_spans`); a second
+kernel merges pieces. Tiles of keys after the block's last query or before its sliding window are never visited.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from kernels.attention_spans import PrefillConfig
 from kernels.float8 import float8_query
+from kernels.merge_pieces import merge_pieces
+from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
+MERGE_GROUPS = 16
+"""Programs that share the queries of one block and head among them when its pieces are merged."""
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """Launch shape of the prefill kernel: queries per program, keys per step."""
+class PrefillPlan:
+    """What all layers of a pass share about its prompts.
 
-    block_queries: int
-    tile: int
-    num_warps: int
-    num_stages: int
-
-
-def prefill_config(
-    max_query_len: int, max_context_len: int, head_dim: int, element_size: int, *, float8: bool = False
-) -> PrefillConfig:
-    """The launch shape; element_size in bytes, of queries; ``float8``: of the cache, which changes ``tile`` only.
-    float32 runs without tensor cores, so its tiles are small."""
-    padded = next_power_of_2(head_dim)
-    if element_size > 2:
-        return PrefillConfig(block_queries=16, tile=16 if padded > 64 else 32, num_warps=8, num_stages=1)
-    if padded > 128:
-        return PrefillConfig(block_queries=128, tile=16 if float8 else 32, num_warps=8, num_stages=2)
-    if max_query_len >= 1024 and max_context_len >= 8192:
-        return PrefillConfig(block_queries=128, tile=128, num_warps=8, num_stages=3)
-    return PrefillConfig(block_queries=64, tile=64, num_warps=4, num_stages=2)
-
-
-def query_spans(query_start: NDArray[np.int32], first_row: int, block_queries: int) -> NDArray[np.int32]:
-    """The blocks of `block_queries` queries of the rows from first_row on, as (row, first query) each: [N, 2].
-
-    query_start [R + 1] on the host. A row's later blocks, which have more keys, come before its earlier ones.
+    ``spans`` [N, 4] and ``merges`` [M, 4] int32 on the device: see `QuerySpans`; rows below 0 and merges of 0 pieces
+    fill them up. ``partial`` [P, block_queries, Hq, D] and ``lse`` [P, block_queries, Hq] float32 hold results of
+    pieces between the two kernels of one layer; none where no block is ever cut.
     """
-    counts = -(-np.diff(query_start[first_row:]) // block_queries)
-    ends = np.cumsum(counts, dtype=np.int32)
-    spans = np.empty((int(counts.sum()), 2), np.int32)
-    spans[:, 0] = np.repeat(np.arange(first_row, len(query_start) - 1, dtype=np.int32), counts)
-    spans[:, 1] = (np.repeat(ends, counts) - 1 - np.arange(len(spans), dtype=np.int32)) * block_queries
-    return spans
+
+    config: PrefillConfig
+    spans: torch.Tensor
+    merges: torch.Tensor
+    partial: torch.Tensor | None
+    lse: torch.Tensor | None
 
 
-def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> PrefillConfig:
-    """The launch shape of a pass whose lengths are not known when it is launched, with `spans`."""
-    return prefill_config(0, 0, head_dim, element_size, float8=float8)
+def plan_prefills(
+    spans: torch.Tensor, merges: torch.Tensor, config: PrefillConfig, q_heads: int, head_dim: int, pieces: int
+) -> PrefillPlan:
+    """A plan with room for so many ``pieces``."""
+    if not pieces:
+        return PrefillPlan(config, spans, merges, None, None)
+    shape, floats = (pieces, config.block_queries, q_heads), {"dtype": torch.float32, "device": spans.device}
+    return PrefillPlan(config, spans, merges, torch.empty((*shape, head_dim), **floats), torch.empty(shape, **floats))
 
 
 @triton.jit
@@ -108,25 +93,22 @@ def _attend(
     return acc, total, highest
 
 
-@triton.jit(do_not_specialize=["slots_ptr", "query_start_ptr", "lens_ptr", "spans_ptr", "window", "first_row",
-                               "num_rows", "num_tokens", "search_steps"])  # fmt: skip
+@triton.jit(do_not_specialize=["slots_ptr", "query_start_ptr", "lens_ptr", "spans_ptr", "window"])
 def _prefill_kernel(
     q_ptr,  # [T, Hq, D]
     k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     out_ptr,  # [T, Hq, D]
+    partial_ptr,  # [P, BLOCK_QUERIES, Hq, D] float32: normalised results of pieces; None: there are none
+    lse_ptr,  # [P, BLOCK_QUERIES, Hq] float32: log2 of their sums of exponentials
     slots_ptr,  # [R]
     query_start_ptr,  # [R + 1]
     lens_ptr,  # [R]
     tables_ptr,  # [S, MB]
-    spans_ptr,  # [N, 2] int32: row (negative: none) and first query of each block; None: found by search
+    spans_ptr,  # [N, 4] int32: row (negative: none), first query, first key, end of keys (0: all)
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
     scale_log2,
     window,
-    first_row,  # rows (and tokens) before it belong to the decode kernel
-    num_rows,  # R - first_row
-    num_tokens,  # T
-    search_steps,  # 2 ** search_steps > num_rows
     stride_qt,
     stride_qh,
     stride_block,
@@ -143,41 +125,25 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    if spans_ptr is not None:
-        row = tl.load(spans_ptr + 2 * tl.program_id(1))
-        if row < 0:
-            return
-        query = tl.load(spans_ptr + 2 * tl.program_id(1) + 1)
-        begin = tl.load(query_start_ptr + row)
-        end = tl.load(query_start_ptr + row + 1)
-        length = tl.load(lens_ptr + row)
-    else:
-        # Last blocks first: the later a block lies in its row, the more keys it has.
-        index = tl.num_programs(1) - 1 - tl.program_id(1)
-
-        # Row r's blocks begin at (its first token // BLOCK_QUERIES) + r, which leaves each row enough. The tokens after
-        # the last row (padding) are taken as one more row, without context.
-        low = 0
-        high = num_rows
-        for _step in range(search_steps):
-            middle = (low + high + 1) // 2
-            begin = tl.load(query_start_ptr + first_row + middle) - first_row
-            below = begin // BLOCK_QUERIES + middle <= index
-            low = tl.where(below, middle, low)
-            high = tl.where(below, high, middle - 1)
-        row = first_row + low
-        begin = tl.load(query_start_ptr + row)
-        end = num_tokens
-        length = 0
-        if low < num_rows:
-            end = tl.load(query_start_ptr + row + 1)
-            length = tl.load(lens_ptr + row)
-        query = (index - ((begin - first_row) // BLOCK_QUERIES + low)) * BLOCK_QUERIES
-    num_queries = end - begin
-    if query >= num_queries:
+    index = tl.program_id(1)
+    span = spans_ptr + 4 * index
+    row = tl.load(span)
+    query = tl.load(span + 1)
+    first_tile = 0
+    if partial_ptr is not None:
+        first_tile = tl.load(span + 2) // TILE
+    end_key = tl.load(span + 3)  # of a piece
+    if PDL:  # the list was uploaded before the pass began
+        gdc_launch_dependents()
+        gdc_wait()
+    if row < 0:
         return
+    begin = tl.load(query_start_ptr + row)
+    num_queries = tl.load(query_start_ptr + row + 1) - begin
+    length = tl.load(lens_ptr + row)
 
     member = query + tl.arange(0, BLOCK_QUERIES)
     dim = tl.arange(0, BLOCK_DIM)
@@ -192,7 +158,9 @@ def _prefill_kernel(
     q = tl.load(q_ptr + token * stride_qt + head * stride_qh + dim[None, :], mask=mask, other=0.0)
     position = length - num_queries + member
     first_position = length - num_queries + query
-    last_position = tl.minimum(first_position + BLOCK_QUERIES - 1, length - 1)
+    end = tl.minimum(first_position + BLOCK_QUERIES, length)
+    if partial_ptr is not None:
+        end = tl.where(end_key > 0, tl.minimum(end, end_key), end)
     kv_head = head // GROUP
     if scales_ptr is not None:
         if BLOCK_DIM <= 128:  # larger queries, converted in registers, would stay there and leave too few
@@ -204,23 +172,66 @@ def _prefill_kernel(
     highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
     if WINDOW:
-        masked_begin = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        masked_tile = tl.maximum(first_position - window + 1, 0) // TILE
     else:
-        masked_begin = (first_position + 1) // TILE * TILE  # every query sees every key before it
+        masked_tile = (first_position + 1) // TILE  # every query sees every key before it
         acc, total, highest = _attend(
-            acc, total, highest, q, k_base, v_base, table, position, 0, masked_begin, length, window, scale_log2,
-            stride_block, stride_token,
+            acc, total, highest, q, k_base, v_base, table, position, first_tile * TILE,
+            tl.minimum(masked_tile * TILE, end), length, window, scale_log2, stride_block, stride_token,
             False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION,
         )  # fmt: skip
     acc, total, highest = _attend(
-        acc, total, highest, q, k_base, v_base, table, position, masked_begin, last_position + 1, length, window,
-        scale_log2, stride_block, stride_token,
+        acc, total, highest, q, k_base, v_base, table, position, tl.maximum(masked_tile, first_tile) * TILE, end,
+        length, window, scale_log2, stride_block, stride_token,
         True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION,
     )  # fmt: skip
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    total = tl.where(total > 0, total, 1.0)
+    acc = acc / total[:, None]
     if scales_ptr is not None:
         acc *= tl.load(scales_ptr + tl.num_programs(0) // GROUP + kv_head)
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    if partial_ptr is None or end_key == 0:
+        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        part = (index * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * tl.num_programs(0) + head
+        tl.store(partial_ptr + part[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
+        # Where a query saw nothing, behind it or before its window, this is minus infinity: no weight.
+        tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < num_queries)
+
+
+@triton.jit(do_not_specialize=["merges_ptr"])
+def _merge_blocks_kernel(
+    out_ptr,  # [T, Hq, D]
+    partial_ptr,  # [P, BLOCK_QUERIES, Hq, D] float32
+    lse_ptr,  # [P, BLOCK_QUERIES, Hq] float32
+    merges_ptr,  # [M, 4] int32: first token, first piece, number of pieces (0: no more of them), number of queries
+    stride_ot,
+    stride_oh,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (h, m, g): every so many queries of one divided block and head, from the g-th on."""
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0)
+    num_heads = tl.num_programs(0)
+    merge = merges_ptr + tl.program_id(1) * 4
+    token = tl.load(merge).to(tl.int64)
+    first = tl.load(merge + 1)
+    count = tl.load(merge + 2)
+    num_queries = tl.where(count > 0, tl.load(merge + 3), 0)
+    dim = tl.arange(0, BLOCK_DIM)
+    if PDL:
+        gdc_wait()
+    for query in range(tl.program_id(2), num_queries, tl.num_programs(2)):
+        part = (first * BLOCK_QUERIES + query) * num_heads + head
+        merged = merge_pieces(
+            partial_ptr, lse_ptr, part, count, BLOCK_QUERIES * num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM
+        )
+        out = out_ptr + (token + query) * stride_ot + head * stride_oh + dim
+        tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 def prefill_attention(
@@ -232,41 +243,33 @@ def prefill_attention(
     query_start: torch.Tensor,
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
-    first_row: int,
-    max_query_len: int,
-    max_context_len: int,
     scale: float,
     sliding_window: int,
-    config: PrefillConfig | None = None,
-    spans: torch.Tensor | None = None,
-    *,
-    invariant: bool = False,
+    plan: PrefillPlan,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """out[first_row:] = attention of rows from first_row on, as are their tokens; shapes as in `paged_attention`.
+    """out = attention of the queries in the plan's spans; all others stay. Shapes as in `paged_attention`.
 
-    With `spans` [N, 2] (see `query_spans`; a negative row is none) these blocks of queries alone, whatever first_row.
-    A query's result depends on the tile of keys, but not on which other queries share its program: ``invariant`` takes
-    one launch shape for all lengths.
+    A query's result depends on the tile of keys and on how keys are cut, not on which queries share its program.
     """
-    num_tokens, q_heads, head_dim = q.shape
-    num_rows = slots.shape[0] - first_row
-    if invariant:
-        max_query_len = max_context_len = 1
-    config = config or prefill_config(
-        max_query_len, max_context_len, head_dim, q.element_size(), float8=kv_scales is not None
-    )
-    if spans is not None:
-        num_blocks = len(spans)
-    else:
-        num_blocks = -(-(num_tokens - first_row) // config.block_queries) + num_rows + 1
-    _prefill_kernel[(q_heads, num_blocks)](
-        q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, spans, kv_scales,
-        scale * LOG2_E, sliding_window, first_row, num_rows, num_tokens, num_rows.bit_length(),
-        q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1),
-        block_tables.stride(0),
-        GROUP=q_heads // k_cache.shape[2], HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0,
-        BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+    if not len(plan.spans):
+        return
+    q_heads, head_dim = q.shape[1:]
+    config = plan.config
+    common = {
+        "HEAD_DIM": head_dim, "BLOCK_QUERIES": config.block_queries, "BLOCK_DIM": next_power_of_2(head_dim),
+        **pdl(q.device),
+    }  # fmt: skip
+    _prefill_kernel[(q_heads, len(plan.spans))](
+        q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
+        kv_scales, scale * LOG2_E, sliding_window,
+        q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
+        GROUP=q_heads // k_cache.shape[2], BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, TILE=config.tile,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    if plan.partial is not None and len(plan.merges):
+        _merge_blocks_kernel[(q_heads, len(plan.merges), MERGE_GROUPS)](
+            out, plan.partial, plan.lse, plan.merges, out.stride(0), out.stride(1),
+            BLOCK_PIECES=8, **common, num_warps=1,
+        )  # fmt: skip

@@ -113,15 +113,14 @@ def paged_attention_reference(
     max_context_len: int,
     sliding_window: int = 0,
     decode_lens: torch.Tensor | None = None,
-    spans: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    plans: object = None,
+    plan: object = None,
     prefills: object = (),
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`.
 
-    ``plans`` and ``prefills`` are for the kernels only.
+    ``plan`` and ``prefills`` are for the kernels only.
     """
     if decode_lens is not None:
         num_decodes = int((decode_lens > 0).sum())

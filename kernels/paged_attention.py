@@ -6,23 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.attention_decode import decode_attention, decode_config, num_multiprocessors
 from kernels.attention_library import LongRow, is_faster, long_prefill, supports
 from kernels.attention_plan import DecodePlan, plan_decodes
-from kernels.attention_prefill import fixed_config, prefill_attention, query_spans
+from kernels.attention_prefill import PrefillPlan, plan_prefills, prefill_attention
 from kernels.attention_reference import paged_attention_reference
+from kernels.attention_spans import (
+    Ints,
+    PrefillConfig,
+    QuerySpans,
+    fixed_config,
+    most_pieces,
+    num_shares,
+    prefill_config,
+    query_spans,
+)
 
 __all__ = [
-    "fixed_config",
+    "AttentionPlan",
+    "AttentionShape",
+    "Spans",
+    "cut_prompts",
+    "cut_prompts_invariant",
+    "cut_prompts_reference",
     "paged_attention",
     "paged_attention_invariant",
     "paged_attention_reference",
     "plan_attention",
     "plan_attention_invariant",
     "plan_attention_reference",
-    "query_spans",
 ]
 
 
@@ -39,40 +54,96 @@ class AttentionShape:
     """Whether the cache has one byte per element."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """`QuerySpans` on the device, filled up with negative rows and merges of no pieces in a pass of fixed shape."""
+
+    config: PrefillConfig
+    spans: torch.Tensor
+    merges: torch.Tensor
+
+    @classmethod
+    def copied(cls, cut: QuerySpans, device: torch.device) -> Spans:
+        return cls(cut.config, torch.from_numpy(cut.spans).to(device), torch.from_numpy(cut.merges).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What all layers of a pass share: how decodes are shared out, by sliding window, and how prompts are cut."""
+
+    decodes: dict[int, DecodePlan]
+    prefills: PrefillPlan | None = None
+
+
+def cut_prompts(
+    query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
+    most_spans: int | None = None, *, invariant: bool = False,
+) -> QuerySpans:  # fmt: skip
+    """How the rows from first_row on are cut for ``device``, into at most ``most_spans`` spans; see `query_spans`.
+
+    ``invariant``: one launch shape for all lengths, and no keys are cut.
+    """
+    sizes = shape.head_dim, shape.element_size
+    if invariant:
+        return query_spans(query_start, context_lens, first_row, fixed_config(*sizes, float8=shape.float8))
+    num_queries, lens = np.diff(query_start[first_row:]), context_lens[first_row:]
+    config = prefill_config(
+        int(num_queries.max(initial=0)), int(lens.max(initial=0)), *sizes, float8=shape.float8
+    )  # fmt: skip
+    shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
+    return query_spans(query_start, context_lens, first_row, config, shares, most_spans)
+
+
+def cut_prompts_invariant(*args: Any) -> QuerySpans:
+    """`cut_prompts` such that a query's result does not depend on what else is in the pass."""
+    return cut_prompts(*args, invariant=True)
+
+
+cut_prompts_reference = cut_prompts
+
+
 def plan_attention(
-    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, *, invariant: bool = False,
-    settled: bool = True,
-) -> dict[int, DecodePlan]:  # fmt: skip
-    """What all layers of a pass share, by sliding window: how decodes with slots and context_lens [R] are shared out.
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
+    *, invariant: bool = False, settled: bool = True,
+) -> AttentionPlan:  # fmt: skip
+    """What all layers of a pass share: decodes with slots and context_lens [R], and prompts cut into ``spans``.
 
     To be made before all else in the pass: the kernels read it before they wait (`DecodePlan.settled`).
     """
+    processors = num_multiprocessors(slots.device)
+    prefills = None
+    if spans is not None:
+        pieces = most_pieces(num_shares(spans.config, shape.q_heads, processors))
+        prefills = plan_prefills(
+            spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces
+        )  # fmt: skip
     if not len(slots):
-        return {}
+        return AttentionPlan({}, prefills)
     config = decode_config(
-        shape.kv_heads, shape.head_dim, shape.element_size, num_multiprocessors(slots.device), float8=shape.float8
-    )
-    return {
+        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8
+    )  # fmt: skip
+    decodes = {
         window: plan_decodes(
             slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window,
             invariant=invariant, settled=settled,
         )
         for window in shape.windows
     }  # fmt: skip
+    return AttentionPlan(decodes, prefills)
 
 
 def plan_attention_invariant(
-    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape
-) -> dict[int, DecodePlan]:
-    """`plan_attention` that cuts each row by its own length alone."""
-    return plan_attention(slots, context_lens, shape, invariant=True)
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
+) -> AttentionPlan:
+    """`plan_attention` that cuts each decode by its own length alone."""
+    return plan_attention(slots, context_lens, shape, spans, invariant=True)
 
 
 def plan_attention_reference(
-    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape
-) -> dict[int, object]:
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
+) -> AttentionPlan:
     """Nothing: the reference needs no plan."""
-    return {}
+    return AttentionPlan({})
 
 
 def paged_attention(
@@ -90,10 +161,9 @@ def paged_attention(
     max_context_len: int,
     sliding_window: int = 0,
     decode_lens: torch.Tensor | None = None,
-    spans: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    plans: dict[int, DecodePlan] | None = None,
+    plan: AttentionPlan | None = None,
     prefills: Sequence[LongRow] = (),
     backend: str = "auto",
     invariant: bool = False,
@@ -107,18 +177,18 @@ def paged_attention(
     sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
     float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
 
-    Rows with context length 0, and tokens after query_start[R], give zeros. max_context_len is an upper bound,
-    used to choose a launch shape; block ids past a row's context are never followed, negative ones read block 0.
+    Rows with context length 0 give zeros, tokens after query_start[R] anything. max_query_len and max_context_len
+    are for the reference; block ids past a row's context are never followed, negative ones read block 0.
 
-    ``plans`` come from `plan_attention`; without them the call makes its own. ``prefills`` are the rows after the
-    decodes as the host knows them, or none where only the device does (a captured graph). With them, a ``backend``
-    "torch" leaves prefills to the library wherever it can compute them, "auto" where that is faster and no decode
-    waits beside them (a new shape costs the library a pause), "triton" never. ``invariant``: a row's result has the
-    same bits whatever the other rows are, and a prefill's however it is cut into chunks.
-    A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes. It is given decode_lens
-    [R] int32, the context length of each decode and 0 for other rows, and spans [N, 2] int32, the queries of the others
-    in blocks of `fixed_config`(...).block_queries (`query_spans`; negative rows fill it up). num_decodes is then only
-    an upper bound, max_query_len does not matter, and tokens after query_start[R] may give anything.
+    ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
+    long prompts are. ``prefills`` are the rows after the decodes as the host knows them, or none where only the device
+    does (a captured graph). With them, a ``backend`` "torch" leaves prefills to the library wherever it can compute
+    them, "auto" where that is faster and no decode waits beside them (a new shape costs the library a pause), "triton"
+    never. ``invariant``: a row's result has the same bits whatever the other rows are, and a prefill's however it is
+    cut into chunks.
+    A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
+    decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
+    num_decodes is then only an upper bound.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
@@ -135,7 +205,7 @@ def paged_attention(
     assert (kv_scales is None) == (k_cache.element_size() > 1)
     assert kv_scales is None or (kv_scales.shape == (2, k_cache.shape[2]) and kv_scales.is_contiguous())
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
-    assert (decode_lens is None) == (spans is None)
+    assert decode_lens is None or plan is not None
     library = _takes_library(q, k_cache, prefills, num_decodes, sliding_window, backend, invariant=invariant)
     if library and out is None and len(prefills) == 1 and prefills[0].num_queries == num_tokens:
         return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills, kv_scales)
@@ -143,39 +213,43 @@ def paged_attention(
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
     assert out.stride(2) == 1
+    if plan is None:
+        shape = AttentionShape(
+            q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
+            float8=kv_scales is not None,
+        )  # fmt: skip
+        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, invariant=invariant)
     if num_decodes > 0:
-        if plans is None:
-            shape = AttentionShape(
-                q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
-                float8=kv_scales is not None,
-            )  # fmt: skip
-            lens = context_lens if decode_lens is None else decode_lens
-            rows = slots[:num_decodes], lens[:num_decodes]
-            plans = plan_attention(*rows, shape, invariant=invariant, settled=False)
         # In a pass of fixed shape this writes zeros for rows that are no decodes; their own results come after it.
-        plan = plans[sliding_window]
-        decode_attention(
-            q, k_cache, v_cache, out, block_tables, scale, sliding_window, plan, kv_scales=kv_scales
-        )  # fmt: skip
-    if spans is not None:
-        prefill_attention(
-            q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, 0, 0, 0, scale, sliding_window,
-            fixed_config(head_dim, q.element_size(), float8=kv_scales is not None), spans, kv_scales=kv_scales,
-        )  # fmt: skip
-    elif library:
+        decodes = plan.decodes[sliding_window]
+        decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
+    if library:
         long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, prefills, kv_scales)
-    elif num_rows > num_decodes:
+    elif num_rows > num_decodes or decode_lens is not None:
+        assert plan.prefills is not None
         prefill_attention(
-            q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, num_decodes, max_query_len,
-            max_context_len, scale, sliding_window, invariant=invariant, kv_scales=kv_scales,
+            q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
+            plan.prefills, kv_scales,
         )  # fmt: skip
-    elif num_tokens > num_decodes:
-        out[num_decodes:].zero_()
     return out
 
 
+def _own_plan(
+    slots: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor, num_decodes: int,
+    shape: AttentionShape, *, invariant: bool,
+) -> AttentionPlan:  # fmt: skip
+    """The plan of one call."""
+    spans = None
+    if len(slots) > num_decodes:
+        starts, lens = query_start.cpu().numpy(), context_lens.cpu().numpy()
+        cut = cut_prompts(starts, lens, num_decodes, shape, slots.device, invariant=invariant)
+        spans = Spans.copied(cut, slots.device)
+    decodes = slots[:num_decodes], context_lens[:num_decodes]
+    return plan_attention(*decodes, shape, spans, invariant=invariant, settled=False)
+
+
 def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
-    """`paged_attention` of each row alone; the plans must be `plan_attention_invariant`'s."""
+    """`paged_attention` of each row alone; the plan must be `plan_attention_invariant`'s."""
     return paged_attention(*args, **keywords, invariant=True)
 
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
 from actors.executor.kv_cache import allocate_kv_cache
-from actors.executor.layers.attention import AttentionBatch
+from actors.executor.layers.attention import AttentionBatch, attention_shape
 from actors.executor.models import Model
 from actors.executor.weights import read_headers, weight_files
 from actors.model_config import ModelError
 from actors.settings import Settings
+from kernels.paged_attention import Spans, cut_prompts
 
 PROMPT_TOKENS = 256
 BLOCK_SIZE = 16
@@ -86,6 +88,8 @@ def calculate_scales(model: Model) -> torch.Tensor:
     num_blocks = -(-count // BLOCK_SIZE)
     cache = allocate_kv_cache(config, num_blocks, BLOCK_SIZE, parameters.dtype, device)
     places = torch.arange(count, device=device)
+    shape = attention_shape(config, parameters.dtype, parameters.dtype)
+    cut = cut_prompts(np.array([0, count], np.int32), np.array([count], np.int32), 0, shape, device)
     batch = AttentionBatch(
         slots=places[:1].int(),
         query_start=places.new_tensor([0, count]).int(),
@@ -95,6 +99,7 @@ def calculate_scales(model: Model) -> torch.Tensor:
         max_query_len=count,
         max_context_len=count,
         num_decodes=0,
+        spans=Spans.copied(cut, device),
     )
     model.forward(tokens, places[:count].int(), cache, batch)
     largest = cache.float().abs().amax(dim=(0, 3, 5)).nan_to_num(0.0, 0.0)

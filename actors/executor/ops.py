@@ -40,6 +40,7 @@ class Ops:
     linear: Op
     gated_linear: Op
     partial_linear: Op
+    cut_prompts: Op
     plan_attention: Op
     paged_attention: Op
     scatter_words: Op
@@ -90,6 +91,7 @@ _MODULES = {
     "linear": linear,
     "gated_linear": linear,
     "partial_linear": linear,
+    "cut_prompts": paged_attention,
     "plan_attention": paged_attention,
     "paged_attention": paged_attention,
     "scatter_words": scatter_words,

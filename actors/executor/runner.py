@@ -11,6 +11,7 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
+from actors.executor.layers.attention import attention_shape
 from actors.executor.layout import BatchLimits
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
@@ -19,8 +20,10 @@ from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
 from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader, tail_capacity
+from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
-from kernels.paged_attention import fixed_config
+from kernels.attention_spans import QuerySpans, fixed_config, most_pieces, num_shares
+from kernels.paged_attention import Spans
 
 
 class Runner:
@@ -56,11 +59,15 @@ class Runner:
         """Whether the last step was."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        block_queries = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize).block_queries
+        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
+        self._config = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize, float8=self._shape.float8)
+        block_queries = self._config.block_queries
         self.buckets = Buckets(limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries)
+        pieces = most_pieces(num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)))
+        most_spans = most_tokens // block_queries + limits.max_num_seqs + pieces
         self.uploader = Uploader(
-            device, limits.max_num_seqs, tail_ints, depth + 2, max_spans=self.buckets.largest().spans,
-            block_queries=block_queries,
+            device, limits.max_num_seqs, tail_ints, depth + 2,
+            max_spans=max(most_spans, self.buckets.largest().spans), max_merges=pieces // 2,
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
@@ -71,7 +78,8 @@ class Runner:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
         bucket = self._bucket(work)
-        deltas = self.uploader.send(work, bucket)
+        cut = None if work.decode_only else self._cut(work, bucket)
+        deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
             self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
@@ -81,7 +89,7 @@ class Runner:
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(self, bucket)
         else:
-            hidden = self.forward(work)
+            hidden = self.forward(work, cut)
             if work.scoring is not None:
                 self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
@@ -101,18 +109,34 @@ class Runner:
             return None
         return self.graphs.bucket(work)
 
-    def forward(self, work: StepWork) -> torch.Tensor:
+    def _cut(self, work: StepWork, bucket: Bucket | None) -> QuerySpans:
+        """How the prompts of the step are cut for attention."""
+        most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
+        lens = work.starts + np.diff(work.query_start)
+        cut: QuerySpans = self._ops.cut_prompts(
+            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans
+        )
+        assert bucket is None or cut.config == self._config
+        return cut
+
+    def forward(self, work: StepWork, cut: QuerySpans | None) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H]."""
+        spans, header = None, self.uploader.header
+        if cut is not None:
+            spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         return self._forward(
             len(work.slots), work.num_tokens, num_decodes=work.num_decodes, max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len, prefills=_prefills(work),
+            max_context_len=work.max_context_len, spans=spans, prefills=_prefills(work),
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
         """The same for whatever step is padded to ``bucket``: hidden states [tokens, H]."""
+        spans, header = None, self.uploader.header
+        if bucket.spans:
+            spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         return self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
-            max_context_len=self.limits.max_model_len, num_spans=bucket.spans, pause=pause,
+            max_context_len=self.limits.max_model_len, spans=spans, padded=True, pause=pause,
         )  # fmt: skip
 
     def _forward(
@@ -123,7 +147,8 @@ class Runner:
         num_decodes: int,
         max_query_len: int,
         max_context_len: int,
-        num_spans: int = 0,
+        spans: Spans | None,
+        padded: bool = False,
         prefills: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
@@ -153,8 +178,8 @@ class Runner:
             max_context_len=max_context_len,
             num_decodes=num_decodes,
             prefills=prefills,
-            decode_lens=header.decode_lens[:num_rows] if num_spans else None,
-            spans=header.spans[:num_spans] if num_spans else None,
+            decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
+            spans=spans,
         )
         return self.model.forward(input_ids, positions, self.kv_cache, batch, pause)
 

@@ -1,9 +1,9 @@
 """One upload per step: everything a step tells the device, packed into one int32 buffer.
 
-The buffer begins with a header of fixed layout: rows of ``width`` ints each, then the spans (blocks of queries) of a
-step that is padded to a bucket with spans. On CUDA it always lies at the same device address, because captured graphs
-read it there. After it comes the tail: the step's deltas, one after another, each aligned to 16 bytes. The host side
-is a ring of pinned buffers, so that the copy of one step may still be under way while the next is packed.
+The buffer begins with a header of fixed layout: rows of ``width`` ints each, then, in a step with prompts, how these
+are cut for attention. On CUDA it always lies at the same device address, because captured graphs read it there. After
+it comes the tail: the step's deltas, one after another, each aligned to 16 bytes. The host side is a ring of pinned
+buffers, so that the copy of one step may still be under way while the next is packed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.executor.device import new_event
 from actors.executor.layout import aligned
 from actors.executor.step_work import StepWork
 from bus.messages import Int32Array
-from kernels.paged_attention import query_spans
+from kernels.attention_spans import FIELDS, QuerySpans
 
 SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, POSITIONS, INDEXES = range(8)
 NUM_ROWS = 8
@@ -26,9 +26,11 @@ NUM_ROWS = 8
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``spans`` [M, 2] and ``decode_lens`` are for buckets with spans. All others
-    have room for every slot: four are by row of the pass (use the first R), four by sampled token (the first N)."""
+    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 4] are for steps with prompts,
+    ``decode_lens`` is for those of them that are padded to a bucket. All others have room for every slot: four are by
+    row of the pass (use the first R), four by sampled token (the first N)."""
 
+    merges: torch.Tensor
     spans: torch.Tensor
     slots: torch.Tensor
     starts: torch.Tensor
@@ -51,8 +53,7 @@ class Uploader:
     """Packs and sends. ``tail_ints`` is what usually fits; a larger tail gets a buffer of its own.
 
     Args:
-        max_spans: the most spans of a bucket.
-        block_queries: queries per span.
+        max_spans, max_merges: the most of a step or a bucket.
 
     On a CPU the host buffer itself is what the kernels read: nothing is copied. On the meta device nothing is copied
     either, as it has no memory.
@@ -66,31 +67,33 @@ class Uploader:
         num_buffers: int,
         *,
         max_spans: int = 0,
-        block_queries: int = 1,
+        max_merges: int = 0,
     ) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         self._width = aligned(max_num_seqs + 2)
         self._dummy_slot = max_num_seqs
-        self._block_queries = block_queries
         self._row_ints = NUM_ROWS * self._width
-        self._header_ints = self._row_ints + aligned(2 * max_spans)
-        self._capacity = self._header_ints + aligned(tail_ints)
+        self._spans_begin = self._row_ints + FIELDS * max_merges
+        spans_end = self._spans_begin + FIELDS * max_spans
+        self._capacity = spans_end + aligned(tail_ints)
         self._ring = [self._host_buffer() for _ in range(num_buffers if self._cuda else 1)]
         self._next = 0
         first = self._ring[0].tensor
         on_host = device.type == "cpu"
         self._target = first if on_host else torch.zeros(self._capacity, dtype=torch.int32, device=device)
         rows = self._target[: self._row_ints].view(NUM_ROWS, self._width)
-        spans = self._target[self._row_ints :][: 2 * max_spans].view(max_spans, 2)
-        self.header = Header(spans, *(rows[row] for row in range(NUM_ROWS)))
+        merges = self._target[self._row_ints : self._spans_begin].view(-1, FIELDS)
+        spans = self._target[self._spans_begin : spans_end].view(-1, FIELDS)
+        self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)))
 
     def _host_buffer(self) -> _HostBuffer:
         tensor = torch.zeros(self._capacity, dtype=torch.int32, pin_memory=self._cuda)
         return _HostBuffer(tensor, tensor.numpy(), new_event() if self._cuda else None)
 
-    def send(self, work: StepWork, bucket: Bucket | None) -> dict[str, torch.Tensor]:
-        """Send header and deltas of ``work``; rows from R up to those of ``bucket`` are rows of nothing (dummy slot).
+    def send(self, work: StepWork, bucket: Bucket | None, cut: QuerySpans | None = None) -> dict[str, torch.Tensor]:
+        """Send header and deltas of ``work``, whose prompts are ``cut``; rows from R up to those of ``bucket`` are rows
+        of nothing (dummy slot), spans and merges beyond those there are also.
 
         Returns the deltas on the device, by name. The header is in :attr:`header`.
         """
@@ -102,15 +105,15 @@ class Uploader:
         _pack_rows(rows, work)
         if bucket is not None:
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
-            if bucket.spans:
-                self._pack_spans(buffer.array[self._row_ints :][: 2 * bucket.spans].reshape(-1, 2), work)
+        num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
+        header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._row_ints
         tail_ints = sum(aligned(len(values)) for values in work.deltas.values())
-        fits = self._header_ints + tail_ints <= self._capacity
+        fits = header_ints + tail_ints <= self._capacity
         if fits:
-            offsets = _pack_tail(buffer.array, self._header_ints, work.deltas)
-            used = self._header_ints + tail_ints
+            offsets = _pack_tail(buffer.array, header_ints, work.deltas)
+            used = header_ints + tail_ints
         else:
-            used = self._header_ints
+            used = header_ints
         if self._cuda:
             self._target[:used].copy_(buffer.tensor[:used], non_blocking=True)
             assert buffer.copied is not None
@@ -126,10 +129,17 @@ class Uploader:
         tail = host.to(self._device, non_blocking=True)
         return {name: tail[start:end] for name, (start, end) in offsets.items()}
 
-    def _pack_spans(self, target: Int32Array, work: StepWork) -> None:
-        spans = query_spans(work.query_start, work.num_decodes, self._block_queries)
-        target[: len(spans)] = spans
-        target[len(spans) :, 0] = -1
+    def _pack_spans(self, target: Int32Array, cut: QuerySpans | None, num_spans: int) -> int:
+        """Write merges and ``num_spans`` spans; returns where they end."""
+        end: int = self._spans_begin + FIELDS * num_spans
+        merges = target[self._row_ints : self._spans_begin].reshape(-1, FIELDS)
+        spans = target[self._spans_begin : end].reshape(-1, FIELDS)
+        merges[:] = 0
+        spans[:, 0] = -1
+        if cut is not None:
+            merges[: len(cut.merges)] = cut.merges
+            spans[: len(cut.spans)] = cut.spans
+        return end
 
 
 def _pack_rows(rows: Int32Array, work: StepWork) -> None:

@@ -90,14 +90,16 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
 
 
 def long_past_steps(limits: BatchLimits) -> list[StepPlan]:
-    """A prompt's largest chunk behind the longest past there can be, for an empty batch; none if no past is left."""
-    count = limits.max_num_batched_tokens
-    past = limits.max_model_len - 2 - count
-    if past <= 0:
-        return []
-    step = _entering([past + count], limits, GREEDY)
-    sequence = _new(0, past + count, limits, GREEDY, computed=past)
-    return [replace(step, new_sequences=(sequence,), num_scheduled=np.array([count], np.int32))]
+    """A prompt's largest chunk behind the longest past there can be, and its last token behind all others, each for an
+    empty batch; those for which a past is left."""
+    steps = []
+    for count in (limits.max_num_batched_tokens, 1):
+        past = limits.max_model_len - 2 - count
+        if past > 0:
+            step = _entering([past + count], limits, GREEDY)
+            sequence = _new(0, past + count, limits, GREEDY, computed=past)
+            steps.append(replace(step, new_sequences=(sequence,), num_scheduled=np.array([count], np.int32)))
+    return steps
 
 
 def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:

@@ -18,7 +18,8 @@ from kernels.activation import silu_mul
 from kernels.attention_decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
 from kernels.attention_library import LongRow, long_prefill
 from kernels.attention_plan import plan_decodes
-from kernels.attention_prefill import PrefillConfig, prefill_attention, prefill_config
+from kernels.attention_prefill import plan_prefills, prefill_attention
+from kernels.attention_spans import PrefillConfig, most_pieces, num_shares, prefill_config, query_spans
 from kernels.batch_inputs import prepare_inputs, store_sampled
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
@@ -120,8 +121,31 @@ def library_prefill_lines(cache: Cache) -> None:
         print(f"{f'1 x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}")
 
 
+def prefill_time(
+    cache: Cache, rows: int, queries: int, context: int, config: PrefillConfig, *, cut: bool, padded: bool = False
+) -> float:
+    """``padded``: with as many idle programs as a graph of that step has."""
+    q = torch.randn(rows * queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
+    out, table, slots = torch.empty_like(q), cache.table(rows, context), ints(range(rows))
+    starts, lens = ints(range(0, rows * queries + 1, queries)), ints([context] * rows)
+    shares = num_shares(config, Q_HEADS, num_multiprocessors(CUDA))
+    host = query_spans(starts.cpu().numpy(), lens.cpu().numpy(), 0, config, shares if cut else 0)
+    spans, merges = torch.from_numpy(host.spans), torch.from_numpy(host.merges)
+    if padded:
+        pad = torch.nn.functional.pad
+        spans = pad(spans, (0, 0, 0, 32), value=-1)
+        merges = pad(merges, (0, 0, 0, most_pieces(shares) // 2 - len(merges)))
+    plan = plan_prefills(spans.to(CUDA), merges.to(CUDA), config, Q_HEADS, HEAD_DIM, most_pieces(shares))
+
+    def call(layer: int) -> Callable[[], None]:
+        k, v = cache.layer(layer)
+        return lambda: prefill_attention(q, k, v, out, slots, starts, lens, table, HEAD_DIM**-0.5, 0, plan)
+
+    return graph_microseconds([call(layer) for layer in range(4)], replays=3)
+
+
 def prefill_lines(cache: Cache, sweep: bool) -> None:
-    print("prefill attention, causal                       us/layer  TF/s  launch shape")
+    print("prefill attention, causal        us/layer: keys whole  keys cut  in a graph  TF/s, cut  launch shape")
     for rows, queries, context in (
         (16, 512, 512),
         (4, 2048, 2048),
@@ -129,10 +153,13 @@ def prefill_lines(cache: Cache, sweep: bool) -> None:
         (1, 2048, 32768),
         (1, 8192, 32768),
         (8, 64, 4096),
+        (1, 64, 15064),
+        (1, 128, 32768),
+        (1, 192, 32768),
+        (1, 512, 32768),
+        (4, 64, 8192),
+        (1, 64, 131072),
     ):
-        q = torch.randn(rows * queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
-        out, table, slots = torch.empty_like(q), cache.table(rows, context), ints(range(rows))
-        starts, lens = ints(range(0, rows * queries + 1, queries)), ints([context] * rows)
         operations = 4 * Q_HEADS * HEAD_DIM * rows * queries * (context - queries / 2)
         shipped = prefill_config(queries, context, HEAD_DIM, 2)
         configs = [shipped]
@@ -142,16 +169,11 @@ def prefill_lines(cache: Cache, sweep: bool) -> None:
                 for queries_, tile, warps, stages in itertools.product((64, 128), (32, 64), (4,), (2, 3))
             ] + [PrefillConfig(128, 128, 8, 3), PrefillConfig(128, 64, 8, 3)]
         for config in dict.fromkeys(configs):
-            calls = []
-            for layer in range(4):
-                k, v = cache.layer(layer)
-                calls.append(
-                    lambda k=k, v=v, config=config: prefill_attention(
-                        q, k, v, out, slots, starts, lens, table, 0, queries, context, HEAD_DIM**-0.5, 0, config
-                    )
-                )
-            time = graph_microseconds(calls, replays=3)
-            print(f"{f'{rows} x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}  {config}")
+            size = cache, rows, queries, context, config
+            whole, cut = prefill_time(*size, cut=False), prefill_time(*size, cut=True)
+            padded = prefill_time(*size, cut=True, padded=True)
+            name = f"{rows} x {queries} on {context}"
+            print(f"{name:42} {whole:11.1f} {cut:9.1f} {padded:11.1f} {operations / cut / 1e6:10.0f}  {config}")
 
 
 def sampling_lines() -> None:

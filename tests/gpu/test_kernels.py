@@ -8,13 +8,21 @@ import pytest
 import torch
 
 from kernels.activation import silu_mul, silu_mul_reference
-from kernels.attention_decode import decode_config
+from kernels.attention_decode import decode_config, num_multiprocessors
 from kernels.attention_library import LongRow, scratch_bytes
+from kernels.attention_spans import fixed_config, num_shares, query_spans
 from kernels.bad_words import apply_bad_words, apply_bad_words_reference
 from kernels.batch_inputs import prepare_inputs, prepare_inputs_reference, store_sampled
 from kernels.logprobs import token_logprobs, token_logprobs_reference
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
-from kernels.paged_attention import paged_attention, paged_attention_reference
+from kernels.paged_attention import (
+    AttentionShape,
+    Spans,
+    cut_prompts,
+    paged_attention,
+    paged_attention_reference,
+    plan_attention,
+)
 from kernels.penalties import apply_penalties, apply_penalties_reference
 from kernels.rotary_kv_write import rotary_kv_write, rotary_kv_write_reference
 from kernels.sampling import sample, sample_reference
@@ -97,6 +105,75 @@ def test_attention_over_float8(shape: str, cache_dtype: torch.dtype, dtype: torc
             dtype=dtype, cache_dtype=cache_dtype, device=CUDA,
         )
     )  # fmt: skip
+
+
+LONG_ROWS = [(64, 15_064), (128, 32_768), (512, 32_768), (64, 131_072), (512, 131_072)]
+"""New tokens and the context they end."""
+
+
+@pytest.mark.parametrize(("shape", "row"), [
+    *(("llama8b", row) for row in LONG_ROWS),
+    *((shape, LONG_ROWS[0]) for shape in ("qwen06b", "qwen7b", "mistral", "smollm", "phi", "gemma", "multiquery")),
+    ("qwen06b", LONG_ROWS[3]),
+])  # fmt: skip
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_few_queries_behind_a_long_context(shape: str, row: tuple[int, int], cache_dtype: torch.dtype) -> None:
+    """Keys are cut into pieces and merged, beside decodes and small prompts; the same bits every time."""
+    q_heads, kv_heads, head_dim, window = SHAPES[shape]
+    case = make_case(
+        [700, 3, row[1], 33, 90], [1, 1, row[0], 33, 5], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim,
+        window=window, dtype=torch.bfloat16, cache_dtype=cache_dtype, device=CUDA,
+    )  # fmt: skip
+    starts, lens = case.keywords["query_start"].cpu().numpy(), case.keywords["context_lens"].cpu().numpy()
+    size = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=cache_dtype.itemsize == 1)
+    cut = cut_prompts(starts, lens, 2, size, case.q.device)
+    assert (len(cut.merges) > 0) == (row[0] < 512 or q_heads < 32)
+    check_attention(case)
+    again = [paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords) for _ in range(20)]
+    assert all(torch.equal(result, again[0]) for result in again)
+
+
+@pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "mistral", "gemma"])
+def test_prompts_in_a_graph(shape: str) -> None:
+    """Captured without any row, a pass serves prompts whose keys are cut, and others; what is left over is harmless."""
+    q_heads, kv_heads, head_dim, window = SHAPES[shape]
+    case = make_case(
+        [700, 3, 15_064, 33, 9000], [1, 1, 64, 33, 65], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim,
+        window=window, dtype=torch.bfloat16, device=CUDA,
+    )  # fmt: skip
+    words, rows = case.keywords, len(case.context_lens)
+    expected = expected_attention(case, words)
+    size = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}))
+    config = fixed_config(head_dim, 2)
+    spans, merges = torch.full((64, 4), -1, dtype=torch.int32), torch.zeros((40, 4), dtype=torch.int32)
+    device_spans = Spans(config, spans.to(CUDA), merges.to(CUDA))
+    decode_lens = torch.where(torch.arange(rows, device=CUDA) < 2, words["context_lens"], 0)
+    fixed = words | {"num_decodes": rows, "decode_lens": decode_lens}
+    out = torch.empty_like(case.q)
+
+    def attend() -> None:
+        plan = plan_attention(words["slots"], decode_lens, size, device_spans)
+        for _layer in range(3):
+            out.fill_(torch.nan)
+            paged_attention(case.q, case.k_cache, case.v_cache, **fixed, out=out, plan=plan)
+
+    attend()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend()
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    shares = num_shares(config, q_heads, num_multiprocessors(case.q.device))
+    for most in (shares, 0, 2, shares):
+        cut = query_spans(starts, lens, 2, config, most)
+        assert (len(cut.merges) > 0) == (most > 0)
+        for filled, given, target in (
+            (spans.clone(), cut.spans, device_spans.spans), (merges.clone(), cut.merges, device_spans.merges)
+        ):  # fmt: skip
+            filled[: len(given)] = torch.from_numpy(given)
+            target.copy_(filled)
+        graph.replay()
+        assert relative_error(out, expected) < 8e-3
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])

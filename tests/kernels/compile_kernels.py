@@ -22,9 +22,11 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import kernels.attention_decode
+import kernels.paged_attention
 import kernels.pdl
 from kernels.attention_gather import gather_tokens, merge_attention
 from kernels.attention_plan import plan_decodes
+from kernels.attention_spans import prefill_config
 from kernels.bad_words import apply_bad_words
 from kernels.embedding import embedding
 from kernels.linear import gated_linear, linear, partial_linear
@@ -33,7 +35,7 @@ from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.logprobs import token_logprobs
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionShape, Spans, paged_attention, plan_attention
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import sample
 from kernels.token_masks import apply_token_masks
@@ -120,13 +122,17 @@ def launch_attention(
     case += f" cache {TYPES[cache_dtype]}"
     tokens = decodes + (rows - decodes) * queries
     cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
-    scales = meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None
+    float8 = cache_dtype.itemsize == 1
+    scales = meta(2, kv_heads, dtype=torch.float32) if float8 else None
+    lengths = (0, 0) if fixed else (queries, 8 * queries)
+    config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8)
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), cache[:, 1, 0], cache[:, 1, 1], slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
         max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
-        decode_lens=meta(rows) if fixed else None, spans=meta(64, 2) if fixed else None,
-        kv_scales=scales,
+        decode_lens=meta(rows) if fixed else None, kv_scales=scales,
+        plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 4), meta(4, 4))),
     )  # fmt: skip
 
 
@@ -217,7 +223,8 @@ def launch_all() -> None:
 
 
 def main() -> None:
-    kernels.attention_decode.num_multiprocessors = lambda _device: 132
+    for module in (kernels.attention_decode, kernels.paged_attention):
+        module.num_multiprocessors = lambda _device: 132
     kernels.pdl._supported = lambda _device: int(sys.argv[1]) >= 90
     JITFunction.run = record
     launch_all()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from kernels.attention_decode import DecodeConfig, decode_attention
 from kernels.attention_plan import plan_decodes
-from kernels.attention_prefill import PrefillConfig, prefill_attention
-from kernels.paged_attention import fixed_config, paged_attention, paged_attention_reference, query_spans
+from kernels.attention_prefill import plan_prefills, prefill_attention
+from kernels.attention_spans import PrefillConfig, fixed_config, query_spans
+from kernels.paged_attention import (
+    AttentionShape,
+    Spans,
+    paged_attention,
+    paged_attention_reference,
+    plan_attention,
+)
 from tests.kernels.attention_cases import AttentionCase, make_case, naive_attention
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -59,21 +66,38 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_is_the_reference(name: str, device: torch.device) -> None:
-    """Both kernels together write every token and agree with the reference."""
+    """The kernels together write every row's tokens and agree with the reference."""
     case = make_case(**CASES[name], device=device)
     expected = paged_attention_reference(case.q, case.k_cache, case.v_cache, **case.keywords)
     result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, out=poisoned(case))
-    torch.testing.assert_close(result, expected, atol=TOLERANCE[case.q.dtype], rtol=1e-3)
+    rows = slice(sum(case.query_lens))
+    torch.testing.assert_close(result[rows], expected[rows], atol=TOLERANCE[case.q.dtype], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG_CASES: dict[str, dict[str, Any]] = {
+    "long": {"context_lens": [40, 500, 30, 400], "query_lens": [1, 21, 17, 3], "q_heads": 4, "kv_heads": 2,
+             "head_dim": 64},
+    "long_window": {"context_lens": [40, 700, 30], "query_lens": [1, 21, 30], "q_heads": 2, "kv_heads": 1,
+                    "head_dim": 64, "window": 150},
+    "long_half_float8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
+                         "dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn},
+}  # fmt: skip
+"""With rows so long that they are cut where pieces may be short."""
+
+
+@pytest.mark.parametrize("name", [*CASES, *LONG_CASES])
 def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -> None:
-    """Rows are told apart on the device alone; rows, tokens and blocks of queries beyond the step's are harmless."""
-    case = make_case(**CASES[name], device=device)
+    """Rows are told apart on the device alone; rows, tokens, blocks of queries, and merges of pieces beyond the step's
+    are harmless."""
+    case = make_case(**(CASES | LONG_CASES)[name], device=device)
     words, num_rows = case.keywords, len(case.context_lens)
     expected = paged_attention_reference(case.q, case.k_cache, case.v_cache, **words)
-    block_queries = fixed_config(case.q.shape[2], case.q.element_size()).block_queries
-    spans = torch.from_numpy(query_spans(words["query_start"].cpu().numpy(), words["num_decodes"], block_queries))
+    q_heads, head_dim = case.q.shape[1:]
+    float8 = words["kv_scales"] is not None
+    config = fixed_config(head_dim, case.q.element_size(), float8=float8)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = query_spans(starts, lens, words["num_decodes"], config, shares=8, least_keys=128)
+    assert (len(cut.merges) > 0) == (name in LONG_CASES)
     num_tokens = sum(case.query_lens)
     decodes = torch.arange(num_rows, device=device) < words["num_decodes"]
     pad = torch.nn.functional.pad
@@ -84,22 +108,21 @@ def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -
         "num_decodes": num_rows + 3,
         "max_query_len": 1,
         "decode_lens": pad(torch.where(decodes, words["context_lens"], 0), (0, 3)),
-        "spans": pad(spans, (0, 0, 0, 4), value=-1).to(device),
     }
+    shape = AttentionShape(
+        q_heads, case.k_cache.shape[2], head_dim, case.q.element_size(), frozenset({words["sliding_window"]}),
+        float8=float8,
+    )  # fmt: skip
+    spans = pad(torch.from_numpy(cut.spans), (0, 0, 0, 4), value=-1).to(device)
+    merges = pad(torch.from_numpy(cut.merges), (0, 0, 0, 2)).to(device)
+    plan = plan_attention(padded["slots"], padded["decode_lens"], shape, Spans(config, spans, merges))
+    pieces = plan_prefills(spans, merges, config, q_heads, head_dim, 32)
+    padded["plan"] = dataclasses.replace(plan, prefills=pieces)
     q = torch.cat((case.q[:num_tokens], torch.full_like(case.q[:1], torch.nan).expand(num_rows + 3, -1, -1)))
     for attend in (paged_attention, paged_attention_reference):
         out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=device)
         attend(q, case.k_cache, case.v_cache, **padded, out=out)
         torch.testing.assert_close(out[:num_tokens], expected[:num_tokens], atol=TOLERANCE[case.q.dtype], rtol=1e-3)
-
-
-def test_query_spans_cut_rows_into_blocks() -> None:
-    """Row by row, the last block first; rows before the first one, and empty ones, have none."""
-    spans = query_spans(np.array([0, 1, 2, 12, 12, 16], np.int32), 2, 4)
-
-    assert spans.tolist() == [[2, 8], [2, 4], [2, 0], [4, 0]]
-    assert query_spans(np.array([0, 1], np.int32), 1, 4).shape == (0, 2)
-    assert spans.dtype == np.int32
 
 
 def test_reference_in_bfloat16() -> None:
@@ -162,14 +185,17 @@ def test_invariant_rows_do_not_know_each_other(device: torch.device) -> None:
             assert torch.equal(result, together[begin + first : begin + end])
 
 
-@pytest.mark.parametrize(("block_queries", "tile", "window"), [(16, 32, 0), (32, 16, 0), (64, 16, 40), (16, 64, 5)])
+@pytest.mark.parametrize(("block_queries", "tile", "window"), [(32, 16, 0), (64, 16, 40), (16, 64, 5)])
 def test_any_prefill_tiles_give_the_same(block_queries: int, tile: int, window: int, device: torch.device) -> None:
     """Chunks that begin inside a context, with blocks of queries smaller and larger than the tiles of keys."""
     case = make_case([150, 64, 70], [60, 64, 3], q_heads=2, kv_heads=2, head_dim=32, window=window, device=device)
     words, out = case.keywords, poisoned(case)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = query_spans(starts, lens, 0, PrefillConfig(block_queries, tile, 4, 1))
+    spans = Spans.copied(cut, device)
     prefill_attention(
         case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],
-        words["block_tables"], 0, 64, 150, words["scale"], window, PrefillConfig(block_queries, tile, 4, 1),
+        words["block_tables"], words["scale"], window, plan_prefills(spans.spans, spans.merges, cut.config, 2, 32, 1),
     )  # fmt: skip
     torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 

@@ -13,7 +13,7 @@ from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
-from kernels.paged_attention import AttentionShape
+from kernels.paged_attention import AttentionShape, Spans
 
 
 @dataclass(slots=True)
@@ -22,8 +22,9 @@ class AttentionBatch:
 
     ``slots`` [R], ``query_start`` [R + 1], ``context_lens`` [R] (with this pass's tokens) and ``block_tables`` [S, MB]
     are int32, ``slot_mapping`` [T] int64 (block * block_size + offset, -1: not stored). The first ``num_decodes`` rows
-    have one token each. ``max_context_len`` is an upper bound. A pass of fixed shape also has ``decode_lens`` [R] and
-    ``spans`` [N, 2], int32 (see :func:`kernels.paged_attention.paged_attention`).
+    have one token each. ``max_context_len`` is an upper bound. ``spans`` is how the others are cut, if
+    there are any. A pass of fixed shape also has ``decode_lens`` [R] int32 (see
+    :func:`kernels.paged_attention.paged_attention`).
     """
 
     slots: torch.Tensor
@@ -37,7 +38,15 @@ class AttentionBatch:
     prefills: tuple[LongRow, ...] = ()
     """The rows after the decodes as the host knows them; none while a graph is captured."""
     decode_lens: torch.Tensor | None = None
-    spans: torch.Tensor | None = None
+    spans: Spans | None = None
+
+
+def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype) -> AttentionShape:
+    """Of a model that computes in ``dtype``."""
+    return AttentionShape(
+        config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
+        float8=is_float8(cache_dtype),
+    )  # fmt: skip
 
 
 class AttentionPass(Protocol):
@@ -66,7 +75,7 @@ class KernelPass:
         self._ops = ops
         self.batch = batch
         count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
-        self._plans = ops.plan_attention(batch.slots[:count], lens[:count], shape)
+        self._plan = ops.plan_attention(batch.slots[:count], lens[:count], shape, batch.spans)
 
     def attend(
         self,
@@ -92,10 +101,9 @@ class KernelPass:
             max_context_len=batch.max_context_len,
             sliding_window=window,
             kv_scales=kv_scales,
-            plans=self._plans,
+            plan=self._plan,
             prefills=batch.prefills,
             decode_lens=batch.decode_lens,
-            spans=batch.spans,
         )
         return attended
 

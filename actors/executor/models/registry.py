@@ -7,8 +7,7 @@ from functools import partial
 import torch
 
 from actors import model_config
-from actors.executor.kv_cache import is_float8
-from actors.executor.layers.attention import KernelPass
+from actors.executor.layers.attention import KernelPass, attention_shape
 from actors.executor.layers.cpu_attention import CpuPass, Scratch
 from actors.executor.layers.parameters import Parameters
 from actors.executor.models.llama import LlamaModel
@@ -18,7 +17,6 @@ from actors.executor.models.qwen2 import Qwen2Model
 from actors.executor.models.qwen3 import Qwen3Model
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig, ModelError
-from kernels.paged_attention import AttentionShape
 
 MODELS: dict[str, type[LlamaModel]] = {
     model_config.LLAMA: LlamaModel,
@@ -48,10 +46,7 @@ def build_model(
         supported = ", ".join(model_config.ARCHITECTURES)
         raise ModelError(f"architecture {config.architecture!r} is not supported (supported: {supported})")
     num_positions = max_model_len or model_config.max_positions(config)
-    shape = AttentionShape(
-        config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
-        float8=is_float8(cache_dtype or dtype),
-    )  # fmt: skip
+    shape = attention_shape(config, dtype, cache_dtype or dtype)
     in_place = device.type == "cpu" and dtype == (cache_dtype or dtype) == torch.float32
     begin = partial(CpuPass, ops, Scratch()) if in_place else partial(KernelPass, ops, shape)
     return MODELS[config.architecture](config, Parameters(device, dtype), ops, begin, num_positions)

@@ -258,9 +258,7 @@ def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
     runner = driver.engine._loaded.runner
     buckets = Buckets(6, 40, 4)
     limits = runner.limits
-    uploader = Uploader(
-        torch.device("cpu"), limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans, block_queries=4
-    )
+    uploader = Uploader(torch.device("cpu"), limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans)
     graphs = EagerGraphs(buckets)
     monkeypatch.setattr(runner, "buckets", buckets)
     monkeypatch.setattr(runner, "uploader", uploader)

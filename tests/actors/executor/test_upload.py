@@ -9,6 +9,7 @@ import torch
 from actors.executor.batch import PersistentBatch
 from actors.executor.buckets import Bucket
 from actors.executor.upload import Uploader
+from kernels.attention_spans import QuerySpans, fixed_config
 from tests.actors.executor.batch_plans import DECODE, LIMITS, entering, new, plan, running
 from tests.engine_driver import ints
 
@@ -55,25 +56,47 @@ def test_padding_rows_name_the_dummy_slot_and_no_token() -> None:
     assert header.positions[:4].tolist() == [21, -1, -1, -1]
 
 
-def test_padding_of_a_mixed_step_samples_nothing_and_lists_the_blocks_of_queries() -> None:
-    """Decodes have their lengths, other rows are listed by blocks, the last first; what is left over is nothing."""
+def test_padding_of_a_mixed_step_samples_nothing_and_cuts_nothing() -> None:
+    """Decodes have their lengths, other rows are cut as it was said; what is left over is nothing."""
     batch = running()
-    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=5, block_queries=8)
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=6, max_merges=2)
     step = dataclasses.replace(
         entering(new(2, 2, 25), new(3, 1, 9, num_blocks=1)), num_decodes=1, slots=ints([0, 2, 1]),
         num_scheduled=ints([1, 17, 9]),
     )  # fmt: skip
 
-    uploader.send(batch.apply(step), Bucket(4, 32, 5))
+    cut = QuerySpans(fixed_config(64, 2), ints([[1, 0, 0, 128], [1, 0, 128, 130], [2, 0, 0, 0]]), ints([[1, 0, 2, 17]]))
+    work = batch.apply(step)
+
+    deltas = uploader.send(work, Bucket(4, 32, 5), cut)
 
     header = uploader.header
     assert header.decode_lens[:4].tolist() == [21, 0, 0, 0]
-    assert header.spans.tolist() == [[1, 16], [1, 8], [1, 0], [2, 8], [2, 0]]
+    assert header.spans[:3].tolist() == cut.spans.tolist()
+    assert header.spans[3:5, 0].tolist() == [-1, -1]
+    assert header.merges.tolist() == [[1, 0, 2, 17], [0, 0, 0, 0]]
     assert header.query_start[:5].tolist() == [0, 1, 18, 27, 27]
     assert header.sample_slots[:4].tolist() == [0, 1, 4, 4]
     assert header.hidden_index[:4].tolist() == [0, 26, 0, 0]
     assert header.positions[:4].tolist() == [21, 9, -1, -1]
 
+    assert {name: values.tolist() for name, values in deltas.items()} == {
+        name: values.tolist() for name, values in work.deltas.items()
+    }
+
     uploader.send(batch.apply(plan(1, slots=[0], num_scheduled=[1])), Bucket(4, 32, 5))
 
-    assert header.spans[:, 0].tolist() == [-1] * 5
+    assert header.spans[:5, 0].tolist() == [-1] * 5
+    assert not header.merges.any()
+
+
+def test_a_step_without_a_bucket_has_its_own_spans() -> None:
+    """As many as it is cut into, and its deltas behind them."""
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=6, max_merges=2)
+    work = PersistentBatch(LIMITS).apply(entering(new(1, 2, 20)))
+    cut = QuerySpans(fixed_config(64, 2), ints([[0, 16, 0, 0], [0, 0, 0, 0]]), ints([[]]).reshape(0, 4))
+
+    deltas = uploader.send(work, None, cut)
+
+    assert uploader.header.spans[:2].tolist() == cut.spans.tolist()
+    assert deltas["values"].tolist() == work.deltas["values"].tolist()

@@ -16,7 +16,8 @@ from actors.executor.step_work import StepWork
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
 SPARE_SPANS = 32
-"""A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill."""
+"""A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
+whose keys are cut take what is left of them."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
 """Attention of longer queries over longer contexts has launch shapes of its own, and takes long enough to launch as it
 runs."""

@@ -9,14 +9,9 @@ from numpy.typing import NDArray
 
 from actors.executor.scoring import Scoring
 from bus.messages import Int32Array
+from bus.messages.field_types import no_ints
 
 BoolArray = NDArray[np.bool_]
-
-_NO_ROWS: Int32Array = np.empty(0, np.int32)
-
-
-def _no_rows() -> Int32Array:
-    return _NO_ROWS
 
 
 @dataclass(slots=True)
@@ -55,7 +50,7 @@ class StepWork:
     extra_ruled: bool = False
     extra_masked: bool = False
     extra_worded: bool = False
-    constrained: Int32Array = field(default_factory=_no_rows)
+    constrained: Int32Array = field(default_factory=no_ints)
     broken: list[int] = field(default_factory=list)
     scoring: Scoring | None = None
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from actors.scheduler.running import Slots
 from actors.scheduler.sequence import Sequence
 from bus.messages import Int32Array, NewSequence, StepPlan
+from bus.messages.field_types import no_ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +106,7 @@ class PlanBuilder:
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering)),
             freed_slots=_ints(self.freed_slots),
-            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else _NO_INTS,
+            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
             new_block_ids=_ints(tables),
             appended_slots=_ints(self._appended_slots),
             appended_blocks=_ints(self._appended_blocks),
@@ -132,11 +133,8 @@ class PlanBuilder:
         return plan
 
 
-_NO_INTS = np.empty(0, np.int32)
-
-
 def _ints(values: list[int]) -> Int32Array:
-    return np.array(values, np.int32) if values else _NO_INTS
+    return np.array(values, np.int32) if values else no_ints()
 
 
 def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:

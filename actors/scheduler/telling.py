@@ -12,6 +12,7 @@ from actors.scheduler.lanes import Lanes
 from actors.scheduler.output import Scores, SequenceOutput
 from actors.scheduler.sequence import Request, Sequence
 from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestTimed, SequenceEnded, SequenceStarted
+from bus.messages.field_types import no_ints
 
 
 def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
@@ -81,7 +82,7 @@ def _started(
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         return_token_ids=sampling.return_token_ids,
-        prompt_token_ids=_ints(request.prompt) if tells_prompt else _NO_INTS,
+        prompt_token_ids=_ints(request.prompt) if tells_prompt else no_ints(),
         output_end=output.end,
         output_token_ids=_ints(output.tokens),
         output_bits=_ints(scores.bits),
@@ -92,9 +93,6 @@ def _started(
     )
 
 
-_NO_INTS = np.empty(0, np.int32)
-
-
 def _ints(values: array[int]) -> Int32Array:
     """A copy."""
-    return np.frombuffer(values.tobytes(), np.int32) if values else _NO_INTS
+    return np.frombuffer(values.tobytes(), np.int32) if values else no_ints()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import Message, StepResult
 from bus.streams import Names
+from tests.vanish import vanish
 from web.app import IngressActor
 
 T = TypeVar("T")
@@ -146,15 +146,8 @@ class Deployment:
         """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
 
         async def kill() -> None:
-            actor, run = self._actor(name), self._runs.pop(name)
-
-            async def vanished(*_: object, **__: object) -> None:
-                return None
-
-            actor.bus.release_lease = vanished  # type: ignore[method-assign]
-            run.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await run
+            actor = self._actor(name)
+            await vanish(actor, self._runs.pop(name))
             await actor.bus.close()
 
         self.do(kill())

@@ -30,6 +30,7 @@ from bus.messages import (
     StepResult,
 )
 from bus.streams import Names
+from tests.vanish import vanish
 
 OpenBus = Callable[[], Bus]
 
@@ -151,16 +152,7 @@ class System:
 
     async def kill(self, name: str) -> None:
         """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
-        run = self._runs.pop(name)
-        actor = next(actor for actor in self.actors if actor.name == name)
-
-        async def vanished(*_: object, **__: object) -> None:
-            return None
-
-        actor.bus.release_lease = vanished  # type: ignore[method-assign]
-        run.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await run
+        await vanish(next(actor for actor in self.actors if actor.name == name), self._runs.pop(name))
 
     async def stop(self) -> None:
         for actor in self.actors:

@@ -17,6 +17,7 @@ from actors.single_process import make_actors
 from bus.contract import Bus
 from bus.memory_bus import MemoryBus, MemoryServer
 from tests.system.harness import eventually
+from tests.vanish import vanish
 from web.app import IngressActor
 
 
@@ -36,14 +37,7 @@ class Client:
         """End an actor as SIGKILL would, as nearly as one process allows; another takes its place over ``bus``."""
         actor = self.actors[kind]
         place = self._all.index(actor)
-
-        async def vanished(*_: object, **__: object) -> None:
-            return None
-
-        actor.bus.release_lease = vanished  # type: ignore[method-assign]
-        self._runs[place].cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._runs[place]
+        await vanish(actor, self._runs[place])
         await actor.bus.close()
         await bus.connect()
         self.actors[kind] = self._all[place] = type(actor)(actor.settings, bus, f"{actor.name}-again")

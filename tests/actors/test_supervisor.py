@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -19,6 +18,7 @@ from actors.supervisor import ChildPlan, Supervisor, plan_children
 from bus.contract import Bus, BusError
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import until
 
 DRAINS = """
 import signal
@@ -158,13 +158,6 @@ async def test_grandchildren_are_killed_too() -> None:
     assert await watched.running == EXIT_UNUSABLE
     pid = int(watched.out.getvalue().partition("pid=")[2].split()[0])
     await until(lambda: not _runs(pid))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something outside of this process."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (nothing tells us)
-            await asyncio.sleep(0.01)
 
 
 def _runs(pid: int) -> bool:

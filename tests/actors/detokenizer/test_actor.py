@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from bus.messages import (
     StopSequence,
 )
 from bus.streams import Names
+from tests.waiting import until, until_empty
 
 NAMES = Names()
 TEXT = "Hello 你好 🎉 world"
@@ -136,18 +137,6 @@ async def running(world: World, settings: Settings, name: str = "detok-0") -> As
         await task
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Until something the actor does in its own time has happened; the test's time limit bounds it."""
-    while not condition():  # noqa: ASYNC110 - the actor has no event for it
-        await asyncio.sleep(0.001)
-
-
-async def gone(bus: MemoryBus, stream: str) -> None:
-    """Until nothing of a stream is left."""
-    while await bus.length(stream):  # noqa: ASYNC110 - the bus has no event for it
-        await asyncio.sleep(0.001)
-
-
 def joined(rows: list[tuple[str, str, str | None, int]]) -> tuple[str, str | None, int]:
     """(whole text, finish reason, tokens) of one sequence's rows; counts must grow."""
     counts = [row[3] for row in rows]
@@ -165,7 +154,7 @@ async def test_tokens_become_text_at_the_ingress(world: World, settings: Setting
         await asyncio.sleep(0)
         await world.write(NAMES.results("gpu-0"), *messages[3:])
         rows = await world.replies()
-        await gone(world.bus, NAMES.sequences("detok-0"))
+        await until_empty(world.bus, NAMES.sequences("detok-0"))
 
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
 
@@ -290,7 +279,7 @@ async def test_drain_waits_for_the_sequences_under_way(world: World, settings: S
     await world.executor("gpu-0")
     await world.write(NAMES.sequences("detok-0"), started())
     async with running(world, settings) as actor:
-        await gone(world.bus, NAMES.sequences("detok-0"))
+        await until_empty(world.bus, NAMES.sequences("detok-0"))
         actor.request_drain()
         await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
         rows = await world.replies()

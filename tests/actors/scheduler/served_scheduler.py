@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from fake_executor import FakeExecutor
 from world import request
@@ -22,17 +22,11 @@ from bus.messages import (
     StepResult,
 )
 from bus.streams import Names
+from tests.waiting import until
 
 NAMES = Names("pagebus")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 TTL_S = 600.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must happen soon."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 class Deployment:

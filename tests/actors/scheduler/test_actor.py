@@ -7,7 +7,7 @@ import time
 
 import pytest
 from fake_executor import FakeExecutor, expected_tokens
-from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done, until, until_trimmed
+from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done, until_trimmed
 
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, SetBack
 from bus.messages import (
@@ -16,6 +16,7 @@ from bus.messages import (
     SchedulerLeads,
     SequenceStarted,
 )
+from tests.waiting import until
 
 
 async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:

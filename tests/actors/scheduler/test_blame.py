@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_executor import expected_tokens
-from served_scheduler import NAMES, PROMPT, Deployment, ask, done, until
+from served_scheduler import NAMES, PROMPT, Deployment, ask, done
 
 from actors.scheduler.beams import BeamSearch
 from actors.scheduler.blame import MOST_BLAMES, blamed
@@ -17,6 +17,7 @@ from actors.scheduler.planner import Planner
 from actors.scheduler.replica import Replica
 from bus.dead_letters import read_dead_letters
 from bus.messages import RequestFailed
+from tests.waiting import until
 
 POISON = "poison"
 GOOD = ["a", "b", "c"]

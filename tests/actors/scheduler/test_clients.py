@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from fake_executor import expected_tokens
-from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, until, until_trimmed
+from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, until_trimmed
 from world import request
 
 from bus.contract import START
@@ -17,6 +17,7 @@ from bus.messages import (
     SequenceStarted,
 )
 from bus.streams import address_of
+from tests.waiting import until
 
 
 async def test_requests_of_a_gone_ingress_are_given_up() -> None:

@@ -20,6 +20,7 @@ from bus.contract import START, Entry
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import AbortRequest, GenerateRequest, Message, RequestFailed, SamplingParams, TokenizedRequest
 from bus.streams import TOKENIZER_GROUP, Names
+from tests.waiting import until, until_empty
 
 NAMES = Names()
 
@@ -62,18 +63,6 @@ async def read(bus: MemoryBus, stream: str, count: int) -> list[Message]:
     return [entry.message for entry in entries if entry.message is not None]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Until something the actor does in its own time has happened; the test's time limit bounds it."""
-    while not condition():  # noqa: ASYNC110 - the actor has no event for it
-        await asyncio.sleep(0.001)
-
-
-async def gone(bus: MemoryBus, stream: str) -> None:
-    """Until nothing of a stream is left."""
-    while await bus.length(stream):  # noqa: ASYNC110 - the bus has no event for it
-        await asyncio.sleep(0.001)
-
-
 async def test_requests_become_tokens_or_refusals_and_are_acked(server: MemoryServer, settings: Settings) -> None:
     """Good ones go to the scheduler, bad ones answer their ingress, the work stream is empty afterwards."""
     bus = MemoryBus(server)
@@ -83,7 +72,7 @@ async def test_requests_become_tokens_or_refusals_and_are_acked(server: MemorySe
     async with running(server, settings) as actor:
         tokenized = await read(bus, NAMES.tokenized, 3)
         failed = [*await read(bus, NAMES.replies("in-0"), 1), *await read(bus, NAMES.replies("in-1"), 1)]
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
         assert {TOKENIZER_GROUP: await bus.consumers(NAMES.requests, TOKENIZER_GROUP)} == {
             TOKENIZER_GROUP: {"tok-0": 0}
         }
@@ -101,7 +90,7 @@ async def test_what_a_dead_tokenizer_left_is_taken_over(server: MemoryServer, se
     assert len(await bus.read_group(TOKENIZER_GROUP, "dead", [NAMES.requests])) == 2
     async with running(server, settings):
         tokenized = await read(bus, NAMES.tokenized, 2)
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
         assert await bus.consumers(NAMES.requests, TOKENIZER_GROUP) == {"tok-0": 0}
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b"]
@@ -122,7 +111,7 @@ async def test_entry_that_keeps_killing_its_tokenizer_is_given_up_alone(
     async with running(server, settings):
         tokenized = await read(bus, NAMES.tokenized, 2)
         failed = await read(bus, NAMES.replies("in-0"), 1)
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["good", "better"]
     assert [(m.request_id, m.status) for m in failed if isinstance(m, RequestFailed)] == [("poison", 500)]
@@ -136,7 +125,7 @@ async def test_undecodable_and_foreign_entries_go_to_the_dead_letters(server: Me
     await bus.publish([(NAMES.requests, AbortRequest(request_id="x")), (NAMES.requests, request("a"))])
     async with running(server, settings):
         await read(bus, NAMES.tokenized, 1)
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
 
     assert await bus.length(NAMES.dead_letters("tokenizer")) == 2
 
@@ -170,7 +159,7 @@ async def test_bug_on_one_request_is_a_500_for_it_alone(
     async with running(server, settings):
         tokenized = await read(bus, NAMES.tokenized, 2)
         failed = await read(bus, NAMES.replies("in-0"), 1)
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b"]
     assert [(m.request_id, m.status) for m in failed if isinstance(m, RequestFailed)] == [("boom", 500)]
@@ -199,7 +188,7 @@ async def test_the_first_of_many_do_not_wait_for_the_others(
         assert len(await read(bus, NAMES.tokenized, 4)) == 4
         first_came.set()
         tokenized = await read(bus, NAMES.tokenized, 20)
-        await gone(bus, NAMES.requests)
+        await until_empty(bus, NAMES.requests)
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == [str(n) for n in range(20)]
     assert sizes == [4, 8, 8]

@@ -4,12 +4,14 @@ That depends on the token before, which the host learns a step later than the de
 its forward pass has been launched, once the tokens of the step before have come back: the device thread waits for them
 while the device works. Steps without such sequences wait for nothing.
 
-Grammars are made ready in threads of their own, from the moment that a plan with them arrives. Sequences of the same
-grammar begin with copies of the same matcher.
+Masks are filled in parallel. Copies of a matcher share its lexer, which one thread at a time may use. So slots are
+divided into lanes: sequences of the same grammar begin with copies of one matcher in the same lane, of another one in
+another lane. These are made ready in threads of their own, from the moment that a plan with the grammar arrives.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import OrderedDict, deque
@@ -27,37 +29,38 @@ from actors.grammar import GrammarError, make_matcher
 from bus.messages import Int32Array, StepPlan
 
 if TYPE_CHECKING:  # imported when the first grammar comes
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-MAX_KEPT = 256
-"""Grammars that are kept ready for sequences to come."""
-NUM_BUILDERS = 2
-MAX_FILLERS = 4
+MAX_KEPT = 1024
+"""Matchers that are kept ready for sequences to come: one for each grammar and lane that it was used in."""
+MAX_LANES = 8
 
 
 @dataclass(slots=True)
 class _Follower:
-    """Follows the sequence in a slot. ``start``: what sequences of its grammar begin with. ``tokens`` are still to be
-    followed. ``over``: there is nothing left to follow. ``broken``: because that was not possible any further."""
+    """Follows the sequence in a slot. ``start``: what sequences of its grammar begin with in its ``lane``. ``tokens``
+    are still to be followed. ``over``: there is nothing left to follow. ``broken``: because that was not possible any
+    further."""
 
     sequence_id: int
+    lane: int
     start: Future[LLMatcher]
     tokens: list[int]
     matcher: LLMatcher | None = None
     over: bool = False
     broken: bool = False
 
-    def fill(self, address: int, num_bytes: int) -> None:
-        """Write the next mask to ``address``, behind all tokens; waits until the grammar is ready."""
-        try:
-            if self.matcher is None:
+    def begun(self) -> LLMatcher | None:
+        """Its matcher, behind the tokens it entered with; waits until the grammar is ready. None if it is broken."""
+        if self.matcher is None:
+            try:
                 self.matcher = self.start.result().deep_copy()
+            except GrammarError:
+                self.broken = True
+                return None
             self.matcher.consume_tokens(self.tokens)
             self.tokens.clear()
-            self.matcher.unsafe_compute_mask_ptr(address, num_bytes)
-            self.broken = self.matcher.is_error()
-        except GrammarError:
-            self.broken = True
+        return self.matcher
 
 
 class Grammars:
@@ -77,11 +80,12 @@ class Grammars:
         self._builders: ThreadPoolExecutor | None = None
         self._building = threading.Lock()
         self._vocabulary: Future[LLTokenizer] | None = None
-        self._starts: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._starts: OrderedDict[tuple[str, int], Future[LLMatcher]] = OrderedDict()
         self._followers: dict[int, _Follower] = {}
         self._awaited: deque[StepWork | None] = deque()
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
-        self._fillers: ThreadPoolExecutor | None = None
+        self._num_lanes = min(MAX_LANES, len(os.sched_getaffinity(0)))
+        self._fillers: LLExecutor | None = None
         self._masks = torch.empty((0, -(-limits.vocab_size // 32)), dtype=torch.int32)
 
     # -- any thread ---------------------------------------------------------------------------------------------------
@@ -90,7 +94,7 @@ class Grammars:
         """Begin to make ready what a plan needs that is going to run."""
         for new in plan.new_sequences:
             if new.grammar:
-                self._start(new.grammar)
+                self._start(new.grammar, self._lane(new.slot))
 
     def landed(self, tokens: Int32Array) -> None:
         """The tokens [N] of a step that :meth:`launched` was told of. In the order of those calls."""
@@ -99,25 +103,27 @@ class Grammars:
     def close(self) -> None:
         """No more tokens will come: end a device thread that waits for them."""
         self._tokens.put(None)
-        for threads in (self._builders, self._fillers):
-            if threads is not None:
-                threads.shutdown(wait=False, cancel_futures=True)
+        if self._builders is not None:
+            self._builders.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, grammar: str) -> Future[LLMatcher]:
-        """The matcher that sequences of a grammar begin with."""
+    def _lane(self, slot: int) -> int:
+        return slot % self._num_lanes
+
+    def _start(self, grammar: str, lane: int) -> Future[LLMatcher]:
+        """The matcher that sequences of a grammar begin with in a lane."""
         with self._building:
             if self._builders is None:
-                self._builders = ThreadPoolExecutor(NUM_BUILDERS, thread_name_prefix="grammar")
+                self._builders = ThreadPoolExecutor(self._num_lanes, thread_name_prefix="grammar")
                 self._vocabulary = self._builders.submit(self._load)
             vocabulary = self._vocabulary
             assert vocabulary is not None
-            start = self._starts.get(grammar)
+            start = self._starts.get((grammar, lane))
             if start is None:
                 start = self._builders.submit(lambda: make_matcher(vocabulary.result(), grammar))
-                self._starts[grammar] = start
+                self._starts[grammar, lane] = start
                 if len(self._starts) > MAX_KEPT:
                     self._starts.popitem(last=False)
-            self._starts.move_to_end(grammar)
+            self._starts.move_to_end((grammar, lane))
             return start
 
     # -- device thread ------------------------------------------------------------------------------------------------
@@ -137,7 +143,8 @@ class Grammars:
             end += new.num_tokens
             if new.grammar:
                 history = plan.new_token_ids[end - new.num_tokens + new.num_prompt_tokens : end].tolist()
-                self._followers[new.slot] = _Follower(new.sequence_id, self._start(new.grammar), history)
+                lane = self._lane(new.slot)
+                self._followers[new.slot] = _Follower(new.sequence_id, lane, self._start(new.grammar, lane), history)
 
     def launched(self, work: StepWork) -> None:
         """A step with constrained rows is on its way; :meth:`landed` will give its tokens."""
@@ -166,24 +173,24 @@ class Grammars:
         return masks
 
     def _fill(self, followers: list[_Follower]) -> None:
-        """Masks of those that are not over, in the buffer. Copies of one matcher share what it has found out about its
-        grammar, which one thread at a time may use: so each grammar has a thread, and a single one has this."""
-        address, num_bytes = self._masks.data_ptr(), 4 * self._masks.shape[1]
-        groups: dict[int, list[tuple[_Follower, int]]] = {}
-        for index, follower in enumerate(followers):
-            if not follower.over:
-                groups.setdefault(id(follower.start), []).append((follower, address + index * num_bytes))
+        """Masks of those that are not over, in the buffer; lane by lane, so that threads seldom meet in one."""
+        rows: list[tuple[LLMatcher, int]] = []
+        for index, follower in sorted(enumerate(followers), key=lambda row: row[1].lane):
+            if not follower.over and (matcher := follower.begun()) is not None:
+                rows.append((matcher, index))
+        if not rows:
+            return
+        if self._fillers is None:
+            from llguidance import LLExecutor
 
-        def fill(group: list[tuple[_Follower, int]]) -> None:
-            for follower, place in group:
-                follower.fill(place, num_bytes)
-
-        if len(groups) == 1:
-            fill(*groups.values())
-        elif groups:
-            if self._fillers is None:
-                self._fillers = ThreadPoolExecutor(MAX_FILLERS, thread_name_prefix="masks")
-            list(self._fillers.map(fill, groups.values()))
+            self._fillers = LLExecutor(self._num_lanes)
+        waiting = [(matcher, followers[index].tokens) for matcher, index in rows]
+        while ahead := [(matcher, tokens.pop(0)) for matcher, tokens in waiting if tokens]:
+            self._fillers.consume_token_par(ahead)
+        masks = self._masks
+        self._fillers.unsafe_compute_mask_ptr(rows, masks.data_ptr(), 4 * masks.shape[1], len(masks))
+        for matcher, index in rows:
+            followers[index].broken = matcher.is_error()
 
     def _catch_up(self) -> None:
         """Take the tokens of all steps before, waiting for them."""

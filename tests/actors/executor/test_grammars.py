@@ -80,6 +80,18 @@ def test_every_schema_is_followed(driver):
     assert wrong == {}
 
 
+def test_every_lane_says_the_same(driver):
+    """Sequences of one grammar and seed, which are followed by different matchers, say the same."""
+    scheduler = driver.scheduler()
+    params = {"temperature": 1.0, "seed": 5, **constrained(**LETTERS)}
+    sequences = [scheduler.add(PROMPT, 60, **params) for _ in range(9)]
+
+    driver.drive(scheduler, depth=4)
+
+    assert [sequence.output for sequence in sequences] == [sequences[0].output] * 9
+    assert sequences[0].end == END_STOP
+
+
 def test_a_preempted_sequence_goes_on(driver):
     """A sequence that is computed again, with the tokens it has, goes on as if nothing had happened."""
     scheduler = driver.scheduler()

@@ -96,7 +96,7 @@ class Runner:
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
-            self._resample(work, deltas, logits, sampled)
+            sampled = self._resample(work, deltas, logits, sampled)
         if "score_rows" in deltas:
             assert work.scoring is not None
             assert self.scores is not None
@@ -212,17 +212,26 @@ class Runner:
 
     def _resample(
         self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor
-    ) -> None:
-        """Replace the tokens of the extra rows, in ``sampled`` and in the token store."""
+    ) -> torch.Tensor:
+        """``sampled`` with other tokens in the extra rows, which are also put into the token store. Masks come as late
+        as they can: the host may have to wait for them, and what it launches behind them, the device waits for."""
         header, rows = self.uploader.header, deltas["extra_rows"]
+        columns = header.sample_slots, header.indexes, header.positions
+        every_row = len(rows) == len(work.positions)
+        if every_row:
+            slots, indexes, positions = (column[: len(rows)] for column in columns)
+        else:
+            slots, indexes, positions = (column.index_select(0, rows) for column in columns)
+        may_change = every_row and work.scoring is None
+        logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
         if "constrained_slots" in deltas:
             self.state.constrain(deltas["constrained_slots"], self.fill_masks(work))
-        slots = header.sample_slots
-        tokens = self._sampler.extras(work, rows, logits, slots, header.indexes)
+        tokens = self._sampler.extras(work, logits, slots, indexes)
+        self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
+        if every_row:
+            return tokens
         sampled[rows.long()] = tokens
-        self._ops.store_sampled(
-            self.state.tokens, slots.index_select(0, rows), header.positions.index_select(0, rows), tokens
-        )
+        return sampled
 
 
 def _no_masks(work: StepWork) -> torch.Tensor:

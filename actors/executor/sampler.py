@@ -49,14 +49,10 @@ class Sampler:
         )
         return sampled
 
-    def extras(
-        self, work: StepWork, rows: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor
-    ) -> torch.Tensor:
-        """Tokens [E] int32 of ``rows`` [E] of ``logits`` [N, V], which stay as they are. Order as in vLLM:
-        bans and biases, penalties, temperature, min-p, top-k, top-p."""
+    def extras(self, work: StepWork, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
+        """Tokens [E] int32 of rows with these ``logits`` [E, V], which are changed, ``slots`` and ``indexes`` [E]. Order
+        as in vLLM: bans and biases, penalties, temperature, min-p, top-k, top-p."""
         state = self._state
-        logits = logits.index_select(0, rows)
-        slots, indexes = slots.index_select(0, rows), indexes.index_select(0, rows)
         if work.extra_ruled:
             self._ops.apply_logit_rules(logits, slots, indexes, state.rule_ids, state.rule_values, state.rule_until)
         if work.extra_masked:

@@ -50,8 +50,8 @@ class Sampler:
         return sampled
 
     def extras(self, work: StepWork, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
-        """Tokens [E] int32 of rows with these ``logits`` [E, V], which are changed, ``slots`` and ``indexes`` [E]. Order
-        as in vLLM: bans and biases, penalties, temperature, min-p, top-k, top-p."""
+        """Tokens [E] int32 of rows with these ``logits`` [E, V], which change, ``slots`` and ``indexes`` [E]. Order as
+        in vLLM: bans and biases, penalties, temperature, min-p, top-k, top-p."""
         state = self._state
         if work.extra_ruled:
             self._ops.apply_logit_rules(logits, slots, indexes, state.rule_ids, state.rule_values, state.rule_until)

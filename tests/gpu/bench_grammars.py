@@ -3,9 +3,8 @@
     python -m tests.gpu.bench_grammars llama8b qwen06b [--batch 64] [--tokenizer tokenizer.json]
 
 Each model's step with plain sampling, with top-p (which is sampled apart from the graph, as grammars are), and with all
-sequences following one JSON schema: a long array of objects with strings, numbers, enums and patterns. Without a real
-tokenizer, most tokens are numbers behind a blank, of which more masks are costly than of words. The mean counts as well as
-the median: masks of some states take long.
+sequences following one JSON schema: a long array of objects with strings, numbers, enums and patterns. Masks of some
+states take long, so the mean counts beside the median. Without a tokenizer nearly all tokens are a blank and a number.
 """
 
 from __future__ import annotations

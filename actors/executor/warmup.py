@@ -18,6 +18,7 @@ from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan
 from kernels import linear_choice
+from kernels.attention_library import PIECE
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 """How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
@@ -89,17 +90,30 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
     ]
 
 
-def long_past_steps(limits: BatchLimits) -> list[StepPlan]:
-    """A prompt's largest chunk behind the longest past there can be, and its last token behind all others, each for an
-    empty batch; those for which a past is left."""
+def longest_steps(limits: BatchLimits) -> list[StepPlan]:
+    """Ends of the longest prompt there can be, each for an empty batch: behind a past, if any is left, its largest
+    chunk and its last token alone; and its largest chunk beside a decode, where attention goes another way."""
+    longest, budget = limits.max_model_len - 2, limits.max_num_batched_tokens
     steps = []
-    for count in (limits.max_num_batched_tokens, 1):
-        past = limits.max_model_len - 2 - count
-        if past > 0:
-            step = _entering([past + count], limits, GREEDY)
-            sequence = _new(0, past + count, limits, GREEDY, computed=past)
-            steps.append(replace(step, new_sequences=(sequence,), num_scheduled=np.array([count], np.int32)))
+    for count in (budget, 1):
+        if (past := longest - count) > 0:
+            whole = past // PIECE * PIECE or past  # behind whole pieces a library's attention is the most likely
+            steps.append(_chunk([], whole + count, count, limits))
+    beside = min(budget - 1, longest)
+    if beside > 0 and limits.max_num_seqs > 1:
+        steps.append(_chunk([1], longest, beside, limits))
     return steps
+
+
+def _chunk(decodes: list[int], context: int, count: int, limits: BatchLimits) -> StepPlan:
+    """The last ``count`` tokens of a context, beside sequences of one token."""
+    lengths = [*decodes, context]
+    chunk = _new(len(decodes), context, limits, GREEDY, computed=context - count)
+    step = _entering(lengths, limits, GREEDY)
+    return replace(
+        step, num_decodes=len(decodes), new_sequences=(*step.new_sequences[:-1], chunk),
+        num_scheduled=np.array([*decodes, count], np.int32),
+    )  # fmt: skip
 
 
 def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:
@@ -163,7 +177,7 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
 
 def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Launch all that the functions here launch, where there is nothing to measure."""
-    for plan in long_past_steps(batch.limits) + full_prompt_steps(batch.limits):
+    for plan in longest_steps(batch.limits) + full_prompt_steps(batch.limits):
         batch.reset()
         runner.run(batch.apply(plan))
     if batch.limits.max_model_len > 2:

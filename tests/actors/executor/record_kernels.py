@@ -40,12 +40,13 @@ PARAMS: list[dict[str, Any]] = [
 
 
 def run_workload(settings: Settings, config: ModelConfig, num_sequences: int, longest: int, seed: int) -> None:
-    """Random prompts of 1 to ``longest`` tokens with every kind of sampling, on tensors without memory."""
+    """Random prompts of 1 to ``longest`` tokens, the last of just so many, with every kind of sampling, on tensors
+    without memory."""
     batch, runner = make_runner(settings, config, torch.bfloat16)
     rng, limits = random.Random(seed), batch.limits
     scheduler = HandScheduler(20_000, limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens, seed)
-    for _ in range(num_sequences):
-        length = min(longest, round(rng.expovariate(4 / longest)) + 1)
+    for number in range(num_sequences):
+        length = min(longest, round(rng.expovariate(4 / longest)) + 1) if number < num_sequences - 1 else longest
         scheduler.add([1] * length, rng.randint(1, 12), **rng.choice(PARAMS))
     while (plan := scheduler.plan()) is not None:
         work = batch.apply(plan)
@@ -70,8 +71,9 @@ def main() -> None:
     recorded: list[Callable[[], Any]] = []
     keys = record(settings, config, H200, recorded.append)
     unforeseen: list[str] = []
+    longest_prompt = (settings.max_model_len or 0) - 16
     with torch.inference_mode(), Recorder(keys, lambda kernel: unforeseen.append(source_of(kernel).name)):
-        for num_sequences, longest, seed in ((1, 100, 1), (300, 40, 2), (40, 1000, 3)):
+        for num_sequences, longest, seed in ((1, 100, 1), (300, 40, 2), (40, 1000, 3), (3, longest_prompt, 4)):
             run_workload(settings, config, num_sequences, longest, seed)
     hits: list[bool] = []
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)

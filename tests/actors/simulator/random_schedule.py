@@ -26,8 +26,6 @@ from bus.messages import (
 MAX_MODEL_LEN = 48
 BLOCK_SIZE = 4
 FAMILIES = [[(a * i * i + b * i + 3) % 40 for i in range(48)] for a, b in ((1, 5), (3, 7), (2, 11))]
-OPTIONS = {spec.name for spec in dataclasses.fields(FakeExecutor)}
-"""What the fake executor can do by now."""
 STEP_S = 0.004
 DELAYS_S = (0.0, 0.5 * STEP_S, STEP_S, 2 * STEP_S, 5 * STEP_S)
 
@@ -95,7 +93,7 @@ class Schedule:
             eos_token_ids=rng.choice([(), (0,), (0, 5, 9, 17)]),
             priority_aging_s=rng.choice([0.0001, 0.01, 30.0]),
             itl_target_s=rng.choice([None, None, None, 2 * STEP_S]),
-            **({"preemption_mode": mode} if "num_host_blocks" in OPTIONS else {}),  # type: ignore[arg-type]
+            preemption_mode=mode,
         )
         self.options: dict[str, Any] = {
             "num_blocks": rng.randint(8, 22),
@@ -104,7 +102,7 @@ class Schedule:
             "max_model_len": MAX_MODEL_LEN,
             "depth": self.config.pipeline_depth,
         }
-        if "num_host_blocks" in OPTIONS and mode != "recompute":
+        if mode != "recompute":
             self.options["num_host_blocks"] = rng.choice([0, 2, 6, 20])
         self.world = World(**dataclasses.asdict(self.config))
         listener = Listener(self.world, rng)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kernels.attention_decode import decode_attention, decode_config, num_multiprocessors
-from kernels.attention_library import LongRow, is_faster, long_prefill, supports
+from kernels.attention_library import LongRow, is_faster, long_prefill, supports, takes_all
 from kernels.attention_plan import DecodePlan, plan_decodes
 from kernels.attention_prefill import PrefillPlan, plan_prefills, prefill_attention
 from kernels.attention_reference import paged_attention_reference
@@ -207,7 +207,7 @@ def paged_attention(
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     library = _takes_library(q, k_cache, prefills, num_decodes, sliding_window, backend, invariant=invariant)
-    if library and out is None and len(prefills) == 1 and prefills[0].num_queries == num_tokens:
+    if library and out is None and takes_all(prefills, num_tokens):
         return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills, kv_scales)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)

@@ -14,7 +14,7 @@ import torch
 from actors.executor.kv_cache import is_float8
 from actors.executor.runner import Runner
 from actors.settings import Settings
-from kernels.attention_library import LongRow, is_faster, long_prefill, rows_of_every_shape, supports
+from kernels.attention_library import Batch, batches_of_every_shape, is_faster, long_prefill, supports
 
 
 class LongPrompts:
@@ -22,36 +22,36 @@ class LongPrompts:
 
     def __init__(self, settings: Settings, runner: Runner) -> None:
         self._runner = runner
-        self._rows = deque(_rows(settings, runner))
+        self._batches = deque(_batches(settings, runner))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._batches)
 
     def prepare_next(self) -> None:
-        """Attend one row, over whatever the cache holds. Device thread, between two steps."""
+        """Attend one batch, over whatever the cache holds. Device thread, between two steps."""
         try:
-            self._attend(self._rows.popleft())
+            self._attend(self._batches.popleft())
         except torch.OutOfMemoryError:
-            self._rows.clear()  # such prompts may never come
+            self._batches.clear()  # such prompts may never come
 
-    def _attend(self, row: LongRow) -> None:
+    def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config
-        q = _queries(self._runner, row.num_queries)
+        q = _queries(self._runner, sum(row.num_queries for row in rows))
         k_cache, v_cache = cache.select(1, 0).unbind(1)
         ones = torch.ones(2, config.num_kv_heads, device=cache.device) if is_float8(cache.dtype) else None
-        slot = torch.zeros(1, dtype=torch.int32, device=cache.device)
-        tables = self._runner.state.block_tables
-        long_prefill(q, k_cache, v_cache, None, slot, tables, config.head_dim**-0.5, [row], ones)
+        slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
+        tables, out = self._runner.state.block_tables, torch.empty_like(q)
+        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, ones)
 
 
-def _rows(settings: Settings, runner: Runner) -> list[LongRow]:
+def _batches(settings: Settings, runner: Runner) -> list[Batch]:
     config, limits = runner.model.config, runner.limits
     never = settings.attention_backend == "triton" or settings.deterministic or 0 not in config.layer_windows
     if runner.kv_cache.device.type == "cpu" or never or not supports(_queries(runner, 1), runner.kv_cache, 0):
         return []
-    rows = rows_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
+    found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
     always = settings.attention_backend == "torch"
-    return [row for row in rows if always or is_faster([row], config.num_heads, config.head_dim)]
+    return [rows for rows in found if always or is_faster(rows, config.num_heads, config.head_dim)]
 
 
 def _queries(runner: Runner, count: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.attention_decode import decode_config, num_multiprocessors
-from kernels.attention_library import LongRow, scratch_bytes
+from kernels.attention_library import LongRow, long_prefill, scratch_bytes
 from kernels.attention_spans import fixed_config, num_shares, query_spans
 from kernels.bad_words import apply_bad_words, apply_bad_words_reference
 from kernels.batch_inputs import prepare_inputs, prepare_inputs_reference, store_sampled
@@ -191,6 +191,27 @@ def test_long_prefill(head_dim: int) -> None:
             device=CUDA,
         )
     )
+
+
+@pytest.mark.parametrize("lens", [[2048] * 4, [2048, 1700, 2048, 1990], [4096, 4000], [2048, 6100]])
+def test_library_prefill_of_several(lens: list[int]) -> None:
+    """Prompts of one size as a batch, filled and not, each as if it were alone."""
+    q_heads, kv_heads, head_dim, _window = SHAPES["llama8b"]
+    case = make_case(
+        lens, lens, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16, device=CUDA
+    )
+    starts = [sum(lens[:row]) for row in range(len(lens))]
+    rows = [LongRow(row, start, count, count) for row, (start, count) in enumerate(zip(starts, lens, strict=True))]
+    words = case.keywords | {"num_decodes": 0, "prefills": rows, "backend": "torch"}
+    result = paged_attention(case.q, case.k_cache, case.v_cache, **words)
+    for row in rows:
+        alone = long_prefill(
+            case.q, case.k_cache, case.v_cache, torch.full_like(case.q, torch.nan), words["slots"],
+            words["block_tables"], words["scale"], [row],
+        )  # fmt: skip
+        torch.testing.assert_close(result[row.tokens], alone[row.tokens], atol=1e-2, rtol=1e-2)
+    out = torch.full_like(case.q, torch.nan)
+    assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out), result)
 
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "smollm"])

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from kernels import attention_library
-from kernels.attention_library import LongRow, is_faster, long_prefill, rows_of_every_shape, supports
+from kernels.attention_library import (
+    LongRow,
+    batches,
+    batches_of_every_shape,
+    is_faster,
+    long_prefill,
+    supports,
+    takes_all,
+)
 from tests.kernels.attention_cases import AttentionCase, make_case, naive_attention
 
 
@@ -28,8 +36,9 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("context_lens", "query_lens"),
-    [([24], [24]), ([21], [21]), ([40], [16]), ([101], [13]), ([96], [96]), ([150, 9, 64], [37, 9, 1])],
-)
+    [([24], [24]), ([21], [21]), ([40], [16]), ([101], [13]), ([96], [96]), ([150, 9, 64], [37, 9, 1]),
+     ([16, 16, 16], [16, 16, 16]), ([16, 8, 13, 16, 40, 6], [16, 8, 13, 16, 4, 6]), ([16, 15], [15, 12])],
+)  # fmt: skip
 def test_long_prefill_is_attention(context_lens: list[int], query_lens: list[int], device: torch.device) -> None:
     """Whole prompts and chunks that begin and end anywhere, one row or several, in every number of segments."""
     case = make_case(context_lens, query_lens, q_heads=4, kv_heads=2, head_dim=32, device=device)
@@ -38,7 +47,7 @@ def test_long_prefill_is_attention(context_lens: list[int], query_lens: list[int
     result = long_prefill(case.q, case.k_cache, case.v_cache, out, *arguments)
     assert result is out
     torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
-    if len(context_lens) == 1:
+    if takes_all(long_rows(case), len(case.q)):
         result = long_prefill(case.q, case.k_cache, case.v_cache, None, *arguments)
         torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
@@ -77,17 +86,34 @@ def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queri
     monkeypatch.setattr(attention_library, "merge_attention", lambda first, first_lse, *_: (first, first_lse))
     cache, nothing = torch.empty(1, 4, 1, 2), torch.empty(0)
 
-    def run(row: LongRow) -> set[tuple[object, ...]]:
+    def run(*lens: tuple[int, int]) -> set[tuple[object, ...]]:
         shapes.clear()
-        q = torch.empty(row.num_queries, 4, 2)[:, :2]
-        long_prefill(q, cache, cache, None, nothing, nothing, 1.0, [row])
+        starts = itertools.accumulate((queries for queries, _ in lens), initial=0)
+        rows = [LongRow(i, start, *of) for i, (start, of) in enumerate(zip(starts, lens, strict=False))]
+        q = torch.empty(sum(queries for queries, _ in lens), 4, 2)[:, :2]
+        long_prefill(q, cache, cache, torch.empty_like(q), nothing, nothing, 1.0, rows)
         return set(shapes)
 
-    prepared = [run(row) for row in rows_of_every_shape(most_queries, longest)]
+    found = batches_of_every_shape(most_queries, longest)
+    prepared = [run(*((row.num_queries, row.context_len) for row in rows)) for rows in found]
     assert all(len(each) <= 2 for each in prepared)
+    known = set().union(*prepared)
     for queries, context in itertools.product(range(1, most_queries + 1), range(1, longest + 1)):
         if queries <= context:
-            assert run(LongRow(0, 0, queries, context)) <= set().union(*prepared), (queries, context)
+            assert run((queries, context)) <= known, (queries, context)
+            for count in range(2, most_queries // queries + 1 if context < queries + 8 else 0):
+                assert run(*[(queries, context)] * count) <= known, (queries, context, count)
+
+
+def test_which_rows_go_together() -> None:
+    """Rows without whole pieces before them, whose squares are alike and nearly full; filled ones need no copies."""
+    rows = [LongRow(i, 0, *of) for i, of in enumerate([(16, 16), (8, 8), (13, 13), (9, 9), (12, 14), (16, 40), (7, 7)])]
+    assert [[row.row for row in batch] for batch in batches(rows)] == [[0, 2, 4], [1, 6], [3], [5]]
+    assert takes_all([LongRow(0, 0, 16, 16), LongRow(1, 16, 16, 16)], 32)
+    assert not takes_all([LongRow(0, 0, 16, 16), LongRow(1, 16, 15, 15)], 31)
+    assert not takes_all([LongRow(0, 0, 16, 16), LongRow(1, 16, 8, 8)], 24)
+    assert takes_all([LongRow(0, 0, 13, 101)], 13)
+    assert not takes_all([LongRow(0, 1, 13, 101)], 14)
 
 
 def test_when_it_pays() -> None:
@@ -96,7 +122,9 @@ def test_when_it_pays() -> None:
     assert is_faster([LongRow(0, 0, 8192, 8192)], 32, 128)
     assert is_faster([LongRow(0, 0, 8192, 131072)], 32, 128)
     assert is_faster([LongRow(0, 0, 2048, 32768)], 32, 128)
+    assert is_faster([LongRow(i, 2048 * i, 2048, 2048) for i in range(4)], 32, 128)
     assert not is_faster([LongRow(0, 0, 512, 512)], 32, 128)
+    assert not is_faster([LongRow(i, 512 * i, 512, 512) for i in range(16)], 32, 128)
     assert not is_faster([LongRow(0, 0, 64, 32768)], 32, 128)
     cache = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16)
     q = torch.empty(1, 32, 128, dtype=torch.bfloat16)

@@ -16,7 +16,7 @@ from actors.executor.rehearsal import make_runner
 from actors.executor.runner import Runner
 from actors.model_config import ModelConfig
 from actors.settings import Settings
-from kernels.attention_library import LongRow, rows_of_every_shape
+from kernels.attention_library import Batch, batches_of_every_shape
 from kernels.target import Target, compile_for
 
 CONFIG: dict[str, Any] = {
@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
 SETTINGS = Settings(max_model_len=16384, max_num_batched_tokens=4096, max_num_seqs=4, attention_backend="torch")
-ROWS = rows_of_every_shape(4096, 16384)
+BATCHES = batches_of_every_shape(4096, 16384)
 
 
 def runner_of(folder: Path, settings: Settings) -> Runner:
@@ -38,21 +38,21 @@ def runner_of(folder: Path, settings: Settings) -> Runner:
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
 def test_each_shape_is_attended_once(tmp_path: Path, cache_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries lie between keys and values, as those of a pass do; a float8 cache has its scales."""
-    rows: list[LongRow] = []
+    attended: list[Batch] = []
 
     def attend(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> None:
-        assert q.shape == (rest[-2][0].num_queries, 16, 128)
+        assert q.shape == (sum(row.num_queries for row in rest[-2]), 16, 128)
         assert q.stride() == (32 * 128, 128, 1)
         assert k_cache.shape[1:] == (16, 8, 128)
         assert (rest[-1] is not None) == (cache_dtype == "fp8")
-        rows.extend(rest[-2])
+        attended.append(rest[-2])
 
     monkeypatch.setattr(long_prompts, "long_prefill", attend)
     settings = SETTINGS.replace(kv_cache_dtype=cache_dtype)
     prompts = LongPrompts(settings, runner_of(tmp_path, settings))
     while prompts:
         prompts.prepare_next()
-    assert rows == ROWS
+    assert attended == BATCHES
 
 
 def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes for which the own kernel is faster, and all where the library has no say."""
     runner = runner_of(tmp_path, SETTINGS)
-    assert 0 < len(LongPrompts(SETTINGS.replace(attention_backend="auto"), runner)) < len(ROWS)
+    assert 0 < len(LongPrompts(SETTINGS.replace(attention_backend="auto"), runner)) < len(BATCHES)
     assert not LongPrompts(SETTINGS.replace(attention_backend="triton"), runner)
     assert not LongPrompts(SETTINGS.replace(deterministic=True), runner)
     monkeypatch.setattr(runner.model, "config", replace(runner.model.config, layer_windows=(4096,)))

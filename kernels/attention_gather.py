@@ -8,32 +8,35 @@ from kernels.triton_import import next_power_of_2, tl, triton
 
 
 def gather_tokens_reference(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, first: int, k_out: torch.Tensor,
     v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Copy a sequence's keys and values from position ``first`` on to k_out, v_out [N, Hkv, D].
+    """Copy keys and values of B sequences from position ``first`` on, as many of each, to k_out, v_out [B * n, Hkv, D].
 
-    k_cache, v_cache [num_blocks, block_size, Hkv, D]; slot [1] int32: its row of block_tables [S, MB] int32. Those of a
-    float8 cache are multiplied with kv_scales [2, Hkv] float32, which others do not have.
+    k_cache, v_cache [num_blocks, block_size, Hkv, D]; slots [B] int32: their rows of block_tables [S, MB] int32. Those
+    of a float8 cache are multiplied with kv_scales [2, Hkv] float32, which others do not have.
     """
     block_size = k_cache.shape[1]
-    place = first + torch.arange(len(k_out), device=k_cache.device)
-    where = (block_tables[slot.long()][0].long()[place // block_size], place % block_size)
+    place = first + torch.arange(len(k_out) // len(slots), device=k_cache.device)
+    where = (
+        block_tables[slots.long()].long()[:, place // block_size].flatten(),
+        (place % block_size).repeat(len(slots)),
+    )
     for part, (cache, out) in enumerate(((k_cache, k_out), (v_cache, v_out))):
         out.copy_(cache[where] if kv_scales is None else cache[where].float() * kv_scales[part].unsqueeze(1))
 
 
-@triton.jit(do_not_specialize=["slot_ptr", "first", "num_tokens"])
+@triton.jit(do_not_specialize=["slots_ptr", "first", "num_tokens"])
 def _gather_kernel(
     k_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
     v_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
-    k_out_ptr,  # [N, SIZE]
-    v_out_ptr,  # [N, SIZE]
-    slot_ptr,  # [1]
+    k_out_ptr,  # [B * n, SIZE]
+    v_out_ptr,  # [B * n, SIZE]
+    slots_ptr,  # [B]
     tables_ptr,  # [S, MB]
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
     first,
-    num_tokens,  # N
+    num_tokens,  # n
     stride_block,
     stride_token,
     stride_table,
@@ -46,10 +49,11 @@ def _gather_kernel(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     live = token < num_tokens
     place = first + token
-    table = tables_ptr + tl.load(slot_ptr).to(tl.int64) * stride_table
+    sequence = tl.program_id(1)
+    table = tables_ptr + tl.load(slots_ptr + sequence).to(tl.int64) * stride_table
     block = tl.load(table + place // BLOCK_SIZE, mask=live, other=0)
     source = (tl.maximum(block, 0).to(tl.int64) * stride_block + (place % BLOCK_SIZE) * stride_token)[:, None]
-    target = (token.to(tl.int64) * SIZE)[:, None]
+    target = ((sequence.to(tl.int64) * num_tokens + token) * SIZE)[:, None]
     for start in tl.static_range(0, SIZE, BLOCK):
         column = (start + tl.arange(0, BLOCK))[None, :]
         mask = live[:, None] & (column < SIZE)
@@ -64,13 +68,14 @@ def _gather_kernel(
 
 
 def gather_tokens(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, slot: torch.Tensor, first: int, k_out: torch.Tensor,
+    k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, first: int, k_out: torch.Tensor,
     v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Copy a sequence's keys and values from position ``first`` on, as `gather_tokens_reference` does."""
-    num_tokens, kv_heads, head_dim = k_out.shape
-    size = kv_heads * head_dim
-    assert slot.shape == (1,)
+    """Copy keys and values of sequences from position ``first`` on, as `gather_tokens_reference` does."""
+    kv_heads, head_dim = k_out.shape[1:]
+    num_tokens, size = len(k_out) // len(slots), kv_heads * head_dim
+    assert len(k_out) == len(slots) * num_tokens
+    assert slots.is_contiguous()
     assert k_out.shape == v_out.shape
     assert k_out.is_contiguous()
     assert v_out.is_contiguous()
@@ -82,8 +87,8 @@ def gather_tokens(
     if num_tokens == 0:
         return
     tokens, block = 8, min(1024, next_power_of_2(size))
-    _gather_kernel[(-(-num_tokens // tokens),)](
-        k_cache, v_cache, k_out, v_out, slot, block_tables, kv_scales, first, num_tokens, k_cache.stride(0),
+    _gather_kernel[(-(-num_tokens // tokens), len(slots))](
+        k_cache, v_cache, k_out, v_out, slots, block_tables, kv_scales, first, num_tokens, k_cache.stride(0),
         k_cache.stride(1), block_tables.stride(0),
         SIZE=size, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
     )  # fmt: skip

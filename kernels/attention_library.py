@@ -199,16 +199,15 @@ class _Pages:
     kv_scales: torch.Tensor | None
     scratch: torch.Tensor
 
-    def copy(self, slot: torch.Tensor, begin: int, end: int, size: int, first: int = 0) -> None:
-        """Keys and values of the positions begin..end of one slot, zeros after them: ``size`` in all, from ``first``
+    def copy(self, slots: torch.Tensor, begin: int, end: int, size: int, first: int = 0) -> None:
+        """Keys and values of the positions begin..end of each slot, zeros after them: ``size`` of each, from ``first``
         on."""
-        k, v = self.scratch[:, first : first + size]
+        k, v = self.scratch[:, first : first + len(slots) * size]
         count = end - begin
-        if count < size:
+        if count < size:  # of one slot
             self.scratch[:, first + count : first + size].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
-        gather_tokens(
-            self.k_cache, self.v_cache, slot, begin, k[:count], v[:count], self.block_tables, self.kv_scales
-        )  # fmt: skip
+            k, v = k[:count], v[:count]
+        gather_tokens(self.k_cache, self.v_cache, slots, begin, k, v, self.block_tables, self.kv_scales)
 
     def taken(self, count: int, size: int) -> torch.Tensor:
         """Keys and values [2, count, size, Hkv, D] as they were copied."""
@@ -236,9 +235,12 @@ def _attend_squares(
     queries: torch.Tensor, pages: _Pages, slots: torch.Tensor, scale: float, rows: Batch
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of the rows' squares to themselves [B, square, Hq, D]; what is no new token of a row means nothing."""
-    size = rows[0].square
-    for i, row in enumerate(rows):
-        pages.copy(slots[row.row :][:1], row.past, row.context_len, size, i * size)
+    size, first = rows[0].square, rows[0].row
+    if _is_filled(rows) and rows[-1].row - first == len(rows) - 1:
+        pages.copy(slots[first:][: len(rows)], rows[0].past, rows[0].past + size, size)
+    else:
+        for i, row in enumerate(rows):
+            pages.copy(slots[row.row :][:1], row.past, row.context_len, size, i * size)
     return _attend(queries, *pages.taken(len(rows), size), scale, causal=True)
 
 

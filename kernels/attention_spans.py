@@ -46,8 +46,8 @@ def prefill_config(
     if padded > 128:
         return PrefillConfig(block_queries=128, tile=16 if float8 else 32, num_warps=8, num_stages=2)
     if max_query_len >= 1024 and max_context_len >= 8192:
-        return PrefillConfig(block_queries=128, tile=128, num_warps=8, num_stages=3)
-    return PrefillConfig(block_queries=64, tile=64, num_warps=4, num_stages=2)
+        return PrefillConfig(block_queries=128, tile=64, num_warps=8, num_stages=3)
+    return PrefillConfig(block_queries=64, tile=64, num_warps=4, num_stages=3)
 
 
 def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> PrefillConfig:
@@ -57,7 +57,7 @@ def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> P
 
 def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
     """Of equal size, into which all keys are divided: so many that every multiprocessor has the programs it holds."""
-    if config.tile > 64:  # long chunks have blocks enough, and the kernel no register left
+    if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
     held = 1 if config.block_queries > 64 else 2
     return held * processors // q_heads

@@ -213,7 +213,7 @@ def paged_attention(
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
     assert out.stride(2) == 1
-    if plan is None:
+    if plan is None and (num_decodes > 0 or not library):
         shape = AttentionShape(
             q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
             float8=kv_scales is not None,

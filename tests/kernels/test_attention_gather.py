@@ -32,6 +32,20 @@ def test_gathered_tokens_are_those_of_the_pages(row: int, first: int, count: int
         assert torch.equal(results[0][1, 0], case.v_cache[block, first % 16])
 
 
+def test_several_sequences_are_gathered_at_once(device: torch.device) -> None:
+    """As many tokens of each, one sequence behind the other."""
+    case = make_case([90, 95, 60], [1, 1, 1], q_heads=6, kv_heads=3, head_dim=32, device=device)
+    slots, tables = case.keywords["slots"], case.keywords["block_tables"]
+    for gather in (gather_tokens, gather_tokens_reference):
+        k, v = torch.full((2, 3 * 50, 3, 32), torch.nan, device=device)
+        gather(case.k_cache, case.v_cache, slots, 5, k, v, tables)
+        for row in range(3):
+            alone_k, alone_v = torch.empty((2, 50, 3, 32), device=device)
+            gather_tokens(case.k_cache, case.v_cache, slots[row : row + 1], 5, alone_k, alone_v, tables)
+            assert torch.equal(k[row * 50 :][:50], alone_k)
+            assert torch.equal(v[row * 50 :][:50], alone_v)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_pages_are_widened(dtype: torch.dtype, device: torch.device) -> None:
     """What a float8 cache holds comes out multiplied with its head's scale."""

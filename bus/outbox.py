@@ -8,7 +8,7 @@ their repeats are recognised; a published message may arrive twice, which its re
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from itertools import islice
 
 from bus.backoff import Backoff
@@ -138,11 +138,16 @@ class Outbox:
             SetBack: it does not. Their readers may have read it, or wait for it for ever.
             BusUnavailable: it may be asked again.
         """
-        queued = Counter(item.stream for item in self._queue if isinstance(item, LogEntry))
-        confirmed = {stream: EntryId(self.epoch, index - queued[stream]) for stream, index in self._indexes.items()}
-        for stream, last in confirmed.items():
-            if last.index and (found := await self._bus.last_id(stream)) < last:
+        for stream in list(self._indexes):
+            found = await self._bus.last_id(stream)
+            last = self._confirmed(stream)  # only now: an answer from before may have come meanwhile
+            if last.index and found < last:
                 raise SetBack(f"{stream} ends with {found}, and {last} had been stored: the server has lost entries")
+
+    def _confirmed(self, stream: str) -> EntryId:
+        """The last entry of a log stream that is known to be stored."""
+        queued = sum(isinstance(item, LogEntry) and item.stream == stream for item in self._queue)
+        return EntryId(self.epoch, self._indexes[stream] - queued)
 
     async def run(self) -> None:
         """Send until cancelled.

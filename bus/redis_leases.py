@@ -1,10 +1,10 @@
 """Leases and small state in Redis.
 
-A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which begins with the
-time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that has
-lost everything. All changes are WATCH transactions on one connection, because there are no scripts. Beside each lease,
-a key that lives for a day remembers the last epoch it was granted under, so that a holder who slept through its expiry
-learns that somebody else has been there.
+A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which is never behind
+the time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that
+has lost everything, or what it was told last. All changes are WATCH transactions on one connection, because there are
+no scripts. Beside each lease, a key that lives for a day remembers the last epoch it was granted under, so that a
+holder who slept through its expiry learns that somebody else has been there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class RedisLeases:
     async def acquire(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
         """See :meth:`bus.contract.Bus.acquire_lease`."""
         key, granted = self._keys(kind, name)
+        counter = self._names.epochs
         async with self._lock:
             for _ in range(_TRIES):
-                (held,) = await self._watch(key)
+                held, last = await self._watch(key, counter)
                 if held is not None:
                     await self._link.call(("UNWATCH",))
                     raise LeaseTaken(f"{kind} {name!r} is already running (epoch {_parse(held)[0]})")
-                epoch = await self._next_epoch()
-                if await self._exec(self._set_commands(key, granted, epoch, info, ttl_s)):
+                epoch = _after(last)
+                if await self._exec([("SET", counter, epoch), *self._set_commands(key, granted, epoch, info, ttl_s)]):
                     return epoch
         raise LeaseTaken(f"{kind} {name!r} is being taken by others")
 
@@ -81,14 +82,16 @@ class RedisLeases:
     async def revoke(self, kind: str, name: str) -> bool:
         """See :meth:`bus.contract.Bus.revoke_lease`."""
         key, granted = self._keys(kind, name)
+        counter = self._names.epochs
         async with self._lock:
             for _ in range(_TRIES):
-                (held,) = await self._watch(key)
+                held, last = await self._watch(key, counter)
                 if held is not None:
                     await self._link.call(("UNWATCH",))
                     return False
-                epoch = await self._next_epoch()
-                if await self._exec([("SET", granted, str(epoch), "PX", _GRANT_MS), ("SREM", self._names.leases, key)]):
+                epoch = _after(last)
+                grant: Command = ("SET", granted, str(epoch), "PX", _GRANT_MS)
+                if await self._exec([("SET", counter, epoch), grant, ("SREM", self._names.leases, key)]):
                     return True
         return False
 
@@ -129,12 +132,6 @@ class RedisLeases:
     def _keys(self, kind: str, name: str) -> tuple[str, str]:
         return self._names.lease(kind, name), self._names.key("granted", kind, name)
 
-    async def _next_epoch(self) -> int:
-        """Larger than all before it, also where the server has lost its counter: that begins with the time in ms."""
-        counter = self._names.epochs
-        _, reply = await self._link.call(("SET", counter, time.time_ns() // 1_000_000, "NX"), ("INCR", counter))
-        return int(checked(reply, "lease epoch"))
-
     def _set_commands(
         self, key: str, granted: str, epoch: int, info: Mapping[str, JsonValue], ttl_s: float
     ) -> list[Command]:
@@ -158,6 +155,11 @@ class RedisLeases:
         """Run commands if no watched key has changed; only on the connection that watches."""
         replies = await self._link.call(("MULTI",), *commands, ("EXEC",), generation=self._generation)
         return exec_results(replies, "lease") is not None
+
+
+def _after(last: Reply) -> int:
+    """The epoch after ``last``, the value of the counter, which may be missing or have been set back."""
+    return max(int(last or 0) + 1, time.time_ns() // 1_000_000)
 
 
 def _parse(value: bytes) -> tuple[int, Mapping[str, JsonValue]]:

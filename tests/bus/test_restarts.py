@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from bus.contract import START, BusUnavailable, EntryId, LogEntry, SetBack
+from bus.contract import START, BusUnavailable, EntryId, Fenced, LogEntry, SetBack
 from bus.messages import AbortRequest
 from bus.outbox import Outbox
 from bus.private_redis import PrivateRedis, find_redis_server
@@ -97,4 +97,20 @@ async def test_epochs_go_on_after_everything_was_lost(private_redis: PrivateRedi
     assert await bus.renew_lease("executor", "gpu-0", before[0], {}, ttl_s=60) is False
     after = await bus.acquire_lease("executor", "gpu-3", {}, ttl_s=60)
     assert [*before, after] == sorted({*before, after})
+    await bus.close()
+
+
+async def test_an_epoch_is_granted_once_though_its_grant_is_lost(private_redis: PrivateRedis) -> None:
+    """Who held it before learns that somebody else has its lease."""
+    bus = RedisBus(private_redis.url, NAMES)
+    await bus.acquire_lease("executor", "gpu-0", {}, ttl_s=60)
+    (file,) = private_redis.folder.glob("**/*.incr.aof")
+    stored = file.stat().st_size
+    before = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=60)
+    await restart(private_redis, lose=file.stat().st_size - stored)
+    await read_when_back(bus)
+    after = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=60)
+    assert after > before
+    with pytest.raises(Fenced, match=f"belongs to epoch {after} now, not to {before}"):
+        await bus.renew_lease("scheduler", "leader", before, {}, ttl_s=60)
     await bus.close()

@@ -34,15 +34,22 @@ MARK_STEP = 1
 @dataclass(slots=True)
 class _Open:
     """A replica whose results are being read. ``executor_epoch``: of the executor that writes them, or did; 0 if it has
-    never been heard of, so that there is nothing of it. ``marked``: it has been sent a plan to answer."""
+    never been heard of, so that there is nothing of it. ``marked``: it has been sent a plan to answer. ``fenced``:
+    nothing can follow what is there."""
 
     position: EntryId
     executor_epoch: int
     marked: bool = False
+    fenced: bool = False
+
+    @property
+    def fence(self) -> EntryId:
+        return EntryId(self.executor_epoch, FENCE_INDEX)
 
     @property
     def closed(self) -> bool:
-        return self.position.index == FENCE_INDEX and self.position.epoch >= self.executor_epoch
+        """Its end has been read, or something of an executor after it."""
+        return self.position >= self.fence
 
 
 class Takeover:
@@ -102,18 +109,24 @@ class Takeover:
         for replica, state in list(self._open.items()):
             if state.closed or not state.executor_epoch:
                 self._close(replica)
-            elif not state.marked or ready.get(replica) != state.executor_epoch:
+            elif not state.fenced and (not state.marked or ready.get(replica) != state.executor_epoch):
                 await self._bus.revoke_lease("executor", replica)  # should it only be frozen
                 fence = ReplicaFenced(replica=replica, reason="its executor was lost with the scheduler")
-                self._outbox.append_at(self._names.results(replica), EntryId(state.executor_epoch, FENCE_INDEX), fence)
+                self._outbox.append_at(self._names.results(replica), state.fence, fence)
                 await self._outbox.stored(self._outbox.queued)
+                state.fenced = True
 
     async def _read_results(self) -> None:
         streams = {self._names.results(replica): replica for replica in self._open}
         if not streams:
             return
         positions = {stream: self._open[replica].position for stream, replica in streams.items()}
-        for entry in await self._bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS):
+        entries = await self._bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
+        for stream in streams.keys() - {entry.stream for entry in entries}:
+            state = self._open[streams[stream]]
+            if state.fenced:  # before, too, by an entry that has been read and trimmed
+                state.position = state.fence
+        for entry in entries:
             replica = streams[entry.stream]
             state = self._open.get(replica)
             if state is None:

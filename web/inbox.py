@@ -157,7 +157,9 @@ class Inbox:
 
     def ask_again(self) -> None:
         """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
-        A request that is under way is told again from its first token on, and what is here of it already is dropped."""
+        A request that is under way is told again from its first token on, and what is here of it already is dropped.
+        What had been trimmed of the mailbox may be there again."""
+        self._untrimmed += 1
         for request in self.open_requests():
             assert request.message is not None
             request.attempt = uuid.uuid4().hex

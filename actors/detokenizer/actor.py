@@ -71,11 +71,14 @@ class DetokenizerActor(Actor):
         return {f"results:{replica}": str(position) for replica, position in self._positions.items()}
 
     async def start(self) -> None:
+        """Load the decoder. What is in the own stream already was meant for an earlier life and is passed over: the
+        scheduler announces all of it anew, once it has seen this one."""
         decoder = await asyncio.to_thread(load_decoder, self.settings)
         self._sequences = Sequences(decoder)
         self._outbox = Outbox(self.bus, self.epoch)
         self.log.info("decoder chosen", decoder=type(decoder).__name__)
         self.spawn(self._outbox.run(), "outbox")
+        self._sequences_position = await Patience(self.log).until_taken(lambda: self.bus.last_id(self._mailbox))
         with suppress(BusUnavailable):  # else with the first tick
             await self._discover()
         self.spawn(self._tick(), "tick")
@@ -100,7 +103,7 @@ class DetokenizerActor(Actor):
     async def drain(self) -> None:
         if self._outbox is not None:
             await self._outbox.flush()
-        await self._trim()
+        await Patience(self.log).until_taken(self._trim)
 
     # -- one read -----------------------------------------------------------------------------------------------------
 
@@ -196,6 +199,10 @@ class DetokenizerActor(Actor):
             self._outbox.publish(self.names.control, control)
         self._tokens.inc(self._sequences.num_tokens - self._tokens.value)
         self._live.set(len(self._sequences))
+
+    def bus_restarted(self) -> None:
+        """What had been trimmed may be there again."""
+        self._trimmed = START
 
     # -- beside the loop ----------------------------------------------------------------------------------------------
 

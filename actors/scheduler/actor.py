@@ -24,6 +24,7 @@ from actors.scheduler.core import Core
 from actors.scheduler.detokenizers import Detokenizers
 from actors.scheduler.events import (
     DetokenizerLost,
+    DetokenizersLive,
     Input,
     Note,
     Output,
@@ -146,15 +147,9 @@ class SchedulerActor(Actor):
                 self._membership.refused[replica] = end.epoch
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
-        await self._patience.until_taken(self._lead_all, "detokenizers")
         if self._recovered:
             seconds = round(time.monotonic() - began_s, 3)
             self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
-
-    async def _lead_all(self) -> None:
-        """Detokenizers that are there hear of the new scheduler also if there is nothing else to tell them."""
-        for lease in await self.bus.leases("detokenizer"):
-            self._detokenizers.lead(lease.name)
 
     async def serve(self) -> None:
         """Take in, plan, send, until draining and nothing is left to do."""
@@ -205,6 +200,9 @@ class SchedulerActor(Actor):
         """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
         if hasattr(self, "_outbox"):
             self.spawn(self._patience.until_taken(self._outbox.check, "what is stored"), "check")
+        if hasattr(self, "_checkpoints"):
+            self._checkpoints.bus_restarted()
+            self._trimmer.bus_restarted()
 
     # -- in -----------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
@@ -319,6 +317,9 @@ class SchedulerActor(Actor):
                     self._trimmer.replica_lost(name, replica.step)
             case DetokenizerLost(name):
                 self._trimmer.detokenizer_lost(self.names.sequences(name), self._detokenizers.lost(name))
+            case DetokenizersLive(names):
+                for name in names:
+                    self._detokenizers.lead(name)
             case _:
                 pass
         try:

@@ -27,7 +27,13 @@ class Checkpoints:
         self._journal = names.journal
         self._outbox = outbox
         self._end = end
-        """The last entry; START: there is none."""
+        """The last entry there has been."""
+        self._dropped = START
+
+    def bus_restarted(self) -> None:
+        """What had been dropped may be there again."""
+        self._end = max(self._end, EntryId(self._outbox.epoch))
+        self._dropped = START
 
     def append(self, message: SequencesNamed | RequestMoved | RequestBlamed) -> None:
         """Note what has come after the last checkpoint."""
@@ -45,7 +51,7 @@ class Checkpoints:
         what it makes superfluous. There is nothing to write when all requests are over. ``dead_ingresses`` have
         mailboxes that are still to be deleted."""
         positions, forgettable = dict(positions), core.is_forgettable
-        if positions == self.covered and not (forgettable and self._end > START):
+        if positions == self.covered and not (forgettable and self._end > self._dropped):
             return
         if forgettable:
             superfluous = self._end
@@ -57,6 +63,5 @@ class Checkpoints:
             superfluous = EntryId(self._end.epoch, self._end.index - 1)
         await self._outbox.stored(self._outbox.queued)
         await self._bus.trim(self._journal, superfluous)
-        if superfluous == self._end:
-            self._end = START
+        self._dropped = superfluous
         self.covered = positions

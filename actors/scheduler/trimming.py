@@ -33,6 +33,10 @@ class Trimmer:
         self._dead_until_s: dict[str, float] = {}
         """Addresses of dead ingresses, and until when (monotonic) something may still be sent there."""
 
+    def bus_restarted(self) -> None:
+        """What had been trimmed may be there again."""
+        self._done.clear()
+
     def replica_lost(self, replica: str, last_step: int) -> None:
         """No executor will want the replica's plans up to ``last_step`` any more."""
         self._last_steps[replica] = last_step

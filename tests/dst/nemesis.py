@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from actors.executor.errors import EngineError
+from tests.dst.past import Past
 from tests.dst.seams import WallClock
 from tests.dst.world import FAULT, Life, World
 
@@ -34,6 +35,7 @@ class Nemesis:
             "twice": (2, self.twice),
             "bus clock": (1, self.bus_clock),
             "wall clock": (1, self.wall_clock),
+            "set back": (2, self.set_back),
         }
         chosen = [name for name in every if rng.random() < 0.6] or ["kill"]
         self._faults = {name: every[name] for name in chosen} if only is None else {only[0]: every[only[0]]}
@@ -129,6 +131,12 @@ class Nemesis:
     def twice(self) -> None:
         network = self._world.network
         self._for_a_while("TWICE", lambda: setattr(network, "twice", 0.3), lambda: setattr(network, "twice", 0.0), 4)
+
+    def set_back(self) -> None:
+        """The server dies, and comes back with what it had stored a moment before, or with nothing."""
+        world = self._world
+        past = Past(None if self._rng.random() < 0.3 else world.server)
+        self._for_a_while("SET BACK after", lambda: None, lambda: world.network.restart(past), 1)
 
     # -- clocks -------------------------------------------------------------------------------------------------------
     def bus_clock(self) -> None:

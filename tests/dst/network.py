@@ -13,6 +13,7 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.streams import Names
 from tests.dst.loop import SimulatedLoop
+from tests.dst.past import Past
 
 LATENCY_S = (2e-5, 1e-3)
 COMMAND_TIMEOUT_S = 5.0
@@ -23,7 +24,8 @@ ASKS = (*READS, "connect", "close", "consumers", "last_id", "length", "get_state
 
 @dataclass(eq=False, slots=True)
 class Exchange:
-    """A command of a bus and its answer. ``fate``: lost ``before`` or ``after`` it was applied, or not."""
+    """A command of a bus and its answer. ``fate``: lost ``before`` or ``after`` it was applied, or not. ``life``: of
+    the server that it was sent to."""
 
     bus: SimulatedBus
     command: str
@@ -31,6 +33,7 @@ class Exchange:
     options: dict[str, Any]
     answer: asyncio.Future[Any]
     fate: str
+    life: int
     result: Any = None
 
 
@@ -43,6 +46,8 @@ class Network:
         cut: actors that reach nothing; ``None`` in it: nobody does.
         refusing: the server takes no writes.
         twice: the chance of what is published to arrive twice; claims come in any order meanwhile.
+        life: how often the server has been started.
+        buses: whoever may have a connection.
     """
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, server: MemoryServer) -> None:
@@ -50,6 +55,8 @@ class Network:
         self.context = loop.process("network").context
         self.tell: Callable[[str], None] = lambda text: None
         self.cut: set[str | None] = set()
+        self.life = 1
+        self.buses: list[SimulatedBus] = []
         self._held: dict[Exchange, Callable[[Exchange], None]] = {}
         self.heal()
 
@@ -66,6 +73,22 @@ class Network:
         for exchange, arrive in held.items():
             self.pass_on(exchange, arrive)
 
+    def restart(self, past: Past) -> None:
+        """The server dies, and is there again with what it had stored in the past."""
+        self.life += 1
+        past.restore(self.server)
+        for bus in self.buses:
+            bus.disconnect()
+
+    @property
+    def reads(self) -> list[asyncio.Task[None]]:
+        """What waits at the server, for the dead too."""
+        return [task for bus in self.buses for task in bus.reads]
+
+    def is_cut(self, owner: str) -> bool:
+        """Whether an actor can reach nothing."""
+        return None in self.cut or owner in self.cut
+
     def later(self, lane: Lane, call: Callable[[Exchange], None], exchange: Exchange) -> None:
         """One way. What is sent on one lane arrives in the same order."""
         lane.last_s = max(self.loop.now_s + self.slow * self.rng.uniform(*LATENCY_S), lane.last_s + 1e-6)
@@ -73,7 +96,7 @@ class Network:
 
     def pass_on(self, exchange: Exchange, arrive: Callable[[Exchange], None]) -> None:
         """Let something arrive, unless the way is cut; who waits for too long gives up."""
-        if None not in self.cut and exchange.bus.owner not in self.cut:
+        if not self.is_cut(exchange.bus.owner):
             arrive(exchange)
             return
         self._held[exchange] = arrive
@@ -119,12 +142,29 @@ class SimulatedBus(Bus):
         self._inner = MemoryBus(network.server, names)
         self._there, self._back = Lane(), Lane()
         self._readers = {name: Lane() for name in READS}
-        self._reads: dict[asyncio.Task[None], None] = {}
+        self.reads: dict[asyncio.Task[None], Exchange] = {}
+        self._life = 0
+        network.buses.append(self)
+
+    def disconnect(self) -> None:
+        """The server is gone, and with it what waits there."""
+        for task, exchange in self.reads.items():
+            task.cancel()
+            self.fail(exchange, BusUnavailable("the connection broke"))
+
+    def _connect(self) -> None:
+        """Who finds another server than the one before is told so, before anything is sent there."""
+        if self._life == self._network.life or self._network.is_cut(self.owner):
+            return
+        known, self._life = self._life, self._network.life
+        if known:
+            self._inner._recovered.clear()
+            self.on_restart()
 
     def sever(self) -> None:
         """Its process is gone."""
         self.severed = True
-        for task in self._reads:
+        for task in self.reads:
             task.cancel()
 
     async def exchange(self, command: str, *args: Any, **options: Any) -> Any:
@@ -132,21 +172,23 @@ class SimulatedBus(Bus):
         if self.severed:
             raise BusUnavailable("this process is gone")
         network = self._network
+        self._connect()
         answer = network.loop.create_future()
-        exchange = Exchange(self, command, args, options, answer, network.fate(command))
+        exchange = Exchange(self, command, args, options, answer, network.fate(command), self._life)
         network.later(self._readers.get(command, self._there), self._arrived, exchange)
         return await answer
 
     def _arrived(self, exchange: Exchange) -> None:
         network, command, args = self._network, exchange.command, exchange.args
-        if exchange.fate == "before" or (self.severed and network.rng.random() < 0.5):
+        is_stale = exchange.life != network.life
+        if is_stale or exchange.fate == "before" or (self.severed and network.rng.random() < 0.5):
             self.fail(exchange, BusUnavailable("the connection broke"))
         elif network.refusing and command not in ASKS:
             self.fail(exchange, BusRefused("the server takes no writes"))
         elif command in READS:
             task = network.loop.create_task(self._read(exchange), context=network.context.copy())
-            self._reads[task] = None
-            task.add_done_callback(self._reads.pop)
+            self.reads[task] = exchange
+            task.add_done_callback(self.reads.pop)
         else:
             if command == "publish" and network.twice and network.rng.random() < network.twice:
                 at_once(self._inner.publish(*args))
@@ -186,6 +228,8 @@ class SimulatedBus(Bus):
         """Entries that a group handed out and that never arrived: the next read is to find them, as the first time."""
         args, command = exchange.args, exchange.command
         if command not in ("read_group", "claim") or not isinstance(exchange.result, list):
+            return
+        if exchange.life != self._network.life:
             return
         group, consumer = (args[0], args[1]) if command == "read_group" else (args[1], args[2])
         for entry in exchange.result:

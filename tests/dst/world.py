@@ -12,7 +12,7 @@ from actors.actor import Actor, describe
 from actors.executor.errors import EngineError
 from actors.process import actor_class
 from actors.settings import Settings
-from bus.contract import Fenced
+from bus.contract import Fenced, SetBack
 from bus.memory_server import MemoryServer
 from bus.streams import Names
 from tests.dst.loop import Process, SimulatedLoop
@@ -107,8 +107,8 @@ class World:
             life.ended.set()
 
     def _is_legitimate(self, error: BaseException) -> bool:
-        """Who has been replaced, or has a fault, has to end."""
-        return isinstance(error, Fenced) or (isinstance(error, EngineError) and FAULT in str(error))
+        """Who has been replaced, has lost what it had written, or has a fault, has to end."""
+        return isinstance(error, Fenced | SetBack) or (isinstance(error, EngineError) and FAULT in str(error))
 
     def _release(self, life: Life) -> None:
         """A supervisor gives up the lease of a dead child."""
@@ -179,7 +179,11 @@ class World:
                 self.drain(life)
             for life in lives:
                 await life.ended.wait()
-        left = [*self._supervisors, *(task for life in self._ghosts for task in (life.run, *life.actor._tasks))]
+        left = [
+            *self._supervisors,
+            *self.network.reads,
+            *(task for life in self._ghosts for task in (life.run, *life.actor._tasks)),
+        ]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

@@ -15,7 +15,7 @@ from tokenizer_factory import byte_level, model_folder
 from actors.detokenizer import actor as module
 from actors.detokenizer.actor import DetokenizerActor
 from actors.settings import Settings
-from bus.contract import FENCE_INDEX, START, Entry, EntryId, LogEntry
+from bus.contract import FENCE_INDEX, START, BusRefused, Entry, EntryId, LogEntry
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import (
     END_LENGTH,
@@ -24,12 +24,14 @@ from bus.messages import (
     ReplicaFenced,
     ReplyBatch,
     RequestFailed,
+    SchedulerLeads,
     SequenceEnded,
     SequenceStarted,
     StepResult,
     StopSequence,
 )
 from bus.streams import Names
+from tests.dst.past import Past
 from tests.waiting import until, until_empty
 
 NAMES = Names()
@@ -127,10 +129,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(world: World, settings: Settings, name: str = "detok-0") -> AsyncIterator[DetokenizerActor]:
-    """An actor that runs; drained and ended at the end."""
+    """An actor that is ready; drained and ended at the end."""
     actor = DetokenizerActor(settings, MemoryBus(world.server), name)
     task = asyncio.create_task(actor.run())
     try:
+        await until(lambda: actor.state == "ready")
         yield actor
     finally:
         actor.request_drain()
@@ -147,8 +150,8 @@ def joined(rows: list[tuple[str, str, str | None, int]]) -> tuple[str, str | Non
 async def test_tokens_become_text_at_the_ingress(world: World, settings: Settings) -> None:
     """Whatever steps a read gets, the joined text, the end and the count are right, and the own stream is trimmed."""
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), started())
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started())
         messages = steps(TOKENS)
         await world.write(NAMES.results("gpu-0"), *messages[:3])
         await asyncio.sleep(0)
@@ -159,12 +162,40 @@ async def test_tokens_become_text_at_the_ingress(world: World, settings: Setting
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
 
 
+async def test_what_an_earlier_life_was_told_is_passed_over(world: World, settings: Settings) -> None:
+    """The scheduler announces it anew; until then nobody may want it any more, and nobody would say so."""
+    await world.executor("gpu-0")
+    await world.write(NAMES.sequences("detok-0"), started(1, ingress="gone"))
+    await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
+    async with running(world, settings) as actor:
+        await until_empty(world.bus, NAMES.sequences("detok-0"))
+        assert actor._sequences is not None
+        assert len(actor._sequences) == 0
+        await world.write(NAMES.sequences("detok-0"), started(2))
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS, sequence_id=2))
+        rows = await world.replies()
+        assert await world.bus.length(NAMES.replies("gone")) == 0
+
+    assert (TEXT, "length", len(TOKENS)) == joined(rows)
+
+
+async def test_what_had_been_trimmed_before_a_restart_is_trimmed_again(world: World, settings: Settings) -> None:
+    """The server may have lost that, and nothing else may come for long."""
+    async with running(world, settings) as actor:
+        await world.write(NAMES.sequences("detok-0"), SchedulerLeads(epoch=1))
+        past = Past(world.server)
+        await until_empty(world.bus, NAMES.sequences("detok-0"))
+        past.restore(world.server)
+        actor.bus.on_restart()
+        await until_empty(world.bus, NAMES.sequences("detok-0"))
+
+
 async def test_positions_are_reported_in_the_lease(world: World, settings: Settings) -> None:
     """The scheduler learns how far results were read."""
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), started())
-    await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started())
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
         await world.replies()
         expected = {"results:gpu-0": f"1-{len(TOKENS)}"}
         info: Any = None
@@ -176,9 +207,9 @@ async def test_positions_are_reported_in_the_lease(world: World, settings: Setti
 async def test_stop_string_is_told_to_the_scheduler(world: World, settings: Settings) -> None:
     """The terminal reply and one StopSequence on the control stream."""
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), started(stop=("🎉",)))
-    await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started(stop=("🎉",)))
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
         rows = await world.replies()
         controls = await world.next(NAMES.control)
 
@@ -190,13 +221,13 @@ async def test_sequence_goes_on_after_its_replica_was_replaced(world: World, set
     """Repeated tokens are dropped, and the streams of both replicas may be read in any order."""
     for name in ("gpu-0", "gpu-1"):
         await world.executor(name)
-    await world.write(NAMES.sequences("detok-0"), started())
-    half = len(TOKENS) // 2
-    await world.write(NAMES.results("gpu-1"), *steps(TOKENS[:half], end=END_NONE))
-    fence = LogEntry(NAMES.results("gpu-1"), EntryId(1, FENCE_INDEX), ReplicaFenced(replica="gpu-1", reason="gone"))
-    await world.bus.append([fence])
-    await world.write(NAMES.results("gpu-0"), *steps(TOKENS[half - 2 :], first=half - 2))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started())
+        half = len(TOKENS) // 2
+        await world.write(NAMES.results("gpu-1"), *steps(TOKENS[:half], end=END_NONE))
+        fence = LogEntry(NAMES.results("gpu-1"), EntryId(1, FENCE_INDEX), ReplicaFenced(replica="gpu-1", reason="gone"))
+        await world.bus.append([fence])
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS[half - 2 :], first=half - 2))
         rows = await world.replies()
 
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
@@ -230,11 +261,11 @@ async def test_many_starts_at_once_lose_no_tokens(
     """Results are left unread while more sequences wait than one read holds."""
     monkeypatch.setattr(module, "READ_COUNT", 4)
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), *(started(i) for i in range(1, 31)))
-    for index, token in enumerate(TOKENS):
-        end = END_LENGTH if index == len(TOKENS) - 1 else END_NONE
-        await world.write(NAMES.results("gpu-0"), step(*[(i, token, index, end) for i in range(1, 31)]))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), *(started(i) for i in range(1, 31)))
+        for index, token in enumerate(TOKENS):
+            end = END_LENGTH if index == len(TOKENS) - 1 else END_NONE
+            await world.write(NAMES.results("gpu-0"), step(*[(i, token, index, end) for i in range(1, 31)]))
         texts: dict[str, str] = {}
         ended: set[str] = set()
         while len(ended) < 30:
@@ -249,9 +280,9 @@ async def test_errors_and_lost_tokens_answer_the_client(world: World, settings: 
     """SequenceEnded with an error, and a gap, each give one RequestFailed; an abort gives nothing."""
     await world.executor("gpu-0")
     ends = [SequenceEnded(sequence_id=2, reason="error", message="no"), SequenceEnded(sequence_id=3, reason="abort")]
-    await world.write(NAMES.sequences("detok-0"), started(1), started(2), started(3), *ends)
-    await world.write(NAMES.results("gpu-0"), step((1, 5, 1, END_NONE), (2, 5, 0, END_NONE), (3, 5, 0, END_NONE)))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started(1), started(2), started(3), *ends)
+        await world.write(NAMES.results("gpu-0"), step((1, 5, 1, END_NONE), (2, 5, 0, END_NONE), (3, 5, 0, END_NONE)))
         failed: list[Message] = []
         while len(failed) < 2:
             failed += await world.next(NAMES.replies("in-0"))
@@ -265,9 +296,9 @@ async def test_entries_that_cannot_be_read_go_to_the_dead_letters(world: World, 
     await world.executor("gpu-0")
     world.server.append(NAMES.results("gpu-0"), (1, 1), {b"junk": b"x"})
     world.written[NAMES.results("gpu-0")] = 1
-    await world.write(NAMES.sequences("detok-0"), started())
-    await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
     async with running(world, settings):
+        await world.write(NAMES.sequences("detok-0"), started())
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
         rows = await world.replies()
 
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
@@ -277,8 +308,8 @@ async def test_entries_that_cannot_be_read_go_to_the_dead_letters(world: World, 
 async def test_drain_waits_for_the_sequences_under_way(world: World, settings: Settings) -> None:
     """Told to stop, it still ends what it has."""
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), started())
     async with running(world, settings) as actor:
+        await world.write(NAMES.sequences("detok-0"), started())
         await until_empty(world.bus, NAMES.sequences("detok-0"))
         actor.request_drain()
         await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
@@ -287,12 +318,28 @@ async def test_drain_waits_for_the_sequences_under_way(world: World, settings: S
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
 
 
+async def test_a_drain_outlasts_a_bus_that_takes_no_writes(world: World, settings: Settings) -> None:
+    """What it has read is trimmed as soon as the bus takes it."""
+    async with running(world, settings) as actor:
+        trim, refused = actor.bus.trim, [BusRefused("out of memory")] * 2
+
+        async def trim_later(stream: str, through: EntryId) -> int:
+            if not actor.draining.is_set() or refused:
+                raise refused.pop() if actor.draining.is_set() else BusRefused("out of memory")
+            return await trim(stream, through)
+
+        actor.bus.trim = trim_later  # type: ignore[method-assign]
+        await world.write(NAMES.sequences("detok-0"), SchedulerLeads(epoch=1))
+        await until(lambda: actor._sequences_position > START)
+    assert await world.bus.length(NAMES.sequences("detok-0")) == 0
+
+
 async def test_model_without_tokenizer_counts_tokens(world: World, tmp_path: Path) -> None:
     """Texts are empty, everything else is as always."""
     await world.executor("gpu-0")
-    await world.write(NAMES.sequences("detok-0"), started())
-    await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
     async with running(world, Settings(model=str(model_folder(tmp_path, None)))):
+        await world.write(NAMES.sequences("detok-0"), started())
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
         rows = await world.replies()
 
     assert ("", "length", len(TOKENS)) == joined(rows)

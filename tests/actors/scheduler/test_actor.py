@@ -122,6 +122,31 @@ async def test_an_executor_that_closed_its_results_before_does_not_join_a_new_sc
         assert deployment.tokens() == expected_tokens(PROMPT, 40)
 
 
+@pytest.mark.parametrize("later", [0, 1], ids=["closed, and trimmed", "followed by another one"])
+async def test_a_successor_does_not_wait_for_the_end_of_results_that_are_over(later: int) -> None:
+    """An executor is lost with its scheduler, and no fence of it will ever be read: it is not there any more, or an
+    executor after it has written already."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=40))
+        await until(lambda: len(deployment.results) == 6)
+        await deployment.lose_scheduler()
+        await deployment.stop_executor("gpu-0")
+        epoch = deployment.epochs["gpu-0"]
+        last = EntryId(epoch + later, 1 if later else FENCE_INDEX)
+        await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), last, deployment.results[0])])
+        if not later:
+            await deployment.bus.trim(NAMES.results("gpu-0"), last)
+        await deployment.bus.release_lease("executor", "gpu-0", epoch)
+
+        await deployment.start_scheduler()
+        deployment.pause_after = None
+        await deployment.add_executor("gpu-1")
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+        assert deployment.tokens()[-1] == expected_tokens(PROMPT, 40)[-1]
+
+
 async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:
     """The same name under a new lease: the step numbers go on, and the request ends with its tokens."""
     async with Deployment().running() as deployment:
@@ -216,6 +241,14 @@ async def test_a_scheduler_whose_plans_are_lost_ends() -> None:
         await deployment.start_scheduler()
         await deployment.add_executor("gpu-1")
         await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+
+
+async def test_a_detokenizer_that_comes_later_hears_who_leads() -> None:
+    """Though there is nothing else to tell it: what it knows of an earlier scheduler is void."""
+    async with Deployment().running() as deployment:
+        await deployment.bus.acquire_lease("detokenizer", "late", {"state": "ready"}, ttl_s=TTL_S)
+        (entry,) = await deployment.bus.read({NAMES.sequences("late"): START}, block_ms=20_000)
+        assert entry.message == SchedulerLeads(epoch=deployment.scheduler.epoch)
 
 
 async def test_a_jump_of_the_wall_clock_forgets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from actors.scheduler.checkpoints import Checkpoints
 from actors.scheduler.trimming import Trimmer
-from bus.contract import EntryId, LogEntry
+from bus.contract import START, EntryId, LogEntry
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-from bus.messages import StepPlan
+from bus.messages import RequestMoved, StepPlan
+from bus.outbox import Outbox
 from bus.streams import Names
+from tests.dst.past import Past
 
 NAMES = Names("test")
 EPOCH = 7
@@ -39,3 +43,35 @@ async def test_what_may_go_stays_for_one_more_round() -> None:
     trimmer.replica_lost("gpu-0", 5)
     await trimmer.trim(core, membership, positions)
     assert await bus.length(stream) == 0
+
+
+async def test_what_comes_back_with_a_server_is_trimmed_again() -> None:
+    """Its last trims are lost in a restart."""
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    outbox = Outbox(bus, EPOCH)
+    sending = asyncio.create_task(outbox.run())
+    stream = NAMES.steps("gpu-0")
+    outbox.append(stream, StepPlan(step=1, planned_s=0.0, num_decodes=0))
+    trimmer = Trimmer(bus, NAMES, EPOCH)
+    core: Any = SimpleNamespace(replicas={}, is_forgettable=True)
+    membership: Any = SimpleNamespace(positions={}, live_detokenizers=set())
+    trimmer.replica_lost("gpu-0", 1)
+    checkpoints = Checkpoints(bus, NAMES, outbox, end=START, covered={})
+    checkpoints.append(RequestMoved(request_id="a", ingress="in", attempt="b"))
+    await outbox.flush()
+    past = Past(server)
+
+    async def trim() -> list[int]:
+        await checkpoints.sum_up(core, {}, membership, (), ())
+        await trimmer.trim(core, membership, {"gpu-0": EntryId(1, 1)})
+        return [await bus.length(each) for each in (stream, NAMES.journal)]
+
+    assert await trim() == [0, 0]
+    past.restore(server)
+    assert await trim() == [1, 1]
+    trimmer.bus_restarted()
+    checkpoints.bus_restarted()
+    assert await trim() == [0, 0]
+    sending.cancel()
+    await asyncio.wait([sending])

@@ -123,9 +123,9 @@ class Takeover:
         positions = {stream: self._open[replica].position for stream, replica in streams.items()}
         entries = await self._bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
         for stream in streams.keys() - {entry.stream for entry in entries}:
-            state = self._open[streams[stream]]
-            if state.fenced:  # before, too, by an entry that has been read and trimmed
-                state.position = state.fence
+            silent = self._open[streams[stream]]
+            if silent.fenced:  # before, too, by an entry that has been read and trimmed
+                silent.position = silent.fence
         for entry in entries:
             replica = streams[entry.stream]
             state = self._open.get(replica)

@@ -22,7 +22,7 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from actors.settings import Settings
 from actors.usage import Usage
-from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
+from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken, SetBack
 from bus.streams import Names
 
 T = TypeVar("T")
@@ -77,6 +77,8 @@ class Actor(ABC):
         bus.on_restart = self._bus_restarted
         self._renewed_s = math.inf
         """When the last renewal of the lease was begun: it holds from then on for its time."""
+        self._restarted_s = self._woke_s = -math.inf
+        """When the bus was found to have been started anew, and when this process last went on after a long pause."""
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Actor(ABC):
 
     def _bus_restarted(self) -> None:
         self.log.warning("the bus has been started anew")
+        self._restarted_s = time.monotonic()
         self._beat_now.set()  # it may have lost the lease
         self.bus_restarted()
 
@@ -161,6 +164,7 @@ class Actor(ABC):
         if not await self._acquire():
             return
         heartbeat = self.spawn(self._heartbeat(), "heartbeat")
+        self.spawn(self._notice_pauses(), "pauses")
         publisher = self.spawn(self._publish_metrics(), "metrics")
         stop_limit_s = STOP_AFTER_FAILURE_S
         try:
@@ -302,12 +306,35 @@ class Actor(ABC):
                     self.log.info("bus is back: the lease is renewed")
                 away = False
                 self.bus_trouble = ""
+                if not held:
+                    self._check_succession()
                 self._renewed_s = began_s
                 self._renewed.set()
                 if not held:
                     self.lease_lapsed()
                 with contextlib.suppress(BusUnavailable):
                     await self._obey()
+
+    def _check_succession(self) -> None:
+        """The lease had expired. If this process was frozen meanwhile, a successor may have had it; usually the bus
+        would remember that.
+
+        Raises:
+            SetBack: the bus has been started anew, so that it may not.
+        """
+        if min(self._woke_s, self._restarted_s) > self._renewed_s:
+            raise SetBack(
+                "the bus was started anew while this process was frozen: somebody else may have had its lease"
+            )
+
+    async def _notice_pauses(self) -> None:
+        """Who was frozen for half of the time of its lease may have lost it."""
+        ttl_s = self.settings.lease_ttl_s
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(ttl_s / 4)
+            if (now_s := time.monotonic()) - began_s > ttl_s / 2:
+                self._woke_s = now_s
 
     async def _obey(self) -> None:
         """Do what an operator has ordered since the last renewal of the lease.

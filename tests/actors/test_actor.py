@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 
 from actors.actor import Actor, Stopped, metrics_state, orders_state
 from actors.settings import Settings
-from bus.contract import Bus, BusRefused, BusUnavailable, Fenced, LeaseTaken
+from bus.contract import Bus, BusRefused, BusUnavailable, Fenced, LeaseTaken, SetBack
 
 
 class LeaseBus:
@@ -21,6 +22,7 @@ class LeaseBus:
         self.unavailable = False
         self.refusal = ""
         self.fenced = False
+        self.held = True
         self.infos: list[Mapping[str, Any]] = []
         self.failed_renewals = 0
         self.released: list[int] = []
@@ -43,7 +45,7 @@ class LeaseBus:
         if self.fenced:
             raise Fenced("newer holder")
         self.infos.append(info)
-        return True
+        return self.held
 
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         self.released.append(epoch)
@@ -353,6 +355,25 @@ async def test_whoever_was_given_up_while_it_slept_ends() -> None:
     with pytest.raises(Fenced):
         await running
     assert "act" not in actor.steps
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_whoever_slept_while_the_bus_was_started_anew_ends(slept: bool) -> None:
+    """Its lease had expired, and the bus may have forgotten who had it then. Who was awake all the time goes on."""
+    bus = LeaseBus()
+    actor = Waiter(bus)
+    running = await begin(actor)
+    bus.held = False
+    if slept:
+        actor._woke_s = time.monotonic() + 1.0
+    actor._bus_restarted()
+    if slept:
+        with pytest.raises(SetBack, match="somebody else may have had its lease"):
+            await running
+    else:
+        await until_beat(bus)
+        await until_beat(bus)
+        await end(actor, running)
 
 
 async def test_an_operator_can_have_an_actor_drain() -> None:

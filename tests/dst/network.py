@@ -57,6 +57,7 @@ class Network:
         self.cut: set[str | None] = set()
         self.life = 1
         self.buses: list[SimulatedBus] = []
+        self.closed = False
         self._held: dict[Exchange, Callable[[Exchange], None]] = {}
         self.heal()
 
@@ -80,10 +81,13 @@ class Network:
         for bus in self.buses:
             bus.disconnect()
 
-    @property
-    def reads(self) -> list[asyncio.Task[None]]:
-        """What waits at the server, for the dead too."""
-        return [task for bus in self.buses for task in bus.reads]
+    async def close(self) -> None:
+        """Nothing arrives any more, and what waits at the server, for the dead too, ends."""
+        self.closed = True
+        reads = [task for bus in self.buses for task in bus.reads]
+        for task in reads:
+            task.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
 
     def is_cut(self, owner: str) -> bool:
         """Whether an actor can reach nothing."""
@@ -180,7 +184,7 @@ class SimulatedBus(Bus):
 
     def _arrived(self, exchange: Exchange) -> None:
         network, command, args = self._network, exchange.command, exchange.args
-        is_stale = exchange.life != network.life
+        is_stale = network.closed or exchange.life != network.life
         if is_stale or exchange.fate == "before" or (self.severed and network.rng.random() < 0.5):
             self.fail(exchange, BusUnavailable("the connection broke"))
         elif network.refusing and command not in ASKS:

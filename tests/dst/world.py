@@ -181,12 +181,12 @@ class World:
                 await life.ended.wait()
         left = [
             *self._supervisors,
-            *self.network.reads,
             *(task for life in self._ghosts for task in (life.run, *life.actor._tasks)),
         ]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self.network.close()
 
     def run(self, coro: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(coro)

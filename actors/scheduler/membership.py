@@ -128,7 +128,7 @@ class Membership:
                     self.distrust(name, "its lease has ended")
             elif lease.epoch != member.epoch:
                 self.distrust(name, "a new executor has taken its place")
-            elif lease.info.get("state") != "ready":
+            elif lease.info.get("state") == "draining":  # not "loading", which a server set back may say once more
                 self._suspend(name, member)
             elif (num_host_blocks := _count(lease, "num_host_blocks")) > member.num_host_blocks:
                 member.num_host_blocks = num_host_blocks

@@ -380,3 +380,16 @@ async def test_metrics_tell_what_runs() -> None:
 
 def _series(deployment: Deployment) -> list[tuple[str, dict[str, str], object]]:
     return [tuple(each) for each in deployment.scheduler.metrics.snapshot()["series"]]
+
+
+async def test_a_lease_from_the_past_does_not_stop_its_executor() -> None:
+    """A server that comes back with what it had stored a while ago may say once more that it loads."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        await until(lambda: deployment.scheduler.core.replicas)
+        for state in ("loading", "ready"):
+            epoch, looked_s = deployment.epochs["gpu-0"], deployment.scheduler._lookout.looked_s
+            await deployment.bus.renew_lease("executor", "gpu-0", epoch, {"state": state}, ttl_s=TTL_S)
+            await until(lambda before=looked_s: deployment.scheduler._lookout.looked_s > before)
+        await deployment.send(ask("a", max_tokens=4))
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})

@@ -25,7 +25,7 @@ MERGE_GROUPS = 16
 class PrefillPlan:
     """What all layers of a pass share about its prompts.
 
-    ``spans`` [N, 4] and ``merges`` [M, 4] int32 on the device: see `QuerySpans`; rows below 0 and merges of 0 pieces
+    ``spans`` [N, 5] and ``merges`` [M, 4] int32 on the device: see `QuerySpans`; rows below 0 and merges of 0 pieces
     fill them up. ``partial`` [P, block_queries, Hq, D] and ``lse`` [P, block_queries, Hq] float32 hold results of
     pieces between the two kernels of one layer; none where no block is ever cut.
     """
@@ -106,7 +106,7 @@ def _prefill_kernel(
     query_start_ptr,  # [R + 1]
     lens_ptr,  # [R]
     tables_ptr,  # [S, MB]
-    spans_ptr,  # [N, 4] int32: row (negative: none), first query, first key, end of keys (0: all)
+    spans_ptr,  # [N, 5] int32: row (negative: none), first query, first key, end of keys, piece (negative: the block)
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
     scale_log2,
     window,
@@ -129,14 +129,14 @@ def _prefill_kernel(
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
-    index = tl.program_id(1)
-    span = spans_ptr + 4 * index
+    span = spans_ptr + 5 * tl.program_id(1)
     row = tl.load(span)
     query = tl.load(span + 1)
     first_tile = 0
     if partial_ptr is not None:
         first_tile = tl.load(span + 2) // TILE
-    end_key = tl.load(span + 3)  # of a piece
+    end = tl.load(span + 3)
+    piece = tl.load(span + 4)
     if PDL:  # the list was uploaded before the pass began
         gdc_launch_dependents()
         gdc_wait()
@@ -159,9 +159,6 @@ def _prefill_kernel(
     q = tl.load(q_ptr + token * stride_qt + head * stride_qh + dim[None, :], mask=mask, other=0.0)
     position = length - num_queries + member
     first_position = length - num_queries + query
-    end = tl.minimum(first_position + BLOCK_QUERIES, length)
-    if partial_ptr is not None:
-        end = tl.where(end_key > 0, tl.minimum(end, end_key), end)
     kv_head = head // GROUP
     if scales_ptr is not None:
         if BLOCK_DIM <= 128:  # larger queries, converted in registers, would stay there and leave too few
@@ -190,10 +187,10 @@ def _prefill_kernel(
     acc = acc / total[:, None]
     if scales_ptr is not None:
         acc *= tl.load(scales_ptr + tl.num_programs(0) // GROUP + kv_head)
-    if partial_ptr is None or end_key == 0:
+    if partial_ptr is None or piece < 0:
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        part = (index * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * tl.num_programs(0) + head
+        part = (piece * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * tl.num_programs(0) + head
         tl.store(partial_ptr + part[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
         # Where a query saw nothing, behind it or before its window, this is minus infinity: no weight.
         tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < num_queries)

@@ -21,8 +21,7 @@ PIECE_KEYS = 128
 """Pieces begin at multiples of it, and so of every tile."""
 LEAST_KEYS = 512
 """Of a piece: a shorter one would take about as long to merge as it saves."""
-FIELDS = 4
-"""Of an entry of either list."""
+SPAN_FIELDS, MERGE_FIELDS = 5, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +62,23 @@ def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
     return held * processors // q_heads
 
 
+def most_merges(shares: int) -> int:
+    """Blocks that are cut: each has more than 1.25 shares."""
+    return 4 * shares // 5
+
+
 def most_pieces(shares: int) -> int:
-    """Of all blocks that are cut, together: a block has two of 1.5 shares at least."""
-    return 4 * shares // 3
+    """Of all blocks that are cut, together: shares begin inside a block, or with it."""
+    return most_merges(shares) + max(shares - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySpans:
     """What a step's prompts are cut into.
 
-    ``spans`` [N, 4]: row, first query of the block in the row, first key, end of the keys (0: all of them, the block is
-    not cut); pieces come before all else. ``merges`` [M, 4], one entry per block that is cut: its first token in the
-    pass, its first piece in ``spans``, number of pieces, number of queries.
+    ``spans`` [N, 5]: row, first query of the block in the row, first key, end of the keys, number of the piece (-1: the
+    block is whole). ``merges`` [M, 4], one entry per block that is cut: its first token in the pass, its first piece,
+    number of pieces, number of queries.
     """
 
     config: PrefillConfig
@@ -91,40 +95,53 @@ def query_spans(
     most_spans: int | None = None,
     least_keys: int = LEAST_KEYS,
 ) -> QuerySpans:
-    """The rows from first_row on cut into at most ``most_spans`` spans, which are enough for all blocks.
+    """The rows from first_row on cut into at most ``most_spans`` spans, which are enough for all blocks; blocks of more
+    keys than their one of so many equal ``shares`` into pieces, none of which has fewer than ``least_keys``.
 
     query_start [R + 1] and context_lens [R] as in `paged_attention`. A row's later blocks, which have more keys, come
-    before its earlier ones. A block gets as many pieces as it has ``shares`` of all the keys, rounded.
+    before its earlier ones.
     """
     num_queries, block_queries = np.diff(query_start[first_row:]), config.block_queries
     counts = -(-num_queries // block_queries)
     row = np.repeat(np.arange(len(counts)), counts)
-    spans = np.zeros((len(row), FIELDS), np.int32)
-    spans[:, 0] = first_row + row
-    spans[:, 1] = query = (np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(row))) * block_queries
-    if most_spans is not None:
-        shares = min(shares, 3 * (most_spans - len(spans) + 1) // 4)
-    if shares < 2:
-        return QuerySpans(config, spans, np.empty((0, FIELDS), np.int32))
+    query = (np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(row))) * block_queries
     members = np.minimum(block_queries, num_queries[row] - query)
     keys = np.maximum(context_lens[first_row:][row] - num_queries[row] + query + members, 0)
-    units = -(-keys // PIECE_KEYS)
-    total = max(1, int(units.sum()))
-    count = np.minimum((2 * shares * units + total) // (2 * total), keys // least_keys)
-    cut = np.flatnonzero(count > 1)
-    merges = np.empty((len(cut), FIELDS), np.int32)
-    merges[:, 0] = query_start[spans[cut, 0]] + query[cut]
-    merges[:, 1] = np.cumsum(count[cut]) - count[cut]
-    merges[:, 2] = count[cut]
-    merges[:, 3] = members[cut]
-    return QuerySpans(config, np.concatenate((_pieces(spans, keys, units, count, cut), spans[count < 2])), merges)
+    spans = np.full((len(row), SPAN_FIELDS), -1, np.int32)
+    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3] = first_row + row, query, 0, keys
+    if most_spans is not None:
+        shares = min(shares, most_spans - len(spans) + 1)
+    pieces = _pieces(keys, shares, least_keys) if shares > 1 else None
+    if pieces is None:
+        return QuerySpans(config, spans, np.empty((0, MERGE_FIELDS), np.int32))
+    block, begin, end = pieces
+    cut, first, count = np.unique(block, return_index=True, return_counts=True)
+    merges = np.stack((query_start[spans[cut, 0]] + query[cut], first, count, members[cut]), axis=1, dtype=np.int32)
+    cuts = spans[block]
+    cuts[:, 2], cuts[:, 3], cuts[:, 4] = begin, end, np.arange(len(block))
+    longest_first = cuts[np.argsort(begin - end, kind="stable")]
+    return QuerySpans(config, np.concatenate((longest_first, np.delete(spans, cut, axis=0))), merges)
 
 
-def _pieces(spans: Ints, keys: Ints, units: Ints, count: Ints, cut: Ints) -> Ints:
-    """The pieces of the blocks ``cut``, one behind the other, of nearly equal length."""
-    block = np.repeat(cut, count[cut])
-    place = np.arange(len(block)) - np.repeat(np.cumsum(count[cut]) - count[cut], count[cut])
-    result = spans[block]
-    result[:, 2] = place * units[block] // count[block] * PIECE_KEYS
-    result[:, 3] = np.minimum((place + 1) * units[block] // count[block] * PIECE_KEYS, keys[block])
-    return result
+def _pieces(keys: Ints, shares: int, least_keys: int) -> tuple[Ints, Ints, Ints] | None:
+    """Blocks with so many ``keys`` that have more than 1.25 shares laid end to end and cut where a share ends, unless
+    that is next to where a block does: block, first key and end of each piece, block by block; None if none is cut.
+
+    What is left of a share at the end of a block fills up with the beginning of the next, so all programs end together.
+    """
+    share = max(-(-int(keys.sum()) // shares), least_keys)
+    large = np.flatnonzero(4 * keys > 5 * share)
+    if not len(large):
+        return None
+    ends = np.cumsum(keys[large])
+    at = np.arange(share, ends[-1], share)
+    of = np.searchsorted(ends, at, side="right")
+    block = large[of]
+    begin = (at - ends[of] + keys[block]) // PIECE_KEYS * PIECE_KEYS
+    inside = (begin >= least_keys) & (keys[block] - begin >= least_keys)
+    cut = np.unique(block[inside])
+    block, begin = np.append(cut, block[inside]), np.append(np.zeros_like(cut), begin[inside])
+    order = np.lexsort((begin, block))
+    block, begin = block[order], begin[order]
+    end = np.where(np.diff(block, append=-1) == 0, np.append(begin[1:], 0), keys[block])
+    return block, begin, end

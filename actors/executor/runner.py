@@ -22,7 +22,7 @@ from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
-from kernels.attention_spans import QuerySpans, fixed_config, most_pieces, num_shares
+from kernels.attention_spans import QuerySpans, fixed_config, most_merges, num_shares
 from kernels.paged_attention import Spans
 
 
@@ -63,11 +63,11 @@ class Runner:
         self._config = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize, float8=self._shape.float8)
         block_queries = self._config.block_queries
         self.buckets = Buckets(limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries)
-        pieces = most_pieces(num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)))
-        most_spans = most_tokens // block_queries + limits.max_num_seqs + pieces
+        shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device))
+        most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_ints, depth + 2,
-            max_spans=max(most_spans, self.buckets.largest().spans), max_merges=pieces // 2,
+            max_spans=max(most_spans, self.buckets.largest().spans), max_merges=most_merges(shares),
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)

@@ -18,7 +18,7 @@ from actors.executor.device import new_event
 from actors.executor.layout import aligned
 from actors.executor.step_work import StepWork
 from bus.messages import Int32Array
-from kernels.attention_spans import FIELDS, QuerySpans
+from kernels.attention_spans import MERGE_FIELDS, SPAN_FIELDS, QuerySpans
 
 SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, POSITIONS, INDEXES = range(8)
 NUM_ROWS = 8
@@ -26,7 +26,7 @@ NUM_ROWS = 8
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 4] are for steps with prompts,
+    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts,
     ``decode_lens`` is for those of them that are padded to a bucket. All others have room for every slot: four are by
     row of the pass (use the first R), four by sampled token (the first N)."""
 
@@ -74,17 +74,17 @@ class Uploader:
         self._width = aligned(max_num_seqs + 2)
         self._dummy_slot = max_num_seqs
         self._row_ints = NUM_ROWS * self._width
-        self._spans_begin = self._row_ints + FIELDS * max_merges
-        spans_end = self._spans_begin + FIELDS * max_spans
-        self._capacity = spans_end + aligned(tail_ints)
+        self._spans_begin = self._row_ints + MERGE_FIELDS * max_merges
+        spans_end = self._spans_begin + SPAN_FIELDS * max_spans
+        self._capacity = aligned(spans_end) + aligned(tail_ints)
         self._ring = [self._host_buffer() for _ in range(num_buffers if self._cuda else 1)]
         self._next = 0
         first = self._ring[0].tensor
         on_host = device.type == "cpu"
         self._target = first if on_host else torch.zeros(self._capacity, dtype=torch.int32, device=device)
         rows = self._target[: self._row_ints].view(NUM_ROWS, self._width)
-        merges = self._target[self._row_ints : self._spans_begin].view(-1, FIELDS)
-        spans = self._target[self._spans_begin : spans_end].view(-1, FIELDS)
+        merges = self._target[self._row_ints : self._spans_begin].view(-1, MERGE_FIELDS)
+        spans = self._target[self._spans_begin : spans_end].view(-1, SPAN_FIELDS)
         self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)))
 
     def _host_buffer(self) -> _HostBuffer:
@@ -130,16 +130,16 @@ class Uploader:
         return {name: tail[start:end] for name, (start, end) in offsets.items()}
 
     def _pack_spans(self, target: Int32Array, cut: QuerySpans | None, num_spans: int) -> int:
-        """Write merges and ``num_spans`` spans; returns where they end."""
-        end: int = self._spans_begin + FIELDS * num_spans
-        merges = target[self._row_ints : self._spans_begin].reshape(-1, FIELDS)
-        spans = target[self._spans_begin : end].reshape(-1, FIELDS)
+        """Write merges and ``num_spans`` spans; returns where they end, aligned."""
+        end: int = self._spans_begin + SPAN_FIELDS * num_spans
+        merges = target[self._row_ints : self._spans_begin].reshape(-1, MERGE_FIELDS)
+        spans = target[self._spans_begin : end].reshape(-1, SPAN_FIELDS)
         merges[:] = 0
         spans[:, 0] = -1
         if cut is not None:
             merges[: len(cut.merges)] = cut.merges
             spans[: len(cut.spans)] = cut.spans
-        return end
+        return aligned(end)
 
 
 def _pack_rows(rows: Int32Array, work: StepWork) -> None:

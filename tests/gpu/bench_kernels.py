@@ -19,7 +19,7 @@ from kernels.attention_decode import DecodeConfig, decode_attention, decode_conf
 from kernels.attention_library import LongRow, long_prefill
 from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import plan_prefills, prefill_attention
-from kernels.attention_spans import PrefillConfig, most_pieces, num_shares, prefill_config, query_spans
+from kernels.attention_spans import PrefillConfig, most_merges, most_pieces, num_shares, prefill_config, query_spans
 from kernels.batch_inputs import prepare_inputs, store_sampled
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
@@ -134,7 +134,7 @@ def prefill_time(
     if padded:
         pad = torch.nn.functional.pad
         spans = pad(spans, (0, 0, 0, 32), value=-1)
-        merges = pad(merges, (0, 0, 0, most_pieces(shares) // 2 - len(merges)))
+        merges = pad(merges, (0, 0, 0, most_merges(shares) - len(merges)))
     plan = plan_prefills(spans.to(CUDA), merges.to(CUDA), config, Q_HEADS, HEAD_DIM, most_pieces(shares))
 
     def call(layer: int) -> Callable[[], None]:

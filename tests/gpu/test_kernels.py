@@ -146,7 +146,7 @@ def test_prompts_in_a_graph(shape: str) -> None:
     expected = expected_attention(case, words)
     size = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}))
     config = fixed_config(head_dim, 2)
-    spans, merges = torch.full((64, 4), -1, dtype=torch.int32), torch.zeros((40, 4), dtype=torch.int32)
+    spans, merges = torch.full((64, 5), -1, dtype=torch.int32), torch.zeros((40, 4), dtype=torch.int32)
     device_spans = Spans(config, spans.to(CUDA), merges.to(CUDA))
     decode_lens = torch.where(torch.arange(rows, device=CUDA) < 2, words["context_lens"], 0)
     fixed = words | {"num_decodes": rows, "decode_lens": decode_lens}

@@ -132,7 +132,7 @@ def launch_attention(
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
         max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
         decode_lens=meta(rows) if fixed else None, kv_scales=scales,
-        plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 4), meta(4, 4))),
+        plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 5), meta(4, 4))),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from kernels.attention_spans import (
     PIECE_KEYS,
     PrefillConfig,
     QuerySpans,
+    most_merges,
     most_pieces,
     num_shares,
     prefill_config,
@@ -35,7 +36,7 @@ def test_rows_are_cut_into_blocks_of_queries() -> None:
     """Row by row, the last block first; rows before the first one, and empty ones, have none."""
     result = cut([(1, 0), (1, 0), (10, 0), (0, 0), (4, 0)], 2, PrefillConfig(4, 16, 4, 1), shares=8)
 
-    assert result.spans.tolist() == [[2, 8, 0, 0], [2, 4, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]]
+    assert result.spans.tolist() == [[2, 8, 0, 10, -1], [2, 4, 0, 8, -1], [2, 0, 0, 4, -1], [4, 0, 0, 4, -1]]
     assert result.spans.dtype == np.int32
     assert not len(result.merges)
     assert not len(cut([(1, 5)], 1, shares=8).spans)
@@ -47,8 +48,18 @@ def test_few_queries_behind_a_long_context_are_cut_into_equal_pieces() -> None:
 
     assert result.spans[:, 0].tolist() == [1] * 8 + [2]
     lengths = result.spans[:8, 3] - result.spans[:8, 2]
-    assert lengths.tolist() == [1792, 1920, 1920, 1920, 1792, 1920, 1920, 1880]
+    assert lengths.tolist() == [1920] * 5 + [1880, 1792, 1792]
     assert result.merges.tolist() == [[1, 0, 8, 64]]
+
+
+def test_programs_end_together() -> None:
+    """Three blocks for eight programs: six whole shares, and parts of shares that fill the other two; longest first."""
+    result = cut([(192, 24_384)], shares=8)
+
+    lengths = result.spans[:, 3] - result.spans[:, 2]
+    assert sorted(lengths, reverse=True) == lengths.tolist()
+    assert lengths.tolist() == [9216] * 5 + [9088, 6272, 6016, 3136, 2944]
+    assert result.merges.tolist() == [[128, 0, 3, 64], [64, 3, 4, 64], [0, 7, 3, 64]]
 
 
 @pytest.mark.parametrize(
@@ -66,15 +77,15 @@ def test_a_long_row_is_cut_beside_many_short_ones() -> None:
     """However many blocks there are: what counts is that one has far more keys than its share."""
     result = cut([(20, 0)] * 100 + [(64, 15_000)], shares=8)
 
-    assert result.merges.tolist() == [[2000, 0, 4, 64]]
-    assert len(result.spans) == 104
+    assert result.merges.tolist() == [[2000, 0, 7, 64]]
+    assert len(result.spans) == 107
 
 
 def test_no_more_spans_than_there_is_room_for() -> None:
     """A bucket that holds the blocks holds them cut as well, into fewer pieces if need be."""
     rows = [(64, 15_000), (64, 15_000)]
 
-    assert [len(cut(rows, shares=8, most_spans=most).spans) for most in (2, 3, 4, 5, 8, 11)] == [2, 2, 2, 4, 6, 8]
+    assert [len(cut(rows, shares=8, most_spans=most).spans) for most in (2, 3, 4, 5, 8, 9)] == [2, 2, 4, 4, 8, 8]
 
 
 row = st.tuples(st.integers(0, 700), st.one_of(st.integers(0, 3000), st.integers(0, 131_072)))
@@ -87,8 +98,8 @@ row = st.tuples(st.integers(0, 700), st.one_of(st.integers(0, 3000), st.integers
 def test_every_key_of_every_block_once(
     rows: list[tuple[int, int]], first_row: int, config: PrefillConfig, shares: int, spare: int, least_keys: int
 ) -> None:
-    """Pieces follow each other from the first key to the block's last, none of them empty or shorter than it may be,
-    within all limits; merges name each block that is cut, its pieces and its queries."""
+    """Pieces follow each other from the first key to the block's last, none of them shorter than it may be, within all
+    limits; merges name each block that is cut, its pieces and its queries."""
     first_row, size = min(first_row, len(rows)), config.block_queries
     starts = [0, *itertools.accumulate(count for count, _ in rows)]
     blocks = {
@@ -102,21 +113,28 @@ def test_every_key_of_every_block_once(
 
     spans, merges = result.spans.tolist(), result.merges.tolist()
     assert len(spans) <= len(blocks) + spare
+    assert len(merges) <= most_merges(shares)
     assert sum(count for _, _, count, _ in merges) <= most_pieces(shares)
-    assert len(merges) <= most_pieces(shares) // 2
+    pieces = [span for span in spans if span[4] >= 0]
+    assert [span[4] >= 0 for span in spans] == [number < len(pieces) for number in range(len(spans))]
+    pieces.sort(key=lambda span: span[4])
+    assert [span[4] for span in pieces] == list(range(len(pieces)))
     divided = 0
     for token, first, count, queries in merges:
-        mine = spans[first : first + count]
+        mine = pieces[first : first + count]
         assert first == divided
         assert count > 1
-        assert len({(number, query) for number, query, _, _ in mine}) == 1
+        assert len({(number, query) for number, query, *_ in mine}) == 1
         assert (token, mine[-1][3], queries) == blocks.pop((mine[0][0], mine[0][1]))
-        assert [begin for _, _, begin, _ in mine] == [0, *(end for _, _, _, end in mine[:-1])]
-        assert all(begin % PIECE_KEYS == 0 for _, _, begin, _ in mine)
-        assert all(end - begin > least_keys - PIECE_KEYS for _, _, begin, end in mine)
+        assert [begin for _, _, begin, _, _ in mine] == [0, *(end for _, _, _, end, _ in mine[:-1])]
+        assert all(begin % PIECE_KEYS == 0 for _, _, begin, _, _ in mine)
+        assert all(end - begin >= least_keys for _, _, begin, end, _ in mine)
         divided += count
-    assert [tuple(span[:2]) for span in spans[divided:]] == sorted(blocks, key=lambda block: (block[0], -block[1]))
-    assert all(span[2:] == [0, 0] for span in spans[divided:])
+    assert divided == len(pieces)
+    assert spans[divided:] == [
+        [number, query, 0, keys, -1]
+        for (number, query), (_, keys, _) in sorted(blocks.items(), key=lambda block: (block[0][0], -block[0][1]))
+    ]
 
 
 def test_shares_fill_the_multiprocessors_once() -> None:

@@ -65,7 +65,9 @@ def test_padding_of_a_mixed_step_samples_nothing_and_cuts_nothing() -> None:
         num_scheduled=ints([1, 17, 9]),
     )  # fmt: skip
 
-    cut = QuerySpans(fixed_config(64, 2), ints([[1, 0, 0, 128], [1, 0, 128, 130], [2, 0, 0, 0]]), ints([[1, 0, 2, 17]]))
+    cut = QuerySpans(
+        fixed_config(64, 2), ints([[1, 0, 0, 128, 0], [1, 0, 128, 130, 1], [2, 0, 0, 9, -1]]), ints([[1, 0, 2, 17]])
+    )
     work = batch.apply(step)
 
     deltas = uploader.send(work, Bucket(4, 32, 5), cut)
@@ -94,7 +96,7 @@ def test_a_step_without_a_bucket_has_its_own_spans() -> None:
     """As many as it is cut into, and its deltas behind them."""
     uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=6, max_merges=2)
     work = PersistentBatch(LIMITS).apply(entering(new(1, 2, 20)))
-    cut = QuerySpans(fixed_config(64, 2), ints([[0, 16, 0, 0], [0, 0, 0, 0]]), ints([[]]).reshape(0, 4))
+    cut = QuerySpans(fixed_config(64, 2), ints([[0, 16, 0, 20, -1], [0, 0, 0, 16, -1]]), ints([[]]).reshape(0, 4))
 
     deltas = uploader.send(work, None, cut)
 

@@ -134,11 +134,12 @@ class Core:
 
     def plan(self, now_s: float) -> list[Output]:
         """Everything to be sent now, in this order: the answers to what was taken in, then the plans for every replica
-        whose pipeline has room, each after the SequenceStarted of the sequences that enter with it."""
+        whose pipeline has room, each after the SequenceStarted of the sequences that enter with it, then what has ended
+        and is told again."""
         for request_id in self.delivery.expired(now_s):
             self.lifecycle.abort(request_id)
-        self.delivery.announce_ended()
         self.planner.plan(now_s)
+        self.delivery.announce_ended()
         out = self._out.copy()
         self._out.clear()
         return out

@@ -66,6 +66,9 @@ class Delivery:
             return
         requests, self._unannounced = self._unannounced, {}
         for request in requests.values():
+            if request.sampling.returns_prompt and not _has_begun(request.sequences[0]):
+                self._unannounced[request.id] = request  # the first choice tells the prompt, which comes before any end
+                continue
             for sequence in request.sequences:
                 if sequence.state is State.ENDED:
                     self.start(sequence)
@@ -163,3 +166,8 @@ class Delivery:
             assert not (request.away and any(each.started for each in request.sequences)), f"{request.id} is away"
         assert self._deadlines.keys() <= {request.id for request in requests}, "a deadline of a request that is over"
         assert self._unannounced.keys() <= {request.id for request in requests}
+
+
+def _has_begun(sequence: Sequence) -> bool:
+    """Whether a sequence is announced, or can be at once."""
+    return sequence.started or sequence.state is State.ENDED

@@ -198,6 +198,24 @@ def test_a_client_that_comes_back_gets_everything(steps: int) -> None:
     world.check_end()
 
 
+def test_a_choice_that_has_ended_is_not_told_again_before_the_prompt() -> None:
+    """Which comes with the first choice, and that one only runs on: an ingress has no use for an end without it."""
+    world = World()
+    world.join()
+    world.stop_at[("a", 1)] = 2
+    world.send(request("a", prompt(4), n=2, max_tokens=30, echo=True))
+    for _ in range(8):
+        world.step()
+    told: list[Output] = []
+    emit = world.core.delivery._emit
+    world.core.delivery._emit = lambda output: (told.append(output), emit(output))[1]
+    come_back(world, "a")
+    world.run()
+    world.check_end()
+    messages = [output.message for output in told if isinstance(output, ToDetokenizer)]
+    assert [each.choice_index for each in messages if isinstance(each, SequenceStarted)] == [0, 1]
+
+
 def test_what_an_earlier_attempt_says_does_not_count() -> None:
     """The old connection is noticed to be gone only after the client is back: its abort changes nothing."""
     world = World()

@@ -66,7 +66,7 @@ class Trimmer:
         for stream, last in list(self._unread.items()):
             if not any(stream == self._names.sequences(name) for name in membership.live_detokenizers):
                 await self._trim(stream, last)
-            del self._unread[stream]
+            self._unread.pop(stream, None)  # a drain, beside the housekeeping, may have been faster
 
     @property
     def dead_ingresses(self) -> Iterable[str]:

@@ -233,13 +233,13 @@ class SimulatedBus(Bus):
         args, command = exchange.args, exchange.command
         if command not in ("read_group", "claim") or not isinstance(exchange.result, list):
             return
-        if exchange.life != self._network.life:
-            return
         group, consumer = (args[0], args[1]) if command == "read_group" else (args[1], args[2])
         for entry in exchange.result:
             position = (entry.id.epoch, entry.id.index)
             self._inner._held.get((entry.stream, group), set()).discard(position)
             self._inner._recovered.discard((entry.stream, group, consumer))
+            if exchange.life != self._network.life:
+                continue
             members = self._network.server.stream(entry.stream).groups.get(group)
             if members is not None and position in members.pending:
                 members.pending[position].deliveries -= 1

@@ -45,6 +45,24 @@ async def test_what_may_go_stays_for_one_more_round() -> None:
     assert await bus.length(stream) == 0
 
 
+async def test_a_drain_may_trim_beside_the_housekeeping() -> None:
+    """Both drop what nobody will read, and neither minds that the other one has."""
+    bus = MemoryBus(MemoryServer())
+    core: Any = SimpleNamespace(replicas={})
+    membership: Any = SimpleNamespace(positions={}, live_detokenizers=set())
+    trimmer = Trimmer(bus, NAMES, EPOCH)
+    trim = bus.trim
+
+    async def slowly(stream: str, through: EntryId) -> int:
+        await asyncio.sleep(0)
+        return await trim(stream, through)
+
+    bus.trim = slowly  # type: ignore[method-assign]
+    trimmer.detokenizer_lost(NAMES.sequences("text"), EntryId(EPOCH, 3))
+    await asyncio.gather(*(trimmer.trim(core, membership, {}) for _ in range(2)))
+    assert not trimmer._unread
+
+
 async def test_what_comes_back_with_a_server_is_trimmed_again() -> None:
     """Its last trims are lost in a restart."""
     server = MemoryServer()

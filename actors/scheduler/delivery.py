@@ -18,7 +18,7 @@ from hashlib import blake2b
 from actors.scheduler import telling
 from actors.scheduler.events import Output, RequestOver, ToDetokenizer, ToIngress, ToJournal
 from actors.scheduler.sequence import Request, Sequence, State
-from bus.messages import RequestFailed, RequestMoved, TokenizedRequest
+from bus.messages import RequestFailed, TokenizedRequest
 
 SILENT_S = 30.0
 """How long a request that has been told to the end is kept, at least, for an ingress that says nothing about it."""
@@ -96,8 +96,11 @@ class Delivery:
         self._deadlines[request.id] = None
 
     def move(self, request: Request, message: TokenizedRequest) -> bool:
-        """The client asks for the request again, perhaps from another ingress. False, and told so, if what it asks for
-        is not the same; else the request has to be announced anew."""
+        """The client asks for the request again, perhaps from another ingress. False if it has asked since, and this
+        was held up on its way; false, and told so, if what it asks for is not the same; else the request has to be
+        announced anew."""
+        if message.asked < request.asked:
+            return False
         if message.sampling != request.sampling or message.prompt_token_ids.tobytes() != request.prompt.tobytes():
             conflict = RequestFailed(
                 request_id=request.id,
@@ -107,11 +110,12 @@ class Delivery:
             )
             self._emit(ToIngress(message.ingress, conflict))
             return False
-        request.ingress, request.attempt, request.away = message.ingress, message.attempt, False
+        request.ingress, request.attempt, request.asked = message.ingress, message.attempt, message.asked
+        request.away = False
         request.traced = message.traced
         if request.id not in self.finished:
             self._deadlines.pop(request.id, None)
-        self._emit(ToJournal(RequestMoved(request_id=request.id, ingress=message.ingress, attempt=message.attempt)))
+        self._emit(ToJournal(telling.moved(request)))
         return True
 
     # -- ends ---------------------------------------------------------------------------------------------------------

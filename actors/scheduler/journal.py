@@ -15,9 +15,10 @@ from itertools import chain
 
 import numpy as np
 
+from actors.scheduler import telling
 from actors.scheduler.core import Core
 from actors.scheduler.output import RowScore, Scores, SequenceOutput, row_scores
-from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.sequence import Sequence, State
 from bus.contract import START, EntryId
 from bus.messages import END_NONE, Checkpoint, Int32Array, RequestBlamed, RequestMoved, SequencesNamed, StepResult
 
@@ -42,7 +43,7 @@ def checkpoint(
         request_ids=tuple(each.request.id for each in begun),
         positions={replica: str(position) for replica, position in positions.items()},
         executor_epochs=dict(epochs),
-        moved=tuple(_moved(request) for request in requests if request.attempt),
+        moved=tuple(telling.moved(request) for request in requests if request.attempt),
         ingresses=tuple(ingresses),
         detokenizers=tuple(detokenizers),
         blamed=tuple(blamed),
@@ -63,10 +64,6 @@ def _has_begun(sequence: Sequence) -> bool:
     """Its id may occur in results, or its output is more than nothing."""
     known = len(sequence.tokens) > len(sequence.request.prompt)
     return known or sequence.entered or sequence.state in (State.LANDING, State.ENDED)
-
-
-def _moved(request: Request) -> RequestMoved:
-    return RequestMoved(request_id=request.id, ingress=request.ingress, attempt=request.attempt)
 
 
 def _joined(parts: Iterable[array[int]]) -> Int32Array:

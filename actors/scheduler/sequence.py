@@ -41,7 +41,8 @@ class Request:
     ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`). ``start_s``: when it starts by
     the share of its ``client``, which it has been charged for ``num_charged`` tokens (:mod:`actors.scheduler.shares`).
     ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
-    of its client's the replies go to; ``away``: none at present. ``settled``: nothing is to be kept once it has ended.
+    of its client's the replies go to, ``asked`` that attempt's place among all; ``away``: none at present. ``settled``:
+    nothing is to be kept once it has ended.
 
     Only to be shown, or told to its ingress if it is ``traced``: ``priority``, when what happened (0: it has not),
     ``num_preemptions`` of its sequences, their tokens once it is over (``num_output``), whether it was ``aborted``.
@@ -62,6 +63,7 @@ class Request:
     detokenizer: str | None = None
     num_cached: int | None = None
     attempt: str = ""
+    asked: int = 0
     away: bool = False
     settled: bool = False
     priority: int = 0
@@ -224,6 +226,7 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         prompt=array("i", message.prompt_token_ids.tobytes()),
         end_token_ids=tuple(ends),
         attempt=message.attempt,
+        asked=message.asked,
         priority=message.priority,
         taken_s=message.taken_s,
         tokenized_s=message.tokenized_s,

@@ -159,5 +159,5 @@ class Recovered:
         """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes."""
         moved = self._moved.pop(request.request_id, None)
         if moved is not None:
-            request = replace(request, ingress=moved.ingress, attempt=moved.attempt)
+            request = replace(request, ingress=moved.ingress, attempt=moved.attempt, asked=moved.asked)
         return request, self._outputs.pop(request.request_id, {})

@@ -11,7 +11,7 @@ import numpy as np
 from actors.scheduler.lanes import Lanes
 from actors.scheduler.output import Scores, SequenceOutput
 from actors.scheduler.sequence import Request, Sequence
-from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestTimed, SequenceEnded, SequenceStarted
+from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestMoved, RequestTimed, SequenceEnded, SequenceStarted
 from bus.messages.field_types import no_ints
 
 
@@ -96,3 +96,8 @@ def _started(
 def _ints(values: array[int]) -> Int32Array:
     """A copy."""
     return np.frombuffer(values.tobytes(), np.int32) if values else no_ints()
+
+
+def moved(request: Request) -> RequestMoved:
+    """Where its client waits."""
+    return RequestMoved(request_id=request.id, ingress=request.ingress, attempt=request.attempt, asked=request.asked)

@@ -22,7 +22,7 @@ from actors.text_tokenizer import load_tokenizer
 from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
 from actors.tokenizer.grammar_check import GrammarChecker
 from actors.tokenizer.refusal import Refusal
-from bus.contract import BusUnavailable, Entry
+from bus.contract import BusUnavailable, Entry, EntryId
 from bus.messages import GenerateRequest, Message, PromptReply, TokenizedRequest
 from bus.streams import TOKENIZER_GROUP
 
@@ -46,6 +46,11 @@ def load_encoder(settings: Settings) -> Encoder:
     length = effective_max_model_len(settings, config)
     limits = Limits(length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching)
     return Encoder(load_tokenizer(resolve_tokenizer(settings)), limits, chat_template=settings.chat_template)
+
+
+def place(entry_id: EntryId) -> int:
+    """In the order of all requests: milliseconds of Redis's clock, and which one of that millisecond."""
+    return (entry_id.epoch << 20) + entry_id.index
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
@@ -144,10 +149,11 @@ class TokenizerActor(Actor):
         good = [entry for entry in entries if isinstance(entry.message, GenerateRequest)]
         requests = [entry.message for entry in good if isinstance(entry.message, GenerateRequest)]
         checked = [await self._with_grammar(request) for request in requests]
-        outcomes = [each for each in checked if isinstance(each, Outcome)]
-        outcomes += await self._encode([each for each in checked if isinstance(each, GenerateRequest)])
-        if outcomes:
-            await self.patience.until_taken(lambda: self.bus.publish([self._address(outcome) for outcome in outcomes]))
+        encoded = iter(await self._encode([each for each in checked if isinstance(each, GenerateRequest)]))
+        outcomes = [each if isinstance(each, Outcome) else next(encoded) for each in checked]
+        replies = [self._address(entry, outcome) for entry, outcome in zip(good, outcomes, strict=True)]
+        if replies:
+            await self.patience.until_taken(lambda: self.bus.publish(replies))
         for entry, outcome in zip(good, outcomes, strict=True):
             if outcome.error is not None:
                 await self._bury(entry, describe(outcome.error))
@@ -184,9 +190,9 @@ class TokenizerActor(Actor):
                 return [Outcome(requests[0], Refusal(INTERNAL, status=500).reply(requests[0]), error)]
         return [outcome for request in requests for outcome in await self._encode([request])]
 
-    def _address(self, outcome: Outcome) -> tuple[str, Message]:
+    def _address(self, entry: Entry, outcome: Outcome) -> tuple[str, Message]:
         if isinstance(outcome.reply, TokenizedRequest):
-            return self.names.tokenized, outcome.reply
+            return self.names.tokenized, replace(outcome.reply, asked=place(entry.id))
         return self.names.replies(outcome.request.ingress), outcome.reply
 
     def _note(self, outcome: Outcome) -> None:

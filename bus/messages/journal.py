@@ -25,6 +25,7 @@ class RequestMoved:
     request_id: str
     ingress: str
     attempt: str
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

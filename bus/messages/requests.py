@@ -71,6 +71,8 @@ class TokenizedRequest:
     weight: float = 1.0
     """Of its client's share, beside others that have work."""
     traced: bool = False
+    asked: int = 0
+    """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,28 @@ async def test_a_client_that_moved_and_died_is_noticed(scheduler_dies: bool) -> 
         await until(lambda: not deployment.scheduler.core.requests)
 
 
+@pytest.mark.parametrize("scheduler_dies", [False, True])
+async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(scheduler_dies: bool) -> None:
+    """A tokenizer was frozen with the first attempt, whose ingress has died since: replies stay with the second."""
+    async with Deployment().running() as deployment:
+        held_up, first, last = (
+            dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", i), attempt=str(i), asked=i)
+            for i in (1, 2, 3)
+        )
+        await deployment.send(first, last)
+        await until(lambda: deployment.scheduler.core.attempt_of("a") == "3")
+        if scheduler_dies:
+            await deployment.lose_scheduler()
+            await deployment.start_scheduler()
+        await deployment.send(held_up, AbortRequest(request_id="another"))
+        await until_trimmed(deployment, NAMES.control)
+        scheduler = deployment.scheduler
+        await until(lambda: not scheduler._work.has_settled)
+        request = scheduler.core.requests["a"]
+        assert (request.attempt, request.ingress) == ("3", last.ingress)
+        assert await deployment.lengths(NAMES.tokenized) == [1]
+
+
 async def test_an_abort_overtakes_over_the_bus() -> None:
     """Abort before request: nothing is ever scheduled."""
     async with Deployment().running() as deployment:

@@ -93,7 +93,9 @@ async def test_what_a_dead_tokenizer_left_is_taken_over(server: MemoryServer, se
         await until_empty(bus, NAMES.requests)
         assert await bus.consumers(NAMES.requests, TOKENIZER_GROUP) == {"tok-0": 0}
 
-    assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b"]
+    taken = [m for m in tokenized if isinstance(m, TokenizedRequest)]
+    assert [m.request_id for m in taken] == ["a", "b"]
+    assert 0 < taken[0].asked < taken[1].asked
 
 
 async def test_entry_that_keeps_killing_its_tokenizer_is_given_up_alone(

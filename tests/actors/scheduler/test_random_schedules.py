@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from world import World, fits, request
 
 from actors.scheduler.events import ReplicaSuspended
+from actors.scheduler.sequence import MOST_LOSSES
 from bus.messages import AbortRequest, TokenizedRequest
 
 MAX_MODEL_LEN = 96
@@ -181,7 +182,8 @@ class Schedules(RuleBasedStateMachine):
         self.world.run()
         for failure in self.world.failed.values():
             sent = self.world.requests[failure.request_id]
-            assert not fits(sent, self.options["num_blocks"], self.options["max_num_seqs"])
+            given_up = failure.status == 500 and self.world.num_kills >= MOST_LOSSES
+            assert given_up or not fits(sent, self.options["num_blocks"], self.options["max_num_seqs"])
         self.world.check_end()
 
 

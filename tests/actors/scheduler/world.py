@@ -99,6 +99,7 @@ class World:
         self.notes: list[Note] = []
         self.plans: list[tuple[str, StepPlan]] = []
         self.last_steps: Counter[str] = Counter()
+        self.num_kills = 0
         self.now_s = 0.0
         self.core.take(DetokenizersLive(("text",)))
 
@@ -142,6 +143,7 @@ class World:
 
     def kill(self, name: str) -> None:
         """The executor is gone; what it had not answered will never be."""
+        self.num_kills += 1
         executor = self.executors.pop(name)
         self.last_steps[name] = executor.last_step
         self.send(ReplicaSuspended(name))

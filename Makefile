@@ -22,7 +22,8 @@ help: ## list these targets
 serve: $(VENV)/.installed ## install into .venv and serve the shipped model on 127.0.0.1:8000 (ARGS="..." adds options)
 	$(BIN)/pagebus serve $(ARGS)
 
-test: $(VENV)/.installed-test redis chromium lint types unit ## install what tests need; lint, types and all tests
+test: $(VENV)/.installed-test redis chromium lint ## install what tests need; lint, types and all tests
+	$(MAKE) --jobs 2 types unit
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	$(BIN)/ruff check .

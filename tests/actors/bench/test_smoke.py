@@ -56,7 +56,7 @@ def test_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workloads = ["decode", "mixed256", "chat1000", "prefill", "prefix", "swap"]
     results = run(
         tmp_path / "r.json", "engine", "--workloads", *workloads, "--batches", "1", "3", "--scale", "0.02",
-        "--requests", "6", "--repeats", "2", *ONE_DEPLOYMENT, *CPU,
+        "--requests", "6", "--repeats", "1", *ONE_DEPLOYMENT, *CPU,
     )  # fmt: skip
     figures = check_figures(results)
     assert list(figures) == [

@@ -93,6 +93,7 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
         request = scheduler.core.requests["a"]
         assert (request.attempt, request.ingress) == ("3", last.ingress)
         assert await deployment.lengths(NAMES.tokenized) == [1]
+        await deployment.send(AbortRequest(request_id="a", attempt="3"))
 
 
 async def test_an_abort_overtakes_over_the_bus() -> None:

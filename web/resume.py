@@ -48,8 +48,9 @@ class Resumption:
         return self.seen
 
 
-def read_resumption(headers: Mapping[str, str]) -> Resumption | None:
-    """What the headers of a request say; None if it has no key.
+def read_resumption(headers: Mapping[str, str], owner: str) -> Resumption | None:
+    """What the headers of a request say; None if it has no ``Idempotency-Key``. ``owner``: the name of its API key, of
+    whose requests alone it can be one.
 
     Raises:
         ApiError: 400, they make no sense.
@@ -61,7 +62,6 @@ def read_resumption(headers: Mapping[str, str]) -> Resumption | None:
         return None
     if not 0 < len(key) <= MAX_KEY_CHARS:
         raise _bad_header("Idempotency-Key", f"it must have 1 to {MAX_KEY_CHARS} characters")
-    owner = headers.get("Authorization", "")  # another client's key of the same name is another key
     digest = hashlib.blake2b(f"{owner}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return Resumption(digest, uuid.uuid4().hex, None if last is None else _read_seen(last))
 

@@ -91,6 +91,19 @@ async def test_a_whole_answer_can_be_asked_for_again(serve, http):
     assert first == second
 
 
+async def test_each_client_has_idempotency_keys_of_its_own(serve, http):
+    """The same one sent with another API key is another request, however that key is sent."""
+    served = await serve(api_key=("first-key", "second-key"))
+    headers = [{"x-api-key": "first-key"}, {"Authorization": "Bearer first-key"}, {"x-api-key": "second-key"}]
+    ids = []
+    for own in headers:
+        body = {"prompt": "x", "max_tokens": 5}
+        async with http.post(served.url + "/v1/completions", json=body, headers={**KEY, **own}) as response:
+            ids.append((await response.json())["id"])
+    assert ids[0] == ids[1]
+    assert ids[0] != ids[2]
+
+
 async def test_a_newer_connection_takes_over(serve, http):
     """The same request on another connection while the first one is open: the first gets a 409."""
     served = await serve(answers=False)

@@ -102,8 +102,8 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
     """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is."""
     context = request.app[CONTEXT]
     context.check_ready()
-    resumption = read_resumption(request.headers)
     key = request[API_KEY]
+    resumption = read_resumption(request.headers, key.name)
     context.admission.check_room(key)
     data = parse_json(await context.bodies.read(request))
     endpoint = endpoint_of(data)

@@ -16,6 +16,8 @@ from web.errors import ApiError
 
 OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
+OPERATOR_ROUTES = frozenset({"events", "history", "block", "cancel", "order", "debug_state"})
+"""Names of routes that show, or end, what belongs to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class ApiKey:
     weight: float = 1.0
     """Its share of the tokens, beside other keys that have work."""
     tokens_per_minute: int | None = None
+    operator: bool = False
+    """Whether it may see and steer the deployment, and what all keys have under way."""
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt for a request that asks for ``cache_salt``."""
@@ -39,7 +43,7 @@ class ApiKey:
         return hmac.new(self.digest, (cache_salt or "").encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
-ANYBODY = ApiKey("", b"")
+ANYBODY = ApiKey("", b"", operator=True)
 """Stands for the client where no key is needed."""
 
 
@@ -47,7 +51,7 @@ class KeyRing:
     """The keys that are valid. Comparing takes the same time whichever is tried and however much of it is right."""
 
     def __init__(self, given: Sequence[str] = (), listed: Sequence[ApiKey] = ()) -> None:
-        self._given = [ApiKey(f"key {index}", digest_of(key)) for index, key in enumerate(given)]
+        self._given = [ApiKey(f"key {index}", digest_of(key), operator=True) for index, key in enumerate(given)]
         self._keys: list[ApiKey] = []
         self.replace(listed)
 
@@ -70,6 +74,17 @@ class KeyRing:
         given = digest_of(key.strip())
         found = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
         return found[0] if found and scheme.lower() == "bearer" else None
+
+
+def may_call(key: ApiKey, request: web.Request) -> bool:
+    """Whether the route of a request is for this key."""
+    return key.operator or request.match_info.route.name not in OPERATOR_ROUTES
+
+
+def forbidden() -> ApiError:
+    """403: the key is valid, but not for this."""
+    text = "This is for the operator: the API key needs `operator = true` in the file of keys."
+    return ApiError(403, text, code="operator_only")
 
 
 def unauthorized() -> ApiError:

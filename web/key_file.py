@@ -9,6 +9,7 @@
     tokens_per_minute = 1_000_000
     weight = 2.0            # its share, beside other keys that have work (default 1)
     private_cache = true    # no cached prompts are shared with other keys
+    operator = true         # may use /api and /debug, which show and end what belongs to others
 
     [batch]
     sha256 = "..."          # the key's SHA-256 in hexadecimal digits, instead of the key
@@ -25,8 +26,11 @@ from typing import Any
 from actors.settings import SettingsError
 from web.auth import ApiKey, digest_of
 
-FIELDS = frozenset({"key", "sha256", "max_requests", "max_tokens", "tokens_per_minute", "weight", "private_cache"})
 LIMITS = ("max_requests", "max_tokens", "tokens_per_minute")
+SWITCHES = ("private_cache", "operator")
+FIELDS = frozenset({"key", "sha256", "weight", *LIMITS, *SWITCHES})
+GIVEN_NAME = re.compile(r"key [0-9]+")
+"""What the keys of ``--api-key`` are called."""
 MIN_KEY_CHARS = 8
 MAX_WEIGHT = 1e6
 
@@ -70,19 +74,19 @@ class KeyFile:
         return keys
 
     def _read_key(self, name: str, table: Any) -> ApiKey:
+        if not name or GIVEN_NAME.fullmatch(name):  # else it would own what nobody owns, or a key of --api-key
+            raise self._wrong(f"[{name}] cannot be the name of a key")
         if not isinstance(table, dict):
             raise self._wrong(f"{name} must be a table: [{name}]")
         if unknown := table.keys() - FIELDS:
             raise self._wrong(f"{name} has the unknown field {min(unknown)!r}")
         limits = {field: self._read_limit(name, field, table.get(field)) for field in LIMITS}
-        private = table.get("private_cache", False)
-        if type(private) is not bool:
-            raise self._wrong(f"{name}.private_cache must be true or false")
+        switches = {field: self._read_switch(name, field, table.get(field, False)) for field in SWITCHES}
         weight = table.get("weight", 1.0)
         if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
             raise self._wrong(f"{name}.weight must be a number above 0 and at most {MAX_WEIGHT:g}")
         digest = self._read_digest(name, table)
-        return ApiKey(name, digest, **limits, private_cache=private, weight=float(weight))
+        return ApiKey(name, digest, weight=float(weight), **limits, **switches)
 
     def _read_digest(self, name: str, table: Mapping[str, Any]) -> bytes:
         key, digest = table.get("key"), table.get("sha256")
@@ -98,6 +102,11 @@ class KeyFile:
         if value is None or (type(value) is int and value > 0):
             return value
         raise self._wrong(f"{name}.{field} must be a positive whole number")
+
+    def _read_switch(self, name: str, field: str, value: Any) -> bool:
+        if type(value) is bool:
+            return value
+        raise self._wrong(f"{name}.{field} must be true or false")
 
     def _wrong(self, problem: str) -> SettingsError:
         return SettingsError(f"--api-key-file {self._path}: {problem}")

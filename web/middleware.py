@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from actors.actor import describe
-from web.auth import unauthorized
+from web.auth import forbidden, may_call, unauthorized
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from web.errors import ApiError, from_http, internal
 
@@ -42,6 +42,8 @@ async def _answer(context: Context, request: web.Request, handler: Handler) -> w
         key = context.keys.find(request)
         if key is None:
             raise unauthorized()
+        if not may_call(key, request):
+            raise forbidden()
         request[API_KEY] = key
         return await handler(request)
     except ApiError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from web.app import ROUTES
-from web.auth import OPEN_ROUTES
+from web.auth import OPEN_ROUTES, OPERATOR_ROUTES
 
 KEYS = ("first-key", "second-key")
 
@@ -16,6 +16,13 @@ def test_open_routes():
 
     service = {"/health", "/livez", "/readyz", "/ping", "/version", "/load", "/metrics", "/docs"}
     assert paths == service | {"/", "/static/{path:.+}"}
+
+
+def test_operator_routes():
+    """All of the page's API and of support's is for operators only."""
+    paths = {route.path for route in ROUTES if route.path.startswith(("/api/", "/debug/"))}
+
+    assert {route.path for route in ROUTES if route.name in OPERATOR_ROUTES} == paths
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,9 @@ def test_read(tmp_path):
         ('[a]\nkey = "alices-long-secret"\nsha256 = "00"', "needs a key"),
         ('[a]\nkey = "alices-long-secret"\nrate = 1', "unknown field 'rate'"),
         ('[a]\nkey = "alices-long-secret"\nprivate_cache = 1', "true or false"),
+        ('[a]\nkey = "alices-long-secret"\noperator = "yes"', "true or false"),
+        ('[""]\nkey = "alices-long-secret"', "name of a key"),
+        ('["key 0"]\nkey = "alices-long-secret"', "name of a key"),
         ('[a]\nkey = "alices-long-secret"\nmax_tokens = 0', "positive"),
         ('[a]\nkey = "alices-long-secret"\ntokens_per_minute = 0.5', "positive"),
         ('[a]\nkey = "alices-long-secret"\nweight = 0', "above 0"),
@@ -111,6 +114,21 @@ async def test_changes(serve, http, path, caplog):
 
     assert [await status(http, served, key) for key in (SECRET, "bobs-long-secret")] == [401, 200]
     assert "secret" not in caplog.text
+
+
+async def test_operators(serve, http, path):
+    """What shows or ends the work of others is for keys given as a setting, and for those of the file that may."""
+    path.write_text(f'[alice]\nkey = "{SECRET}"\n[olga]\nkey = "olgas-long-secret"\noperator = true\n')
+    served = await serve(api_key=("given",), api_key_file=str(path))
+    orders = ("/api/actors/scheduler/scheduler-0/stop", "/api/requests/cmpl-1/cancel")
+    told = ("/api/events", "/api/history", "/api/blocks?replica=x", "/debug/state")
+
+    assert {await status(http, served, SECRET, path) for path in told} == {403}
+    assert {await status(http, served, SECRET, path, json={}) for path in orders} == {403}
+    for key in ("given", "olgas-long-secret"):
+        assert await status(http, served, key, "/api/history") == 200
+        assert await status(http, served, key, "/api/requests/cmpl-1/cancel", json={}) == 200
+    assert await status(http, served, SECRET) == 200
 
 
 async def test_limit_of_a_key(serve, http, path):

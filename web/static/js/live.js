@@ -40,7 +40,7 @@ export class Live {
       } catch (error) {
         if (signal.aborted) return;
         this.world.problem = error.status === 401 ? "An API key is needed." : error.message;
-        if (error.status === 401) this.controller = null;
+        if (error.status === 401 || error.status === 403) this.controller = null; // until there is another key
       }
       this.world.connected = false;
       this.world.tell("status");

@@ -107,9 +107,9 @@ export class Talk extends EventTarget {
     for (let attempt = 0; side.status === "running"; attempt++) {
       try {
         await this.#read(side, controller.signal);
-        side.status = side.error ? "failed" : "done";
+        if (side.status === "running") side.status = side.error ? "failed" : "done";
       } catch (error) {
-        if (error.name === "AbortError") side.status = "stopped";
+        if (side.status === "stopped" || error.name === "AbortError") side.status = "stopped";
         else if (attempt < RETRY_MS.length && mayReturn(error)) await sleep(RETRY_MS[attempt]);
         else Object.assign(side, { status: "failed", error: error.message });
       }
@@ -143,7 +143,7 @@ export class Talk extends EventTarget {
 
   #take(side, chunk) {
     if (chunk.error) {
-      side.error = chunk.error.message;
+      if (side.status === "running") side.error = chunk.error.message;
       return;
     }
     side.id = chunk.id ?? side.id;
@@ -169,11 +169,12 @@ export class Talk extends EventTarget {
     }
   }
 
-  /** Stop what is being written, here and at the server. */
+  /** Stop what is being written: at the server first, where an answer that is only left goes on for a while. */
   stop() {
     for (const [side, controller] of this.running) {
-      controller.abort();
-      if (side.id) request(`/api/requests/${encodeURIComponent(side.id)}/cancel`, { json: {} }).catch(() => {});
+      side.status = "stopped";
+      const ended = side.id ? request("/abort_requests", { json: { request_ids: [side.id] } }) : Promise.resolve();
+      ended.catch(() => {}).then(() => controller.abort());
     }
   }
 }

@@ -81,12 +81,12 @@ class KeyFile:
         if unknown := table.keys() - FIELDS:
             raise self._wrong(f"{name} has the unknown field {min(unknown)!r}")
         limits = {field: self._read_limit(name, field, table.get(field)) for field in LIMITS}
-        switches = {field: self._read_switch(name, field, table.get(field, False)) for field in SWITCHES}
+        private, operator = (self._read_switch(name, field, table.get(field, False)) for field in SWITCHES)
         weight = table.get("weight", 1.0)
         if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
             raise self._wrong(f"{name}.weight must be a number above 0 and at most {MAX_WEIGHT:g}")
         digest = self._read_digest(name, table)
-        return ApiKey(name, digest, weight=float(weight), **limits, **switches)
+        return ApiKey(name, digest, **limits, private_cache=private, operator=operator, weight=float(weight))
 
     def _read_digest(self, name: str, table: Mapping[str, Any]) -> bytes:
         key, digest = table.get("key"), table.get("sha256")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -269,6 +270,9 @@ async def test_what_is_refused(world: World) -> None:
             answer = await plain.post(f"{world.served.url}/v1/files", content=body, headers=form)
             assert answer.status_code == 400
             assert answer.json()["error"]["message"]
+        many = b"".join(b'--b\r\nContent-Disposition: form-data; name="a%d"\r\n\r\nx\r\n' % i for i in range(100))
+        answer = await plain.post(f"{world.served.url}/v1/files", content=many, headers=form)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "a0"), "refused before others are read"
 
 
 async def test_limits(tmp_path: Path) -> None:
@@ -279,11 +283,16 @@ async def test_limits(tmp_path: Path) -> None:
             await create(file=("a", b"x" * 1001), purpose="user_data")
         assert caught.value.status_code == 413
         await create(file=("a", b"x" * 1000), purpose="user_data")
-        await create(file=("a", b"x" * 1000), purpose="user_data")
+        with (tmp_path / "elsewhere.part").open("wb") as other:  # what another ingress is being sent counts too
+            other.write(b"x" * 400)
         with pytest.raises(openai.APIStatusError) as caught:
-            await create(file=("a", b"x"), purpose="user_data")
+            await create(file=("a", b"x" * 101), purpose="user_data")
         assert caught.value.status_code == 507
-        assert Store(tmp_path, 1).num_bytes() == 2000
+        os.utime(tmp_path / "elsewhere.part", (0, 0))  # unless that has died
+        assert Store(tmp_path, 1).num_bytes() == 1000
+        await create(file=("a", b"x" * 500), purpose="user_data")
+        assert Store(tmp_path, 1).num_bytes() == 1500
+        assert not list(tmp_path.glob("*.part"))  # noqa: ASYNC240
 
 
 async def test_keys_see_their_own_only(tmp_path: Path) -> None:

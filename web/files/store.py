@@ -23,8 +23,8 @@ from actors.settings import Settings
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
 """What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it."""
-
-
+UPLOAD_TIMEOUT_S = 600.0
+"""How long the bytes of a file may be on their way."""
 OVER = ("failed", "completed", "expired", "cancelled")
 """States of a batch that nothing changes any more."""
 
@@ -86,18 +86,30 @@ class Store:
         return self._folder / f"{file_id}.data"
 
     def num_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(path.stat().st_size for path in self._folder.glob("*.data"))
+        """Bytes of all files, and of those on their way here."""
+        total, late_s = 0, time.time() - UPLOAD_TIMEOUT_S
+        for path in self._folder.iterdir():
+            if path.suffix in (".data", ".part"):
+                with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                    stat = path.stat()
+                    if path.suffix == ".part" and stat.st_mtime < late_s:  # its ingress has died
+                        path.unlink()
+                    else:
+                        total += stat.st_size
+        return total
+
+    def check_room(self) -> None:
+        """Raises if files have more bytes than they may.
+
+        Raises:
+            Full: they have.
+        """
+        if self.num_bytes() > self._max_bytes:
+            raise Full
 
     @contextlib.contextmanager
     def upload(self) -> Iterator[Path]:
-        """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away.
-
-        Raises:
-            Full: there is no room.
-        """
-        if self.num_bytes() >= self._max_bytes:
-            raise Full
+        """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away."""
         beside = self._folder / f"{secrets.token_hex(12)}.part"
         try:
             yield beside

@@ -14,15 +14,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field
-from web.files.store import Full, Record, Store, page, shown
+from web.files.store import UPLOAD_TIMEOUT_S, Full, Record, Store, page, shown
 from web.limits import MAX_NAME_CHARS
 from web.routes import About, Route, json_response
 
+FIELDS = frozenset({"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"})
 PURPOSES = ("batch", "user_data", "assistants", "evals", "fine-tune", "vision")
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 CHUNK_BYTES = 2**18
 MAX_FIELD_BYTES = 1024
-UPLOAD_TIMEOUT_S = 600.0
+LOOK_BYTES = 2**24
+"""After so many bytes of an upload it is looked whether there still is room: others upload at the same time."""
 MAX_PAGE = 10_000
 HEAD_WARNINGS = (BadContentDispositionHeader, BadContentDispositionParam)
 NO_FORM = (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError, *HEAD_WARNINGS)
@@ -55,8 +57,9 @@ async def upload(request: web.Request) -> web.Response:
     try:
         with store.upload() as beside:
             async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-                form = await _read_form(request, beside, context.settings.max_file_bytes)
+                form = await _read_form(request, store, beside, context.settings.max_file_bytes)
             purpose, expires_s = _read_fields(form)
+            await asyncio.to_thread(store.check_room)
             made = await asyncio.to_thread(
                 store.add, beside, form["file"], purpose, request[API_KEY].name, expires_s
             )  # fmt: skip
@@ -67,33 +70,39 @@ async def upload(request: web.Request) -> web.Response:
     return json_response(shown(made))
 
 
-async def _read_form(request: web.Request, beside: Path, max_bytes: int) -> dict[str, str]:
+async def _read_form(request: web.Request, store: Store, beside: Path, max_bytes: int) -> dict[str, str]:
     """The fields of a form; its file goes to disk, and its name is what ``file`` says."""
     form: dict[str, str] = {}
     try:
         async for part in await request.multipart():
             if not isinstance(part, BodyPartReader) or part.name is None or part.name in form:
                 raise bad_field("body", "each field of the form may be given once, with a name")
+            if part.name not in FIELDS:
+                raise bad_field(part.name[:100], "unknown field", code="unknown_parameter")
             if part.name == "file":
                 form["file"] = (part.filename or "upload")[:MAX_NAME_CHARS]
-                await _write(part, beside, max_bytes)
+                await _write(part, store, beside, max_bytes)
                 continue
             value = bytes(await part.read_chunk(MAX_FIELD_BYTES))
             if not part.at_eof():
-                raise bad_field(part.name[:100], f"must have fewer than {MAX_FIELD_BYTES} bytes")
-            form[part.name[:100]] = value.decode(errors="replace")
+                raise bad_field(part.name, f"must have fewer than {MAX_FIELD_BYTES} bytes")
+            form[part.name] = value.decode(errors="replace")
     except NO_FORM as error:
         raise ApiError(400, f"The body is not a form: {str(error)[:200]}", code="invalid_form") from None
     return form
 
 
-async def _write(part: BodyPartReader, beside: Path, max_bytes: int) -> None:
-    size = 0
+async def _write(part: BodyPartReader, store: Store, beside: Path, max_bytes: int) -> None:
+    size = looked = 0
+    await asyncio.to_thread(store.check_room)
     with await asyncio.to_thread(beside.open, "wb") as file:
         while chunk := await part.read_chunk(CHUNK_BYTES):
             size += len(chunk)
             if size > max_bytes:
                 raise ApiError(413, f"file: may have at most {max_bytes} bytes", param="file", code="file_too_large")
+            if size - looked >= LOOK_BYTES:
+                looked = size
+                await asyncio.to_thread(store.check_room)
             await asyncio.to_thread(file.write, chunk)
 
 
@@ -104,9 +113,6 @@ def _read_fields(form: dict[str, str]) -> tuple[str, int | None]:
             raise bad_field(name, "is required")
     if form["purpose"] not in PURPOSES:
         raise bad_field("purpose", f"must be one of {', '.join(PURPOSES)}")
-    unknown = form.keys() - {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
-    if unknown:
-        raise bad_field(min(unknown), "unknown field", code="unknown_parameter")
     if form.get("expires_after[anchor]", "created_at") != "created_at":
         raise bad_field("expires_after.anchor", "must be created_at")
     seconds = form.get("expires_after[seconds]")

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-METHODS = "GET, POST, OPTIONS"
+METHODS = "GET, POST, DELETE, OPTIONS"
 EXPOSED = "X-Request-Id, Retry-After"
 MAX_AGE_S = 600
+HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
 
 
@@ -28,6 +29,14 @@ class Cors:
         if _NAMES.fullmatch(wanted):
             headers["Access-Control-Allow-Headers"] = wanted
         return web.Response(status=204, headers=headers)
+
+    def refuses(self, request: web.Request) -> bool:
+        """Whether a page that may not use this server has sent this. It could not read the answer, but what it asked
+        for would be done: browsers send forms and plain text without asking first, and say from where."""
+        from_here = request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        if from_here or request.method in HARMLESS or "*" in self._origins:
+            return False
+        return request.headers.get("Origin") not in self._origins
 
     def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell the browser that its page may read the response, if so."""

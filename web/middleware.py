@@ -39,6 +39,8 @@ async def _answer(context: Context, request: web.Request, handler: Handler) -> w
     try:
         if (preflight := context.cors.preflight(request)) is not None:
             return preflight
+        if context.cors.refuses(request):
+            raise ApiError(403, "Pages of this origin may not use this server (--allowed-origins).", code="origin")
         key = context.keys.find(request)
         if key is None:
             raise unauthorized()

@@ -54,6 +54,24 @@ async def test_other_origins(serve, http):
         assert response.headers["Vary"] == "Origin"
 
 
+@pytest.mark.parametrize(
+    ("site", "origin", "status"),
+    [("cross-site", "https://evil.example", 403), ("same-site", "http://127.0.0.1:3000", 403),
+     ("cross-site", None, 403), ("cross-site", ORIGIN, 200),
+     ("same-origin", "http://127.0.0.1", 200), ("none", None, 200)],
+)  # fmt: skip
+async def test_what_other_pages_send_without_asking(serve, http, site, origin, status):
+    """A browser posts plain text from any page; nothing comes of it unless the page's origin is allowed."""
+    served = await serve(allowed_origins=(ORIGIN,))
+    headers = {"Sec-Fetch-Site": site, "Content-Type": "text/plain"} | ({"Origin": origin} if origin else {})
+
+    async with http.post(served.url + "/v1/completions", data='{"prompt": "x"}', headers=headers) as response:
+        assert response.status == status
+    assert len(served.backend.requests) == (status == 200)
+    async with http.get(served.url + "/v1/models", headers=headers) as response:
+        assert response.status == 200
+
+
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", '["*"]', "https://a b", "null", ""])
 def test_bad_origins(origin):
     """What could never match is refused at the start."""

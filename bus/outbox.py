@@ -3,6 +3,9 @@
 Everything queued while a round trip is under way goes out in the next one. A send that fails with
 :class:`BusUnavailable` is repeated with growing pauses until it succeeds: entries of log streams have explicit ids, so
 their repeats are recognised; a published message may arrive twice, which its readers allow for.
+
+A server that is started anew may have lost entries it had confirmed. Appended to what is left, the next ones would hide
+that, and readers would find a gap: so the outbox first asks for what it knows to be stored.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ class Outbox:
         self._backoff = backoff or Backoff()
         self._queue: deque[LogEntry | tuple[str, Message]] = deque()
         self._indexes: dict[str, int] = {}
+        self._stored: dict[str, EntryId] = {}
+        """By log stream, the last entry of this epoch that the server has confirmed."""
+        self._restarts = self._survived = 0
+        """How often the server has been started anew, and the last time that nothing was found to be lost."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -131,41 +138,43 @@ class Outbox:
         if self.queued - len(self._queue) < count:
             self._check_running()
 
-    async def check(self) -> None:
-        """Does the server still have all that it has confirmed of the log streams?
-
-        Raises:
-            SetBack: it does not. Their readers may have read it, or wait for it for ever.
-            BusUnavailable: it may be asked again.
-        """
-        for stream in list(self._indexes):
-            found = await self._bus.last_id(stream)
-            last = self._confirmed(stream)  # only now: an answer from before may have come meanwhile
-            if last.index and found < last:
-                raise SetBack(f"{stream} ends with {found}, and {last} had been stored: the server has lost entries")
-
-    def _confirmed(self, stream: str) -> EntryId:
-        """The last entry of a log stream that is known to be stored."""
-        queued = sum(isinstance(item, LogEntry) and item.stream == stream for item in self._queue)
-        return EntryId(self.epoch, self._indexes[stream] - queued)
+    def bus_restarted(self) -> None:
+        """The server has been started anew: nothing more is sent before it has been asked what it still has."""
+        self._restarts += 1
+        self._wake.set()
 
     async def run(self) -> None:
         """Send until cancelled.
 
         Raises:
             Fenced: another writer has replaced this one.
+            SetBack: the server has lost what it had confirmed. Readers may have read it, or wait for it for ever.
             CodecError: a message that cannot be encoded.
         """
         try:
             while True:
                 await self._wake.wait()
-                await self._send_next()
+                try:
+                    await self._check_survival()
+                    await self._send_next()
+                except BusUnavailable as error:
+                    self.retries += 1
+                    self.trouble = str(error)
+                    await asyncio.sleep(self._backoff.next_s())
         except BaseException as error:
             self._failure = error
             raise
         finally:
             self._empty.set()
             self._tell(self.queued)
+
+    async def _check_survival(self) -> None:
+        """Does the server that was started anew have all that it has confirmed? It may be, once more, meanwhile."""
+        while (restarts := self._restarts) > self._survived:
+            for stream, last in self._stored.items():
+                if (found := await self._bus.last_id(stream)) < last:
+                    raise SetBack(f"{stream} ends with {found}, {last} had been stored: the server has lost entries")
+            self._survived = restarts
 
     async def _send_next(self) -> None:
         """Send the longest run of one kind at the head of the queue, in one round trip."""
@@ -180,21 +189,18 @@ class Outbox:
                 if entries:
                     break
                 items.append(item)
-        try:
+        if entries or items:
             await (self._bus.append(entries) if entries else self._bus.publish(items))
-        except BusUnavailable as error:
-            self.retries += 1
-            self.trouble = str(error)
-            await asyncio.sleep(self._backoff.next_s())
-            return
         self.trouble = ""
         self._backoff.reset()
         for _ in range(len(entries) + len(items)):
             self._queue.popleft()
+        self._stored.update((entry.stream, entry.id) for entry in entries if entry.id.epoch == self.epoch)
         self._tell(self.queued - len(self._queue))
         if not self._queue:
-            self._wake.clear()
             self._empty.set()
+            if self._restarts == self._survived:
+                self._wake.clear()
 
     def _tell(self, count: int) -> None:
         """Wake those who wait for no more than ``count`` messages."""

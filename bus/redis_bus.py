@@ -20,7 +20,7 @@ from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
 from bus.redis_groups import RedisGroups
 from bus.redis_leases import RedisLeases, RedisState
-from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply, info_of
+from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply, Servers, info_of
 from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
@@ -58,7 +58,7 @@ class RedisBus(Bus):
         self._client_name = "".join(char if "!" <= char <= "~" else "_" for char in client_name)
         self._connect_timeout_s = connect_timeout_s
         self._command_timeout_s = command_timeout_s
-        self._run_id = ""
+        self._servers = Servers(lambda: self.on_restart())
         self._writer = self._link("write", writes=True)
         self._lease_link = self._link("lease", writes=True)
         self._readers: list[RedisLink] = []
@@ -70,13 +70,7 @@ class RedisBus(Bus):
 
     def _link(self, purpose: str, *, writes: bool = False) -> RedisLink:
         name = f"{self._client_name}:{purpose}"
-        return RedisLink(self._target, name, timeout_s=self._command_timeout_s, writes=writes, found=self._found_server)
-
-    def _found_server(self, run_id: str) -> None:
-        restarted = self._run_id not in ("", run_id)
-        self._run_id = run_id
-        if restarted:
-            self.on_restart()
+        return RedisLink(self._target, name, timeout_s=self._command_timeout_s, writes=writes, servers=self._servers)
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def connect(self) -> None:

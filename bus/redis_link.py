@@ -3,6 +3,9 @@
 A link's own task is the only one that touches the connection, so a cancelled caller can never leave half a reply
 behind: its command completes and the reply is dropped. Nothing is sent twice; after a failure the outcome of what was
 under way is unknown, and callers hear :class:`BusUnavailable`. The next call opens a new connection.
+
+What was to be said to one server is not said to another, which may have less than the caller built on: who learns of
+another server (:class:`Servers`) knows that all it has sent before went to the one of before, or nowhere.
 """
 
 from __future__ import annotations
@@ -41,14 +44,33 @@ class CredentialsRefused(BusUnavailable):
     """The server does not know our user or password; trying again will not help."""
 
 
-class _Call:
-    __slots__ = ("block_s", "count", "done", "generation", "packed")
+class Servers:
+    """Which server the links of one bus have found last, by its run id ("": none yet, or it does not say).
 
-    def __init__(self, commands: Sequence[Command], block_s: float, generation: int | None) -> None:
+    Args:
+        on_other: called when a link finds another server than the one before, before anything is sent there.
+    """
+
+    def __init__(self, on_other: Callable[[], None] = lambda: None) -> None:
+        self.last = ""
+        self._on_other = on_other
+
+    def found(self, run_id: str) -> None:
+        """A link has a connection to this server."""
+        before, self.last = self.last, run_id
+        if before not in ("", run_id):
+            self._on_other()
+
+
+class _Call:
+    __slots__ = ("block_s", "count", "done", "generation", "packed", "server")
+
+    def __init__(self, commands: Sequence[Command], block_s: float, generation: int | None, server: str) -> None:
         self.packed = b"".join([_pack(command) for command in commands])
         self.count = len(commands)
         self.block_s = block_s
         self.generation = generation
+        self.server = server
         self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
 
 
@@ -56,7 +78,7 @@ class RedisLink:
     """A connection to ``target``, opened when first used and again after each failure.
 
     Args:
-        found: is told the run id of the server of every connection, before anything else is sent there.
+        servers: is told of the server of every connection, before anything else is sent there.
 
     Attributes:
         generation: grows with each connection opened; lets a WATCH transaction insist on one connection.
@@ -70,13 +92,14 @@ class RedisLink:
         *,
         timeout_s: float = COMMAND_TIMEOUT_S,
         writes: bool = False,
-        found: Callable[[str], None] = lambda run_id: None,
+        servers: Servers | None = None,
     ) -> None:
         self.target = target
         self._replicas = target.replicas if writes else 0
         self.generation = 0
         self._client_name = client_name
-        self._found = found
+        self._servers = servers or Servers()
+        self._server = ""
         self._timeout_s = timeout_s
         self._connection: AbstractConnection | None = None
         self._calls: list[_Call] = []
@@ -100,7 +123,7 @@ class RedisLink:
             block_s: how long the server may hold the reply back (its BLOCK).
             generation: fail rather than run on any connection but that one.
         """
-        call = _Call(commands, block_s, generation)
+        call = _Call(commands, block_s, generation, self._servers.last)
         if self._closed:
             call.done.set_exception(BusUnavailable("this bus is closed"))
             return call.done
@@ -176,9 +199,12 @@ class RedisLink:
             raise BusUnavailable(f"a write has reached {reached} of {self._replicas} replicas of {self.target.text}")
 
     def _may_run(self, call: _Call) -> bool:
-        if call.generation is None or call.generation == self.generation:
+        if call.generation not in (None, self.generation):
+            self._fail([call], BusUnavailable(f"the connection to {self.target.text} was lost inside a transaction"))
+        elif call.server not in ("", self._server):
+            self._fail([call], BusUnavailable(f"Redis at {self.target.text} has been started anew, or is another one"))
+        else:
             return True
-        self._fail([call], BusUnavailable(f"the connection to {self.target.text} was lost inside a transaction"))
         return False
 
     @staticmethod
@@ -189,9 +215,11 @@ class RedisLink:
             return error
 
     async def _ready_connection(self) -> AbstractConnection:
-        """The open connection; one that the server closed while it was idle is replaced before anything is sent."""
+        """The open connection; one that the server closed while it was idle, or to a server that is not the one any
+        more, is replaced before anything is sent."""
         if self._connection is not None:
-            if self._connection.is_connected and not await self._connection.can_read():
+            is_open = self._connection.is_connected and not await self._connection.can_read()
+            if is_open and self._server == self._servers.last:
                 return self._connection
             await self._drop()
         async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
@@ -199,8 +227,8 @@ class RedisLink:
             await connection.send_packed_command(_pack(("INFO", "server")), check_health=False)
             server = await self._read_reply(connection)
         self.generation += 1
-        if isinstance(server, bytes):  # else a user without the right to INFO
-            self._found(info_of(server).get("run_id", ""))
+        self._server = info_of(server).get("run_id", "") if isinstance(server, bytes) else ""  # no right to INFO
+        self._servers.found(self._server)
         return connection
 
     async def _drop(self) -> None:

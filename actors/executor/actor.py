@@ -195,7 +195,7 @@ class ExecutorActor(Actor):
     def bus_restarted(self) -> None:
         """Who waits for a result that is lost would do so for ever: as if this executor had died before it."""
         if self._outbox is not None:
-            self.spawn(self._unless_away(self._outbox.check), "check")
+            self._outbox.bus_restarted()
 
     async def stop(self) -> None:
         """End the engine's threads."""

@@ -199,7 +199,7 @@ class SchedulerActor(Actor):
     def bus_restarted(self) -> None:
         """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
         if hasattr(self, "_outbox"):
-            self.spawn(self._patience.until_taken(self._outbox.check, "what is stored"), "check")
+            self._outbox.bus_restarted()
         if hasattr(self, "_checkpoints"):
             self._checkpoints.bus_restarted()
             self._trimmer.bus_restarted()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bus.backoff import Backoff
-from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, EntryId, Fenced, LogEntry
+from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, EntryId, Fenced, LogEntry, SetBack
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
@@ -193,3 +193,42 @@ def test_backoff_grows_to_its_bound_and_starts_over() -> None:
         assert full / 2 <= pause <= full
     backoff.reset()
     assert backoff.next_s() <= 0.1
+
+
+async def test_a_server_that_has_lost_something_is_not_written_to(bus: CountingBus) -> None:
+    """Started anew while a send is under way, and once more while it is asked what it has: only then something is
+    missing. Nothing queued hides that."""
+    outbox = make_outbox(bus)
+    last_id = bus.last_id
+
+    async def found_again(stream: str) -> EntryId:
+        found, bus.last_id = await last_id(stream), last_id  # type: ignore[method-assign]
+        del bus.server.streams["a"]
+        outbox.bus_restarted()
+        return found
+
+    async with running(outbox) as task:
+        outbox.append("a", plan(1))
+        await outbox.flush()
+        outbox.append("a", plan(2))
+        bus.fail_before, bus.last_id = 1, found_again  # type: ignore[method-assign]
+        outbox.bus_restarted()
+        with pytest.raises(SetBack, match="a ends with 0-0, 3-1 had been stored"):
+            await task
+    assert await ids(bus, "a") == []
+
+
+async def test_an_idle_outbox_asks_as_well(bus: CountingBus) -> None:
+    """A restart that is told while the last message is on its way is not forgotten once that has arrived."""
+    outbox = make_outbox(bus)
+    append = bus.append
+
+    async def lose(entries: Sequence[LogEntry]) -> None:
+        await append(entries)
+        outbox.bus_restarted()
+        del bus.server.streams["a"]
+
+    bus.append = lose  # type: ignore[method-assign]
+    outbox.append("a", plan(1))
+    with pytest.raises(SetBack):
+        await outbox.run()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.contract import START, BusError, EntryId, LogEntry
+from bus.contract import START, BusError, BusUnavailable, EntryId, LogEntry
 from bus.messages import AbortRequest, StepPlan
 from bus.private_redis import PrivateRedis, find_redis_server
 from bus.redis_bus import RedisBus
@@ -39,7 +39,9 @@ async def test_killed_server_keeps_its_entries(private_redis: PrivateRedis) -> N
     assert await again.last_id("l") == EntryId(4, 7)
     assert [lease.epoch for lease in await again.leases()] == [epoch]
     assert await again.acquire_lease("executor", "other", {}, ttl_s=1000) > epoch
-    # The first bus finds the server again by itself, and does not hand out twice what it already gave.
+    # The first bus says that it was started anew, goes on, and does not hand out twice what it already gave.
+    with pytest.raises(BusUnavailable, match="has been started anew"):
+        await bus.length("s")
     assert await bus.length("s") == 45
     assert await bus.read({"l": START}, block_ms=0) == []
     await bus.close()

@@ -47,7 +47,8 @@ async def until_blocked(raw: RedisLink) -> None:
 async def test_calls_fail_while_the_server_is_down_and_work_after(
     private_redis: PrivateRedis, server_bus: RedisBus
 ) -> None:
-    """Every call says BusUnavailable, with the server's address, until the server is back; then all goes on."""
+    """Every call says BusUnavailable, with the server's address, until the server is back, and once more;
+    then all goes on."""
     await server_bus.publish([("s", abort(1))])
     reading = asyncio.create_task(server_bus.read({"l": START}, block_ms=60_000))
     group_reading = asyncio.create_task(server_bus.read_group("g", "a", ["t"], block_ms=60_000))
@@ -66,6 +67,8 @@ async def test_calls_fail_while_the_server_is_down_and_work_after(
         with pytest.raises(BusUnavailable, match="is it running"):
             await call
     await private_redis.start()
+    with pytest.raises(BusUnavailable, match="has been started anew"):
+        await server_bus.ping()
     assert request_ids(await server_bus.read({"s": START}, block_ms=0)) == ["r1"]
     assert request_ids(await server_bus.read_group("g", "a", ["s"], block_ms=0)) == ["r1"]
     assert await server_bus.leases() == []

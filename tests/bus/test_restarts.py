@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 
 import pytest
@@ -60,11 +61,14 @@ async def test_a_restart_is_told_once(private_redis: PrivateRedis) -> None:
     await bus.close()
 
 
+@pytest.mark.parametrize("first", ["a reader", "the writer"])
 @pytest.mark.parametrize("lose", [0, 1, 200, None])
-async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | None) -> None:
-    """By whoever wrote it to a log stream; trimmed entries are not lost, and queued ones not stored yet."""
+async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | None, first: str) -> None:
+    """By whoever wrote it to a log stream, before it hides that by writing more, even if that is how it finds out.
+    Trimmed entries are not lost, and queued ones not stored yet."""
     bus = RedisBus(private_redis.url, NAMES)
     outbox = Outbox(bus, epoch=3)
+    bus.on_restart = outbox.bus_restarted
     sending = asyncio.create_task(outbox.run())
     for number in range(20):
         outbox.append(STREAM, AbortRequest(request_id=f"request-{number}"))
@@ -72,17 +76,39 @@ async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | 
     await bus.trim(STREAM, EntryId(3, 5))
     outbox.append(NAMES.journal, AbortRequest(request_id="the last write"))
     await outbox.flush()
-    await outbox.check()
-    sending.cancel()
-    await asyncio.wait([sending])
 
     await restart(private_redis, lose=lose)
-    await read_when_back(bus)
+    if first == "a reader":
+        await read_when_back(bus)
+    with contextlib.suppress(BusUnavailable):  # it may have ended already
+        for stream in (STREAM, NAMES.journal):
+            outbox.append(stream, AbortRequest(request_id="what comes next"))
+        await outbox.flush()
     if lose == 0:
-        await outbox.check()
+        found = await bus.read(dict.fromkeys((STREAM, NAMES.journal), START))
+        assert [entry.id.index for entry in found] == [*range(6, 22), 1, 2]
+        sending.cancel()
+        await asyncio.wait([sending])
     else:
         with pytest.raises(SetBack, match="the server has lost entries"):
-            await outbox.check()
+            await sending
+        found = await bus.read(dict.fromkeys((STREAM, NAMES.journal), START), block_ms=0)
+        assert "what comes next" not in [getattr(entry.message, "request_id", "") for entry in found]
+    await bus.close()
+
+
+async def test_what_was_meant_for_one_server_is_not_written_to_another(private_redis: PrivateRedis) -> None:
+    """Who was about to write hears of the other server first."""
+    bus, told = RedisBus(private_redis.url, NAMES), []
+    bus.on_restart = lambda: told.append(len(told))
+    await bus.put_state("of the first server", {})
+    await restart(private_redis)
+    with pytest.raises(BusUnavailable, match="started anew, or is another one"):
+        await bus.put_state("late", {})
+    assert told == [0]
+    await bus.put_state("of the second server", {})
+    found = await bus.get_state("of the first server", "late", "of the second server")
+    assert found == [{}, None, {}]
     await bus.close()
 
 

@@ -133,10 +133,14 @@ class Nemesis:
         self._for_a_while("TWICE", lambda: setattr(network, "twice", 0.3), lambda: setattr(network, "twice", 0.0), 4)
 
     def set_back(self) -> None:
-        """The server dies, and comes back with what it had stored a moment before, or with nothing."""
-        world = self._world
+        """The server dies, and comes back with what it had stored a moment before, or with nothing. Somebody may stand
+        still meanwhile: all that he would have read is lost."""
+        world, within_s = self._world, 1.0
         past = Past(None if self._rng.random() < 0.3 else world.server)
-        self._for_a_while("SET BACK after", lambda: None, lambda: world.network.restart(past), 1)
+        readers = [life for life in world.living if life.kind in ("scheduler", "executor", "detokenizer")]
+        if readers and self._rng.random() < 0.5:
+            world.freeze(self._rng.choice(readers), 1.5 * within_s)
+        self._for_a_while("SET BACK after", lambda: None, lambda: world.network.restart(past), within_s)
 
     # -- clocks -------------------------------------------------------------------------------------------------------
     def bus_clock(self) -> None:

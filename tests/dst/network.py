@@ -157,13 +157,14 @@ class SimulatedBus(Bus):
             self.fail(exchange, BusUnavailable("the connection broke"))
 
     def _connect(self) -> None:
-        """Who finds another server than the one before is told so, before anything is sent there."""
+        """Who finds another server than the one before is told so. What he was about to say is not said there."""
         if self._life == self._network.life or self._network.is_cut(self.owner):
             return
         known, self._life = self._life, self._network.life
         if known:
             self._inner._recovered.clear()
             self.on_restart()
+            raise BusUnavailable("the server has been started anew")
 
     def sever(self) -> None:
         """Its process is gone."""

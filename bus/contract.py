@@ -8,7 +8,8 @@ Three kinds of stream (see :mod:`bus.streams`):
   request id.
 * **Log** streams have one writer, which names each entry ``<epoch>-<index>``. A repeat is recognised as the writer's
   own and succeeds; an entry of a replaced writer (lower epoch) raises :class:`Fenced`. Readers remember their position.
-* **Mailboxes** have many writers and one reader, which remembers its position and trims what it has passed.
+* **Mailboxes** have many writers and one reader, which remembers its position and trims what it has passed. One for
+  replies to an actor is there only while that actor keeps it: what is sent to the dead is dropped.
 """
 
 from __future__ import annotations
@@ -142,7 +143,17 @@ class Bus(ABC):
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
     @abstractmethod
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
-        """Add messages, in order, to work streams or mailboxes, in one round trip. A repeat adds a duplicate."""
+        """Add messages, in order, to work streams or mailboxes, in one round trip. A repeat adds a duplicate. What is
+        for the mailbox of an actor (:meth:`Names.is_kept`) that is not there, is dropped."""
+
+    @abstractmethod
+    async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
+        """Create an actor's mailbox, for ``ttl_s`` seconds; one that is there already is emptied. Returns the position
+        to read it from."""
+
+    @abstractmethod
+    async def keep_mailbox(self, stream: str, *, ttl_s: int) -> bool:
+        """Let a mailbox be there for ``ttl_s`` more seconds. False: it is not there any more."""
 
     @abstractmethod
     async def create_group(self, stream: str, group: str) -> None:

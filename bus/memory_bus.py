@@ -80,7 +80,22 @@ class MemoryBus(Bus):
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
         self._check()
         for stream, frame in [(stream, encode(message)) for stream, message in items]:
-            self.server.publish(stream, frame)
+            if stream in self.server.streams or not self.names.is_kept(stream):
+                self.server.publish(stream, frame)
+
+    async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
+        self._check()
+        position = self.server.publish(stream, {})
+        self.server.stream(stream).remove_through(position)
+        self.server.expiries[stream] = self.server.clock() + ttl_s
+        return EntryId(*position)
+
+    async def keep_mailbox(self, stream: str, *, ttl_s: int) -> bool:
+        self._check()
+        if stream not in self.server.streams:
+            return False
+        self.server.expiries[stream] = self.server.clock() + ttl_s
+        return True
 
     async def create_group(self, stream: str, group: str) -> None:
         self._check()

@@ -90,12 +90,14 @@ class MemoryServer:
 
     Attributes:
         unavailable: while True every operation raises :class:`BusUnavailable` (fault injection).
+        expiries: streams that are deleted at a time of the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.unavailable = False
         self.streams: dict[str, MemoryStream] = {}
+        self.expiries: dict[str, float] = {}
         self.leases: dict[str, MemoryLease] = {}
         self.granted: dict[str, int] = {}
         self.states: dict[str, tuple[bytes, float | None]] = {}
@@ -105,9 +107,11 @@ class MemoryServer:
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def check(self) -> None:
-        """Raise :class:`BusUnavailable` while the server is switched off."""
+        """Delete what has expired. Raise :class:`BusUnavailable` while the server is switched off."""
         if self.unavailable:
             raise BusUnavailable("the in-memory bus is switched off")
+        for name in [name for name, until_s in self.expiries.items() if until_s <= self.clock()]:
+            self.drop(name)
 
     # -- streams ------------------------------------------------------------------------------------------------------
     def stream(self, name: str) -> MemoryStream:
@@ -130,6 +134,7 @@ class MemoryServer:
     def drop(self, name: str) -> None:
         """Delete a stream with its groups."""
         self.streams.pop(name, None)
+        self.expiries.pop(name, None)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     def wake(self, name: str) -> None:

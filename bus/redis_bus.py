@@ -130,7 +130,10 @@ class RedisBus(Bus):
 
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
-        commands: list[Command] = [_xadd(stream, "*", encode(message)) for stream, message in items]
+        commands: list[Command] = [
+            _xadd(stream, "*", encode(message), *(("NOMKSTREAM",) if self.names.is_kept(stream) else ()))
+            for stream, message in items
+        ]
         for reply, command in zip(await self._all_or_none(commands, "publish"), commands, strict=True):
             checked(reply, f"publish to {command[1]!s}")
 
@@ -144,6 +147,15 @@ class RedisBus(Bus):
         for reply in queued:
             checked(reply, what)
         return list(checked(results, what))
+
+    async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
+        first = _xadd(stream, "*", {b"opened": b""}, "MAXLEN", "0")
+        added, expiring = await self._all_or_none([first, ("EXPIRE", stream, ttl_s)], f"opening of {stream}")
+        checked(expiring, f"opening of {stream}")
+        return EntryId.parse(checked(added, f"opening of {stream}"))
+
+    async def keep_mailbox(self, stream: str, *, ttl_s: int) -> bool:
+        return bool(checked((await self._writer.call(("EXPIRE", stream, ttl_s)))[0], f"keeping of {stream}"))
 
     async def create_group(self, stream: str, group: str) -> None:
         await self._groups.create([stream], group)

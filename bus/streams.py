@@ -72,6 +72,11 @@ class Names:
     def replies(self, ingress: str) -> str:
         return self.key("replies", ingress)
 
+    def is_kept(self, stream: str) -> bool:
+        """Whether a stream is the mailbox of an actor, which creates and keeps it: nobody else brings it into being."""
+        prefix = self.replies("")
+        return stream.startswith(prefix) and is_address(stream[len(prefix) :])
+
     def dead_letters(self, stage: str) -> str:
         return self.key("dead", stage)
 

@@ -126,6 +126,7 @@ class IngressActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self.context = self._make_context(model, self._outbox)
         self.spawn(self._outbox.run(), "outbox")
+        self.spawn(self.context.inbox.mailbox.keep_for_ever(), "mailbox")
         self.spawn(self.context.inbox.run(), "inbox")
         self.spawn(self._keep_membership(self.context.membership, self.context.observatory.roster), "membership")
         self.spawn(self.context.observatory.history.run(), "history")
@@ -144,7 +145,11 @@ class IngressActor(Actor):
     def bus_restarted(self) -> None:
         """Whatever is lost of the open requests, they are asked for again."""
         if self.context is not None:
-            self.context.inbox.ask_again()
+            self.context.inbox.mailbox.doubt(lost=True)
+
+    def lease_lapsed(self) -> None:
+        if self.context is not None:
+            self.context.inbox.mailbox.doubt()
 
     async def stop(self) -> None:
         """End what still runs with an error, say so on the bus, close."""
@@ -161,7 +166,7 @@ class IngressActor(Actor):
             with contextlib.suppress(BusError, TimeoutError):
                 async with asyncio.timeout(self.settings.lease_ttl_s):
                     await self._outbox.flush()
-            await self.context.inbox.forget()
+            await self.context.inbox.mailbox.forget()
         if self.context is not None and self.context.tracing is not None:
             await self.context.tracing.stop()
 

@@ -11,14 +11,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.actor import describe
 from actors.logs import Log
 from actors.patience import Patience
-from bus.contract import START, Bus, BusUnavailable, Entry, EntryId
+from bus.contract import Bus
 from bus.messages import (
     AbortCalls,
     AbortRequest,
@@ -37,6 +37,7 @@ from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, Choice, KeptChoice, OpenRequest
 from web.errors import ApiError, aborted, from_failure, internal, superseded, unavailable
+from web.mailbox import Mailbox
 from web.metrics import IngressMetrics
 from web.questions import Questions
 from web.report import Token, read_prompt, read_tokens
@@ -45,12 +46,8 @@ from web.request_log import RequestLog
 if TYPE_CHECKING:
     from web.tracing import Tracing
 
-READ_COUNT = 256
-READ_BLOCK_MS = 1000
 NOT_BEFORE = 2**31
 """The text offset of a reply that does not tell it: nothing of it can have come before."""
-TRIM_EVERY = 256
-"""Entries after which the mailbox is trimmed although requests are open."""
 
 
 class Inbox:
@@ -70,16 +67,15 @@ class Inbox:
     ) -> None:
         self._bus = bus
         self._names = names
-        self._stream = names.replies(address)
         self._outbox = outbox
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
         self._request_log = request_log
+        self._patience = Patience(log, doing="replies wait")
+        self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
         self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
-        self._position: EntryId = START
-        self._untrimmed = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -157,9 +153,7 @@ class Inbox:
 
     def ask_again(self) -> None:
         """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
-        A request that is under way is told again from its first token on, and what is here of it already is dropped.
-        What had been trimmed of the mailbox may be there again."""
-        self._untrimmed += 1
+        A request that is under way is told again from its first token on, and what is here of it already is dropped."""
         for request in self.open_requests():
             assert request.message is not None
             request.attempt = uuid.uuid4().hex
@@ -199,33 +193,15 @@ class Inbox:
 
     async def run(self) -> None:
         """Read the mailbox for ever."""
-        patience = Patience(self._log, doing="replies wait")
-        await patience.for_ever(self._read)
+        await self._patience.for_ever(self._read)
 
     async def _read(self) -> None:
-        entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
-        await self._take(entries)
-        await self._trim()
-
-    async def forget(self) -> None:
-        """Delete the mailbox, if the bus is there: nobody reads it any more."""
-        with suppress(BusUnavailable):
-            await self._bus.delete(self._stream)
-
-    async def _take(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            self._position = entry.id
-            self._untrimmed += 1
+        for entry in await self.mailbox.read():
             problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
-                await self._bus.dead_letter("ingress", entry, problem)
-
-    async def _trim(self) -> None:
-        """Delete what has been handled: now and then under load, at once when idle."""
-        if self._untrimmed and (self._untrimmed >= TRIM_EVERY or not self._open):
-            await self._bus.trim(self._stream, self._position)
-            self._untrimmed = 0
+                await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
+        await self.mailbox.trim(idle=not self._open)
 
     def _try(self, message: Message) -> str:
         """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""

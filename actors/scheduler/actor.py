@@ -392,7 +392,6 @@ class SchedulerActor(Actor):
             self._news.set()
         await self._sum_up()
         await self._trimmer.trim(self.core, self._membership, self._checkpoints.covered)
-        await self._trimmer.delete_mailboxes(self._membership.take_gone_ingresses())
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""
@@ -403,5 +402,4 @@ class SchedulerActor(Actor):
                 self._results.positions,
                 self._membership,
                 self._poison.blamed.values(),
-                self._trimmer.dead_ingresses,
             )

@@ -45,11 +45,9 @@ class Checkpoints:
         positions: Mapping[str, EntryId],
         membership: Membership,
         blamed: Iterable[RequestBlamed],
-        dead_ingresses: Iterable[str],
     ) -> None:
         """Write a checkpoint if there are results, of those up to ``positions``, that no checkpoint covers, and drop
-        what it makes superfluous. There is nothing to write when all requests are over. ``dead_ingresses`` have
-        mailboxes that are still to be deleted."""
+        what it makes superfluous. There is nothing to write when all requests are over."""
         positions, forgettable = dict(positions), core.is_forgettable
         if positions == self.covered and not (forgettable and self._end > self._dropped):
             return
@@ -57,8 +55,8 @@ class Checkpoints:
             superfluous = self._end
         else:
             epochs = {name: member.epoch for name, member in membership.members.items()}
-            told = (*membership.ingresses, *dead_ingresses), membership.live_detokenizers
-            summary = checkpoint(core, positions, epochs, ingresses=told[0], detokenizers=told[1], blamed=blamed)
+            there = {"ingresses": membership.ingresses, "detokenizers": membership.live_detokenizers}
+            summary = checkpoint(core, positions, epochs, **there, blamed=blamed)
             self._end = self._outbox.append(self._journal, summary)
             superfluous = EntryId(self._end.epoch, self._end.index - 1)
         await self._outbox.stored(self._outbox.queued)

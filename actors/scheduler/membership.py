@@ -57,7 +57,6 @@ class Membership:
         self._detokenizers: dict[str, int] = {}
         self._taking: tuple[str, ...] = ()
         self._ingresses: set[str] = set()
-        self._gone_ingresses: list[str] = []
 
     def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str] = ()) -> None:
         """Actors that were there without having been seen here, so that their absence is noticed. Ingresses by
@@ -70,11 +69,6 @@ class Membership:
     def ingresses(self) -> Iterable[str]:
         """Addresses of those that were there at the last look."""
         return self._ingresses
-
-    def take_gone_ingresses(self) -> list[str]:
-        """Addresses of those that are gone since this was asked last, to be forgotten with what is still sent there."""
-        gone, self._gone_ingresses = self._gone_ingresses, []
-        return gone
 
     @property
     def live_detokenizers(self) -> Iterable[str]:
@@ -161,7 +155,6 @@ class Membership:
             name = address.rpartition("@")[0]
             if name in leases or all((kind, name) in revoked for kind in CLIENTS):
                 self._ingresses.discard(address)
-                self._gone_ingresses.append(address)
                 self._emit(IngressLost(address))
         self._ingresses |= live
 

@@ -1,5 +1,4 @@
-"""Deletes what everybody has read, or nobody will: the scheduler keeps the log streams of steps and results short, and
-drops the mailboxes of dead ingresses.
+"""Deletes what everybody has read, or nobody will: the scheduler keeps the log streams of steps and results short.
 
 Recorders and benchmarks read the streams of living replicas too and are not asked. So what may go stays for one more
 round, and who is behind for a moment misses nothing.
@@ -7,16 +6,12 @@ round, and who is behind for a moment misses nothing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from actors.scheduler.core import Core
 from actors.scheduler.membership import Membership
 from bus.contract import START, Bus, EntryId
 from bus.streams import Names
-
-SENT_LATE_S = 30.0
-"""How long something may still be sent to an ingress that is gone."""
 
 
 class Trimmer:
@@ -30,8 +25,6 @@ class Trimmer:
         self._read: dict[str, EntryId] = {}
         self._last_steps: dict[str, int] = {}
         self._unread: dict[str, EntryId] = {}
-        self._dead_until_s: dict[str, float] = {}
-        """Addresses of dead ingresses, and until when (monotonic) something may still be sent there."""
 
     def bus_restarted(self) -> None:
         """What had been trimmed may be there again."""
@@ -67,26 +60,6 @@ class Trimmer:
             if not any(stream == self._names.sequences(name) for name in membership.live_detokenizers):
                 await self._trim(stream, last)
             self._unread.pop(stream, None)  # a drain, beside the housekeeping, may have been faster
-
-    @property
-    def dead_ingresses(self) -> Iterable[str]:
-        """Addresses whose mailboxes are still deleted now and then."""
-        return self._dead_until_s.keys()
-
-    async def delete_mailboxes(self, gone: Iterable[str]) -> None:
-        """Delete those of ingresses that are gone, addresses, and again for a while: who has not heard of the death
-        still sends there.
-
-        Raises:
-            BusUnavailable: they are deleted with the next ones.
-        """
-        now_s = time.monotonic()
-        self._dead_until_s.update(dict.fromkeys(gone, now_s + SENT_LATE_S))
-        if self._dead_until_s:
-            await self._bus.delete(*map(self._names.replies, self._dead_until_s))
-            self._dead_until_s = {
-                address: until_s for address, until_s in self._dead_until_s.items() if now_s < until_s
-            }
 
     def _read_by_all(self, replica: str, own: EntryId, core: Core, membership: Membership) -> EntryId:
         """A detokenizer that says nothing about a living replica has not found it yet; about one that is gone, it has

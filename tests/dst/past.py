@@ -24,6 +24,7 @@ class Past:
 def _copied(server: MemoryServer) -> dict[str, Any]:
     return {
         "streams": {name: _copied_stream(stream) for name, stream in server.streams.items()},
+        "expiries": dict(server.expiries),
         "leases": {key: replace(lease) for key, lease in server.leases.items()},
         "granted": dict(server.granted),
         "states": dict(server.states),

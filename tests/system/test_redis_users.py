@@ -112,16 +112,20 @@ def recovery(user: str) -> list[tuple[str, ...]]:
 
     own: dict[str, list[tuple[str, ...]]] = {
         "ingress": [
-            ("UNLINK", NAMES.replies("ingress-0@1")), ("XADD", NAMES.control, "*", "f", "v"),
-            ("XADD", NAMES.jobs, "*", "batch_id", "x"), *claims(NAMES.responses, RESPONSES_GROUP),
+            ("UNLINK", NAMES.replies("ingress-0@1")), ("EXPIRE", NAMES.replies("ingress-0@1"), "30"),
+            ("XADD", NAMES.replies("ingress-0@1"), "MAXLEN", "0", "*", "f", "v"),
+            ("XADD", NAMES.control, "*", "f", "v"), ("XADD", NAMES.jobs, "*", "batch_id", "x"),
+            *claims(NAMES.responses, RESPONSES_GROUP),
         ],
-        "jobs": [*claims(NAMES.jobs, "jobs"), ("UNLINK", NAMES.replies("jobs-0@1"))],
+        "jobs": [*claims(NAMES.jobs, "jobs"), ("UNLINK", NAMES.replies("jobs-0@1")),
+                 ("XADD", NAMES.replies("jobs-0@1"), "MAXLEN", "0", "*", "f", "v")],
         "tokenizer": [*claims(NAMES.requests, TOKENIZER_GROUP), ("XADD", NAMES.replies("ingress-0@1"), "*", "f", "v")],
         "scheduler": [
             *claims(NAMES.tokenized, SCHEDULER_GROUP), *claims(NAMES.control, SCHEDULER_GROUP),
             ("SET", NAMES.key("granted", "executor", "x"), "2"), ("XADD", NAMES.results("x"), "1-1", "f", "v"),
-            ("UNLINK", NAMES.replies("ingress-0@1")), ("XTRIM", NAMES.journal, "MINID", "=", "1"),
-            ("XINFO", "STREAM", NAMES.results("x")), ("XTRIM", NAMES.steps("x"), "MINID", "=", "1"),
+            ("XADD", NAMES.replies("ingress-0@1"), "NOMKSTREAM", "*", "f", "v"),
+            ("XTRIM", NAMES.journal, "MINID", "=", "1"), ("XINFO", "STREAM", NAMES.results("x")),
+            ("XTRIM", NAMES.steps("x"), "MINID", "=", "1"),
         ],
         "executor": [("XINFO", "STREAM", NAMES.results("x")), ("XADD", NAMES.results("x"), "1-1", "f", "v")],
         "detokenizer": [("XADD", NAMES.control, "*", "f", "v"), ("XTRIM", NAMES.sequences("x"), "MINID", "=", "1")],
@@ -134,7 +138,8 @@ FOREIGN: dict[str, list[tuple[str, ...]]] = {
                 ("SET", NAMES.lease("scheduler", "leader"), "x")],
     "jobs": [("XADD", NAMES.tokenized, "*", "f", "v"), ("SET", NAMES.lease("scheduler", "leader"), "x")],
     "tokenizer": [("XREAD", "STREAMS", NAMES.replies("ingress-0@1"), "0"), ("XADD", NAMES.steps("x"), "*", "f", "v")],
-    "scheduler": [("XREAD", "STREAMS", NAMES.requests, "0"), ("XADD", NAMES.jobs, "*", "f", "v")],
+    "scheduler": [("XREAD", "STREAMS", NAMES.requests, "0"), ("XADD", NAMES.jobs, "*", "f", "v"),
+                  ("UNLINK", NAMES.replies("ingress-0@1"))],
     "executor": [("XADD", NAMES.steps("x"), "*", "f", "v"), ("XREAD", "STREAMS", NAMES.replies("ingress-0@1"), "0")],
     "detokenizer": [("XADD", NAMES.results("x"), "*", "f", "v"), ("XREAD", "STREAMS", NAMES.requests, "0")],
 }  # fmt: skip

@@ -101,20 +101,6 @@ async def test_what_the_bus_may_have_lost_is_asked_for_again(inbox: Inbox, outbo
     assert outbox.sent[1:] == [("control", RequestsDone(request_ids=("a", "b"), attempts=(request.attempt, "")))]
 
 
-async def test_what_had_been_trimmed_before_a_restart_is_trimmed_again(inbox: Inbox):
-    """The server may have lost that, and nothing else may come for long."""
-    bus, stream = inbox._bus, Names().replies("me")
-    await bus.publish([(stream, batch([Delta("a", "1", 1)]))])
-    await inbox._read()
-    await bus.publish([(stream, batch([Delta("a", "2", 2)]))])  # as if it had been there before
-    inbox._position = await bus.last_id(stream)
-    await inbox._trim()
-    assert await bus.length(stream) == 1
-    inbox.ask_again()
-    await inbox._trim()
-    assert await bus.length(stream) == 0
-
-
 async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     """What has ended is not aborted."""
     call = ask(inbox, "a", "b")

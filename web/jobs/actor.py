@@ -72,8 +72,13 @@ class JobsActor(Actor):
         self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing)
         self.worker = Worker(model, self._inbox, address)
         await self.bus.create_group(self.names.jobs, JOBS_GROUP)
-        for coro, name in ((self._outbox.run(), "outbox"), (self._inbox.run(), "inbox"), (self._settle(), "settle"),
-                           (self._look(), "look")):  # fmt: skip
+        for coro, name in (
+            (self._outbox.run(), "outbox"),
+            (self._inbox.mailbox.keep_for_ever(), "mailbox"),
+            (self._inbox.run(), "inbox"),
+            (self._settle(), "settle"),
+            (self._look(), "look"),
+        ):
             self.spawn(coro, name)
 
     async def serve(self) -> None:
@@ -95,7 +100,11 @@ class JobsActor(Actor):
     def bus_restarted(self) -> None:
         """Whatever is lost of the requests under way, they are asked for again."""
         if hasattr(self, "worker"):
-            self._inbox.ask_again()
+            self._inbox.mailbox.doubt(lost=True)
+
+    def lease_lapsed(self) -> None:
+        if hasattr(self, "worker"):
+            self._inbox.mailbox.doubt()
 
     async def stop(self) -> None:
         """Leave what runs to whoever takes it up."""
@@ -108,7 +117,7 @@ class JobsActor(Actor):
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(self.settings.lease_ttl_s):
                 await self._outbox.flush()
-        await self._inbox.forget()
+        await self._inbox.mailbox.forget()
         if self._tracing is not None:
             await self._tracing.stop()
 

@@ -179,6 +179,7 @@ async def test_the_scheduler_answers_on_the_mailbox_of_who_asks() -> None:
     """Over the bus, at a paused step: its state, and the blocks of what runs."""
     deployment = Deployment()
     async with deployment.running():
+        await deployment.bus.open_mailbox(NAMES.replies("web@1"), ttl_s=60)
         await deployment.add_executor()
         await until(lambda: bool(deployment.scheduler.core.replicas))
         deployment.pause_after = 3

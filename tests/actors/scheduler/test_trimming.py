@@ -81,7 +81,7 @@ async def test_what_comes_back_with_a_server_is_trimmed_again() -> None:
     past = Past(server)
 
     async def trim() -> list[int]:
-        await checkpoints.sum_up(core, {}, membership, (), ())
+        await checkpoints.sum_up(core, {}, membership, ())
         await trimmer.trim(core, membership, {"gpu-0": EntryId(1, 1)})
         return [await bus.length(each) for each in (stream, NAMES.journal)]
 

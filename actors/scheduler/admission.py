@@ -13,15 +13,20 @@ from actors.scheduler.placement import choose
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Sequence
 
+MOST_AWAITING = 64
+"""After so many that await what others compute, nobody else is looked at for the next plan."""
+
 
 def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order; returns those that got one, still to be taken off the queue.
 
     On a replica where a sequence could run but has no room now, or was preempted and has not landed, none behind it
-    gets in. Jobs make room for interactive sequences: they are in ``preempted`` of their replicas then.
+    gets in. Jobs make room for interactive sequences: they are in ``preempted`` of their replicas then. Those that
+    await what others compute (:mod:`actors.scheduler.awaiting`) are passed by those behind them, but not for long:
+    what a step has room for.
     """
     fleet.refresh()
-    level, admitted = INTERACTIVE, []
+    level, admitted, num_awaiting = INTERACTIVE, [], 0
     candidates = fleet.open[level].copy()
     for sequence in waiting:
         if sequence.request.level != level:
@@ -43,6 +48,11 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
             candidates &= ~able
             continue
         replica, offer = chosen
+        if offer.awaits:
+            num_awaiting += 1
+            if num_awaiting == MOST_AWAITING:
+                break
+            continue
         replica.bind(sequence, offer)
         admitted.append(sequence)
         fleet.touch(replica)

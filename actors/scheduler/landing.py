@@ -121,16 +121,11 @@ class Landing:
                 raise ProtocolError(f"token {index} of sequence {sequence_id} is not the one due")
 
     def confirm(self, flight: InFlight, list_blocks: Callable[[Slots], None] | None) -> None:
-        """The flight's tokens are in the cache now, wherever the row's sequence is still in its slot."""
-        run = self._running
-        same = run.ids[flight.slots] == flight.ids
-        slots, counts = flight.slots, flight.counts
-        if np.count_nonzero(same) < len(same):
-            slots, counts = slots[same], counts[same]
-        run.confirmed[slots] += counts
-        if list_blocks is not None:
-            list_blocks(slots)
+        """The step is done. Rows whose sequences are still in their slots may have full blocks to list."""
         self.landed = flight.step
+        if list_blocks is not None:
+            same = self._running.ids[flight.slots] == flight.ids
+            list_blocks(flight.slots if np.count_nonzero(same) == len(same) else flight.slots[same])
 
     def take(self, arrival: Arrival, result: StepResult) -> list[tuple[Sequence, int]]:
         """Take in the sampled tokens; returns the sequences that ended with them, each with ``ends``."""

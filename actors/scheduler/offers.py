@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from actors.scheduler.awaiting import awaits
 from actors.scheduler.forking import Fork, fork_of
 from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.order import JOB
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 class Offer:
     """What a replica that has room for a sequence has of it already: ``num_tokens`` tokens, in ``cached_blocks``, and
     after these in ``host_blocks``. ``saved_tokens``: the same less the time to load them. Valid until a pool changes.
+
+    ``awaits``: more is about to be computed, for which the sequence should wait.
     """
 
     cached_blocks: list[int]
@@ -25,6 +28,7 @@ class Offer:
     num_tokens: int
     saved_tokens: int
     fork: Fork | None = None
+    awaits: bool = False
 
 
 def offer_of(replica: Replica, sequence: Sequence) -> Offer | None:
@@ -41,15 +45,19 @@ def offer_of(replica: Replica, sequence: Sequence) -> Offer | None:
         return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
     swapped = _swapped(replica, sequence)
     found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
-    return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)))
+    waits = _awaits(replica, sequence, cached, hosts)
+    return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)), awaits=waits)
 
 
 def displace_jobs(replica: Replica, sequence: Sequence) -> Offer | None:
-    """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer."""
+    """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
+    would wait all the same."""
     jobs = [each for each in replica.running.occupied() if each.request.level == JOB]
     most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
     if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
+        return None
+    if fork_of(sequence, replica.running) is None and _awaits(replica, sequence, *_find(replica, sequence)):
         return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:
@@ -64,13 +72,22 @@ def _find(replica: Replica, sequence: Sequence) -> tuple[list[int], list[int]]:
     # At least one token must be computed, or there would be nothing to sample from.
     limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
     cached: list[int] = []
-    looks = replica.caching and (swapped is not None or not sequence.scores_prompt)
+    looks = _looks_up(replica, sequence)
     if looks:
         sequence.extend_hashes(size)
         cached = replica.index.match(sequence.hashes, limit)
     if swapped is not None:
         return cached, swapped.host_blocks[len(cached) :]
     return cached, replica.tier.match(sequence.hashes, len(cached), limit) if looks else []
+
+
+def _awaits(replica: Replica, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
+    return _looks_up(replica, sequence) and awaits(replica, sequence, len(cached) + len(hosts))
+
+
+def _looks_up(replica: Replica, sequence: Sequence) -> bool:
+    """Whether the sequence takes over what others have computed."""
+    return replica.caching and (_swapped(replica, sequence) is not None or not sequence.scores_prompt)
 
 
 def _swapped(replica: Replica, sequence: Sequence) -> Swapped | None:

@@ -24,6 +24,9 @@ PRESSED = 1.75
 """Share of the target that a step may take while a first token is late."""
 GROWTH = 1.5
 """A chunk is at most so much larger than what was tried of late: the law is not believed far beyond that."""
+FIRST_SHARE = 1 / 3
+"""Where prompts have been timed at start, a chunk is taken to be tried if it needs so much of the target by their rate:
+the first ones need half of it. They begin from small otherwise, and many first tokens wait meanwhile."""
 DEVIATIONS = 2.0
 """A step is planned to take so many usual deviations less than it may."""
 
@@ -44,11 +47,12 @@ def prefill_of(sequence: Sequence, start: int, wanted: int) -> Prefill:
 
 
 class Pacer:
-    """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none."""
+    """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none.
+    ``tokens_per_s``: of prompts, as measured at start, 0 if nobody has."""
 
-    def __init__(self, itl_s: float, ttft_s: float | None) -> None:
+    def __init__(self, itl_s: float, ttft_s: float | None, tokens_per_s: float = 0.0) -> None:
         self.law = StepTime()
-        self.tried = 0.0
+        self._first = self._floor = self.tried = tokens_per_s * itl_s * FIRST_SHARE
         """Tokens of prefill beside decodes that have kept the target, of late."""
         self._itl_s = itl_s
         self._in_flight: deque[Work] = deque()
@@ -92,11 +96,14 @@ class Pacer:
 
     def _try(self, prefill: int, time_s: float) -> None:
         """A step has shown how much prefill keeps the target, whatever the law makes of it. Steps without decodes show
-        nothing: another code runs them, and their chunks are as large as can be."""
+        nothing: another code runs them, and their chunks are as large as can be. What the first chunks may be is not
+        forgotten while prompts are short; only a step that was too long shows that it is too much."""
         if time_s <= self._itl_s:
-            self.tried = max(self.tried * FORGET, prefill)
+            self._floor = min(self._first, self._floor / FORGET)
+            self.tried = max(self.tried * FORGET, prefill, self._floor)
         else:
             self.tried = min(self.tried, prefill * self._itl_s / time_s)
+            self._floor = min(self._floor, self.tried)
 
     def _is_late(self, now_s: float, ttft_s: float, rows: Ordered[Prefill], pace: int) -> bool:
         """Whether at ``pace`` tokens per step, of the target's time each, a first token would come too late."""

@@ -21,7 +21,6 @@ class InFlight:
     step: int
     slots: Slots
     ids: Int32Array
-    counts: Int32Array
     sample_slots: Slots
     sample_ids: Int32Array
 

@@ -198,16 +198,16 @@ class Planner:
             depth=self._config.pipeline_depth,
             caching=self._config.enable_prefix_caching,
             first_step=self.next_steps.get(joined.replica, 1),
-            pacer=self._new_pacer(),
+            pacer=self._new_pacer(joined),
             preemption_mode=self._config.preemption_mode,
         )
         self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
         self._out.append(Note("replica joined", who))
 
-    def _new_pacer(self) -> Pacer | None:
-        itl_s = self._config.itl_target_s
-        return None if itl_s is None else Pacer(itl_s, self._config.ttft_target_s)
+    def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
+        itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
+        return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
 
     def suspend(self, name: str) -> None:
         """A replica gets no more plans."""

@@ -1,7 +1,7 @@
 """Which device block holds which full block of tokens, by chained hash.
 
-A block is listed only once its tokens are confirmed (the result of the step that computed them has come), and until the
-pool gives it to somebody else. If two sequences computed the same tokens, only the first one's block is listed.
+A block is listed once a step that computes its tokens is planned and their values are known, and until the pool gives
+it to somebody else. If two sequences computed the same tokens, only the first one's block is listed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PrefixIndex:
         return blocks
 
     def insert(self, block_hash: bytes, block: int) -> bool:
-        """List a confirmed block; False if other content is listed for it or another block for the hash."""
+        """List a block; False if other content is listed for it or another block for the hash."""
         if block_hash in self.blocks or block in self._hashes:
             return False
         self.blocks[block_hash] = block
@@ -50,7 +50,7 @@ class PrefixIndex:
         return True
 
     def insert_all(self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int) -> None:
-        """List the confirmed blocks ``start`` to ``end`` of a sequence, as far as they have been hashed."""
+        """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed."""
         end = min(end, len(hashes))
         if start == 0 < end:
             self.new_heads.append(hashes[0])

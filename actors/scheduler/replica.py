@@ -1,8 +1,9 @@
 """One replica: its slots, its blocks, and the plans it has been given whose results have not come.
 
 Plans are executed strictly in order, and a plan's frees come before its rows. So a slot or block given up while older
-steps that use it are in flight can be used again by the very next plan. What may *not* be reused early is knowledge:
-tokens count as known, and blocks as holding them, only once the result of their step has come.
+steps that use it are in flight can be used again by the very next plan, and a block of prompt tokens can be shared from
+the next plan on. What may *not* be used early is knowledge: sampled tokens count as known only once the result of their
+step has come.
 """
 
 from __future__ import annotations
@@ -226,7 +227,9 @@ class Replica:
         sample_slots, sample_ids = slots, ids
         if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
-        self.in_flight.append(InFlight(self.step, slots, ids, counts, sample_slots, sample_ids))
+        self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids))
+        if self.caching and num_decodes < len(slots):
+            self._list_blocks(slots[num_decodes:])
 
     # -- results ------------------------------------------------------------------------------------------------------
     def take_result(self, result: StepResult) -> list[tuple[Sequence, int]]:
@@ -257,9 +260,9 @@ class Replica:
         return over
 
     def _list_blocks(self, slots: Slots) -> None:
-        """List the blocks that have become full of confirmed tokens."""
+        """List the blocks that have become full of planned tokens whose values are known."""
         run, size = self.running, self.block_size
-        full, listed = run.confirmed[slots] // size, run.indexed[slots]
+        full, listed = np.minimum(run.computed[slots], run.known[slots]) // size, run.indexed[slots]
         rows = (full > listed).nonzero()[0]
         if not len(rows):
             return

@@ -3,11 +3,11 @@
 The one idea: computed tokens catch up with tokens. Chunked prefill, prefix hits, resume after a preemption and decode
 differ only in how far ``computed`` is behind ``total``. Positions of a sequence's tokens::
 
-    0 ........ confirmed ........ computed ........ total ........ limit
-    | results of their step came | planned          |              |
-    | (their blocks can be listed)                  |              |
-                        known = tokens whose value has come back;
-                        known..total are sampled by steps in flight
+    0 ............ computed ............ known ............ total ........ limit
+    | planned, if not yet | their values are | sampled by steps in |
+    | computed            | known too        | flight              |
+
+Where decodes are planned ahead, ``computed`` may be beyond ``known``. Full blocks of tokens that are both are listed.
 
 The last token is never computed (it would only be needed for a token beyond the limit), so a sequence is behind by
 ``min(total, limit - 1) - computed`` tokens. Values are int32; empty slots hold 0 everywhere and are behind by nothing.
@@ -42,7 +42,6 @@ class Running:
         self.total = np.zeros(num_slots, np.int32)
         self.last = np.zeros(num_slots, np.int32)
         self.computed = np.zeros(num_slots, np.int32)
-        self.confirmed = np.zeros(num_slots, np.int32)
         self.indexed = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
         self.planned = np.zeros(num_slots, np.int32)
@@ -135,7 +134,7 @@ class Running:
         slot, size = sequence.slot, self.block_size
         self._backlogs.clear()
         self.known[slot] = self.total[slot] = len(sequence.tokens)
-        self.computed[slot] = self.confirmed[slot] = num_cached_tokens
+        self.computed[slot] = num_cached_tokens
         self.indexed[slot] = num_cached_tokens // size
         self.capacity[slot] = len(sequence.blocks) * size
 
@@ -145,9 +144,9 @@ class Running:
         self.flush(slot)
         self._backlogs.clear()
         sequence.last_step = int(self.planned[slot])
-        for column in (self.ids, self.prompt, self.known, self.total, self.last, self.computed):
+        for column in (self.ids, self.prompt, self.known, self.total, self.last):
             column[slot] = 0
-        for column in (self.confirmed, self.indexed, self.capacity, self.planned):
+        for column in (self.computed, self.indexed, self.capacity, self.planned):
             column[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
@@ -230,9 +229,10 @@ class Running:
             assert self.beam[slot] == (sequence.lanes is not None), f"{who}: wrongly a beam"
             assert self.job[slot] == (sequence.request.level == JOB), f"{who}: wrong level"
             assert self.capacity[slot] == len(sequence.blocks) * self.block_size, f"{who}: wrong capacity"
-            assert self.confirmed[slot] <= self.computed[slot] <= self.total[slot], f"{who}: computed too much"
+            assert self.computed[slot] <= self.total[slot], f"{who}: computed too much"
             assert self.computed[slot] <= self.capacity[slot], f"{who}: computed beyond its blocks"
             assert self.known[slot] <= self.total[slot] <= self.last[slot] + 1, f"{who}: beyond its limit"
             missing = int(self.known[slot]) - len(sequence.tokens)
             assert 0 <= missing < self.block_size, f"{who}: {missing} tokens not flushed"
-            assert self.indexed[slot] * self.block_size <= self.confirmed[slot], f"{who}: listed too early"
+            most = min(self.computed[slot], self.known[slot])
+            assert self.indexed[slot] * self.block_size <= most, f"{who}: listed too early"

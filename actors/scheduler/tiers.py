@@ -92,7 +92,7 @@ class HostTier:
     # -- preemption ---------------------------------------------------------------------------------------------------
     def swap_out(self, replica: Replica, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
         """Keep the first ``num_computed`` tokens of a sequence that is about to lose its device blocks, of which
-        ``num_listed`` are full, confirmed and hashed. False if that does not pay, or there is no room."""
+        ``num_listed`` are full and hashed. False if that does not pay, or there is no room."""
         num_blocks = -(-num_computed // self._block_size)
         num_listed = min(num_listed, len(sequence.hashes))  # without prefix caching there are none
         known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[:num_listed]]

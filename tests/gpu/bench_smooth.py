@@ -1,11 +1,12 @@
 """How smooth streams stay while a long prompt is read, with and without ``--itl-target-ms``, served over Redis.
 
-    python -m tests.gpu.bench_smooth llama8b [--targets 0 20 10] [--json FILE]
+    python -m tests.gpu.bench_smooth llama8b [--targets 0 20 10] [--json FILE] [--record FOLDER]
 
 Starts ``pagebus serve --load-format dummy`` anew for every target (0: none), lets 16 sequences decode, and submits
 three prompts of 16384 tokens, each when the one before has its first token. The gap between two tokens of a stream is
 taken from the executor's times (``done_s``) and, as a client could see it, from when the results are read off the bus;
-the longest of all streams counts, from the submission of a long prompt to its first token.
+the longest of all streams counts, from the submission of a long prompt to its first token. With ``--record`` every
+step is written down as well (``pagebus record``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from actors.bench.deployment import Deployment
 from actors.bench.shapes import SHAPES
 from bus.contract import Bus
 from bus.messages import AbortRequest, GenerateRequest, SamplingParams, StepResult
-from tests.gpu.served import served
+from tests.gpu.served import recorded, served
 
 STREAMS, STREAM_PROMPT_TOKENS, STREAM_TOKENS = 16, 512, 12_000
 WARM_TOKENS = 150
@@ -106,9 +107,10 @@ def _row(name: str, watch: Watch, ttft_s: float) -> dict[str, Any]:
     }
 
 
-async def bench(name: str, target_ms: float, extra: list[str]) -> dict[str, Any]:
+async def bench(name: str, target_ms: float, record: Path | None, extra: list[str]) -> dict[str, Any]:
     target = ["--itl-target-ms", str(target_ms)] if target_ms else []
-    async with served(name, [*LIMITS, *target, *extra]) as deployment:
+    out = record and record / f"{name}-{target_ms:g}.jsonl"
+    async with served(name, [*LIMITS, *target, *extra]) as deployment, recorded(deployment, out):
         figures = await measure(deployment)
     return {"model": name, "itl_target_ms": target_ms or None, **figures}
 
@@ -118,11 +120,12 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(SHAPES))
     parser.add_argument("--targets", type=float, nargs="+", default=[0, 20, 10], metavar="MS")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", type=Path, metavar="FOLDER")
     args, extra = parser.parse_known_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results = []
     for target_ms in args.targets:
-        result = asyncio.run(bench(args.model, target_ms, extra))
+        result = asyncio.run(bench(args.model, target_ms, args.record, extra))
         results.append(result)
         for row in result["rows"]:
             worst = row["gap_ms_max"]

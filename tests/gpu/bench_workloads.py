@@ -19,8 +19,6 @@ import asyncio
 import itertools
 import json
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ from actors.simulator.trace import Trace
 from actors.simulator.workloads import WORKLOADS, make_workload
 from bus.contract import EntryId
 from bus.messages import GenerateRequest, SamplingParams, StepResult
-from tests.gpu.served import served
+from tests.gpu.served import recorded, served
 
 DEFAULT_WORKLOADS = ["prefill", "mixed256", "chat1000"]
 SETTLE_S = 4.0
@@ -113,15 +111,6 @@ def compare(model: str, row: dict[str, Any], profile: str = "") -> str:
     return f"{model} {row['workload']:10s} seed {row['seed']}: " + "; ".join(parts)
 
 
-async def recorder(served: Served, out: Path) -> asyncio.subprocess.Process:
-    """``pagebus record``, reading once it has returned from here."""
-    source = ["--bus", served.bus_url, "--name", "bench"]
-    command = [sys.executable, "-m", "actors.cli", "record", *source, "--out", str(out)]
-    process = await asyncio.create_subprocess_exec(*command)
-    await asyncio.sleep(2)
-    return process
-
-
 async def bench(
     name: str, workloads: list[str], seeds: list[int], record: Path | None, extra: list[str]
 ) -> dict[str, Any]:
@@ -132,12 +121,8 @@ async def bench(
             await asyncio.sleep(SETTLE_S)
         for seed, workload in itertools.product(seeds, workloads):
             run = f"{workload}-{seed}"
-            recording = await recorder(deployment, record / f"{name}-{run}.jsonl") if record else None
-            figures = await run_trace(deployment, make_workload(workload, seed=seed), run)
-            if recording:
-                await asyncio.sleep(1)
-                recording.send_signal(signal.SIGINT)
-                await asyncio.wait_for(recording.wait(), 20)
+            async with recorded(deployment, record and record / f"{name}-{run}.jsonl"):
+                figures = await run_trace(deployment, make_workload(workload, seed=seed), run)
             rows.append({"workload": workload, "seed": seed, **figures})
             print(name, json.dumps(rows[-1]), flush=True)
     return {"model": name, "rows": rows}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from actors.bench.deployment import Deployment, as_served, deployed, scratch
 from actors.settings.sources import add_arguments, load_settings
@@ -21,3 +25,19 @@ async def served(shape: str, options: Sequence[str] = ()) -> AsyncIterator[Deplo
     with scratch() as folder:
         async with deployed(as_served(settings, folder), folder / "serve.log") as deployment:
             yield deployment
+
+
+@asynccontextmanager
+async def recorded(deployment: Deployment, out: Path | None) -> AsyncIterator[None]:
+    """``pagebus record`` of what happens in this block; nothing if ``out`` is None."""
+    if out is None:
+        yield
+        return
+    source = ["--bus", deployment.bus_url, "--name", "bench"]
+    command = [sys.executable, "-m", "actors.cli", "record", *source, "--out", str(out)]
+    process = await asyncio.create_subprocess_exec(*command)
+    await asyncio.sleep(2)
+    yield
+    await asyncio.sleep(1)
+    process.send_signal(signal.SIGINT)
+    await asyncio.wait_for(process.wait(), 20)

@@ -115,14 +115,15 @@ def test_generated_tokens_are_cached_too() -> None:
     assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 16]
 
 
-def test_blocks_are_not_found_before_their_step_is_confirmed() -> None:
-    """While the first prompt is in flight its blocks are nobody else's."""
+def test_blocks_are_found_as_soon_as_their_step_is_planned() -> None:
+    """Plans are executed in order: whoever enters with the next one reads what this one writes."""
     world = World()
-    world.join(budget=16)
+    executor = world.join(budget=16)
     world.send(request("a", prompt(16), max_tokens=1), request("b", prompt(16), max_tokens=1))
+    assert len(executor.queue) == 2
     world.run()
     world.check_end()
-    assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 0]
+    assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 12]
 
 
 def test_prefix_caching_can_be_switched_off() -> None:

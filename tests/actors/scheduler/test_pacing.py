@@ -206,6 +206,25 @@ def test_the_first_chunks_grow_from_small() -> None:
     assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [144]
 
 
+def test_the_first_chunks_need_half_of_the_target_where_prompts_were_timed() -> None:
+    """At the rate measured at start; and after many short ones, the next burst begins so too."""
+    pacer = Pacer(ITL_S, None, tokens_per_s=50_000)
+    rows = [Prefill(0, 5000)]
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [736]
+    for _ in range(200):
+        measure(pacer, 1, 40, 0.1 * ITL_S)
+    assert pacer.share(0.0, Work(decodes=1), rows, 4096) == [736]
+
+
+def test_a_rate_that_was_too_good_is_forgotten_for_a_while() -> None:
+    """A step that took too long counts more than what was measured at start."""
+    pacer = Pacer(ITL_S, None, tokens_per_s=50_000)
+    measure(pacer, 1, 400, 4 * ITL_S)
+    assert pacer.tried == pytest.approx(100)
+    measure(pacer, 1, 80, 0.5 * ITL_S)
+    assert pacer.tried < 110
+
+
 def test_a_chunk_that_was_too_long_makes_the_next_ones_shorter() -> None:
     """At once, and in proportion, however long the law takes to see why."""
     pacer = Pacer(ITL_S, None)

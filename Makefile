@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
+.PHONY: help serve test lint format types unit chaos schedules fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -42,6 +42,12 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
 
+SEED ?= 1
+SCHEDULES ?= 10000
+schedules: $(VENV)/.installed-test ## random schedules of the scheduler's core (SCHEDULES=10000, SEED=1: the first)
+	PAGEBUS_TEST_SCHEDULES=$(SCHEDULES) PAGEBUS_TEST_FIRST_SEED=$(SEED) $(BIN)/python -m pytest $(WORKERS) \
+		tests/actors/simulator/test_schedules.py $(ARGS)
+
 SEEDS ?= 1000
 fault-seeds: $(VENV)/.installed-test ## whole systems on virtual time under random faults (SEEDS=1000, ARGS="--from 5000")
 	$(BIN)/python -m tests.dst --seeds $(SEEDS) --keep-going $(ARGS)
@@ -56,7 +62,6 @@ jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, ev
 	$(BIN)/python -m tests.chaos.jobs_stress $(ARGS)
 
 FUZZ ?= 20000
-SEED ?= 1
 fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries and broken streams beside (FUZZ=..., SEED=...)
 	PAGEBUS_TEST_FUZZ=$$(($(FUZZ) / 2)) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
 		tests/web/test_wire_fuzz.py tests/web/test_schemathesis.py $(ARGS)

@@ -2,7 +2,7 @@
 
 The last tokens of a row, its new ones among them, are copied out of the pages and attended causally; all before them is
 taken in large segments without a mask; the results are merged by their log-sum-exp. Sizes are multiples of
-:data:`PIECE`, because cuDNN builds a plan for each new shape (about 40 ms, once per process): where the new tokens do
+:data:`PIECE`, because cuDNN builds a plan for each new shape (about 60 ms, once per thread): where the new tokens do
 not begin at a multiple, some old ones are queried again, and their results dropped. Prompts of one size go together,
 as one batch.
 """
@@ -106,7 +106,12 @@ def takes_all(rows: Sequence[LongRow], num_tokens: int) -> bool:
 
 
 def is_faster(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> bool:
-    """Whether cuDNN takes less time for these rows than our kernel, by measured rates."""
+    """Whether cuDNN takes less time for these rows than our kernel."""
+    return gain_s(rows, q_heads, head_dim) > 0
+
+
+def gain_s(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> float:
+    """Seconds by which cuDNN takes less than our kernel for these rows, in one layer, by measured rates."""
     per_pair = 4 * q_heads * head_dim
     own = library = 0.0
     for row in rows:
@@ -115,7 +120,37 @@ def is_faster(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> bool:
         causal_rate = CAUSAL_RATE * row.square / (row.square + CAUSAL_HALF)
         library += row.square**2 / 2 * per_pair / causal_rate
         library += row.square * row.past * per_pair / PAST_RATE + (PAST_OVERHEAD_S if row.past else 0)
-    return library + len(batches(rows)) * BATCH_OVERHEAD_S < own
+    return own - library - len(batches(rows)) * BATCH_OVERHEAD_S
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What cuDNN makes a plan for: ``queries`` of each of ``count`` rows on ``keys``. Those that are ``filled`` lie
+    between keys and values, others are copies."""
+
+    count: int
+    queries: int
+    keys: int
+    filled: bool
+    causal: bool
+
+
+def problems(rows: Sequence[LongRow]) -> set[Problem]:
+    """All of which the attention of ``rows`` consists."""
+    found = set()
+    for group in batches(rows):
+        size, filled = group[0].square, _is_filled(group)
+        found.add(Problem(len(group), size, size, filled, causal=True))
+        found.update(Problem(1, size, keys, filled, causal=False) for keys in segments(group[0].past))
+    return found
+
+
+def segments(past: int) -> list[int]:
+    """The sizes in which a past is taken, one after another; together they are the past."""
+    found: list[int] = []
+    while (left := past - sum(found)) > 0:
+        found.append(next(size for size in SEGMENTS if size <= left))
+    return found
 
 
 def batches_of_every_shape(most_queries: int, longest: int) -> list[Batch]:
@@ -266,8 +301,7 @@ def _long_row(
     queries = _squares(q, (row,))
     result, lse = (part[0, row.placed] for part in _attend_squares(queries, pages, slots, scale, (row,)))
     begin = 0
-    while begin < row.past:
-        size = next(size for size in SEGMENTS if size <= row.past - begin)
+    for size in segments(row.past):
         pages.copy(slots[row.row :][:1], begin, begin + size, size)
         more, more_lse = _attend(queries, *pages.taken(1, size), scale, causal=False)
         begin += size

@@ -80,8 +80,8 @@ class Buckets:
     def first(self) -> list[Bucket]:
         """Few that hold any step that a bucket holds: those with prompts padded to at most twice its tokens, decodes to
         at most eight times their rows; the largest before all."""
-        largest = self.largest()
-        mixed = [self._mixed(largest.rows, size) for size in _shares(largest.tokens, 2)]
+        sizes = [size for size in _shares(self.largest().tokens, 2) if size >= self._tokens[0]]
+        mixed = [self._mixed(self._most_rows(size), size) for size in sizes]
         decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
         return list(dict.fromkeys(bucket for bucket in mixed + decodes if bucket is not None))
 
@@ -121,6 +121,10 @@ class Buckets:
             return None
         size = self._decodes[bisect_left(self._decodes, num_rows)]
         return Bucket(size, size)
+
+    def _most_rows(self, num_tokens: int) -> int:
+        """The most that so many tokens can fill, and so room for any step of them; the fewest there are at least."""
+        return max((size for size in self._rows if size <= num_tokens), default=self._rows[0])
 
     def _mixed(self, rows: int, num_tokens: int) -> Bucket:
         tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]

@@ -28,7 +28,6 @@ from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
 from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
-from actors.executor.long_prompts import LongPrompts
 from actors.executor.memory import memory_in_use
 from actors.executor.readback import Origin, Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
@@ -109,7 +108,6 @@ class Engine:
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
         self._graphs: Graphs | None = None
-        self._long_prompts: LongPrompts | None = None
         self._epoch = 0
         self._step = 0
         self._stopping = False
@@ -197,7 +195,6 @@ class Engine:
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
-        self._long_prompts = LongPrompts(settings, self._loaded.runner)
         self._graphs = self._loaded.runner.graphs
         if self._graphs is not None:
             arguments = (self._graphs, device, dtype)
@@ -243,12 +240,13 @@ class Engine:
 
     def _next_plan(self) -> _Queued | None:
         """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
-        while self._long_prompts:
+        long_prompts = self._loaded.long_prompts
+        while long_prompts:
             with suppress(queue.Empty):
                 return self._plans.get(timeout=IDLE_S)
             if self._pool is None or self._pool.is_full:
                 with self._captures_paused():
-                    self._long_prompts.prepare_next()
+                    long_prompts.prepare_next()
         return self._plans.get()
 
     def _captures_paused(self) -> AbstractContextManager[None]:

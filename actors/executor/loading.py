@@ -15,12 +15,13 @@ from actors.executor.host_memory import HostMemory, num_host_blocks
 from actors.executor.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
 from actors.executor.kv_scales import set_kv_scales
 from actors.executor.layout import BatchLimits
+from actors.executor.long_prompts import PLAN_S, LongPrompts
 from actors.executor.memory import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
 from actors.executor.runner import Runner
 from actors.executor.swap import Copies, make_copies, measure_copy_rate
-from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_small_steps
+from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig, effective_max_model_len, num_layer_weights
 from actors.settings import Settings
@@ -64,6 +65,7 @@ class Loaded:
     batch: PersistentBatch
     runner: Runner
     copies: Copies
+    long_prompts: LongPrompts
     info: EngineInfo
 
 
@@ -131,6 +133,8 @@ def _load(
     batch = PersistentBatch(limits, single_prompts_apart=settings.deterministic)
     most_tokens = graph_tokens(settings, config, device)
     runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens)
+    long_prompts = LongPrompts(settings, runner)
+    runner.takes_library = long_prompts.take
     measured = known_bytes is None
     if known_bytes is None:
         with model.few_layers():
@@ -141,6 +145,7 @@ def _load(
     progress("kv cache", 1.0)
 
     _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
+    long_prompts.plan_s = PLAN_S
     copy_rate = measure_copy_rate(runner.kv_cache, memory)
     prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
     info = EngineInfo(
@@ -153,7 +158,7 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
     )
-    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), info)
+    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), long_prompts, info)
 
 
 def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:
@@ -204,10 +209,12 @@ def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
 
 
 def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:
-    """Compile what small steps need, then capture the graphs."""
+    """Compile and load what steps need, then capture the graphs."""
     progress(0.0)
     with runner.model.few_layers():
         run_small_steps(batch, runner)
+        if runner.kv_cache.is_cuda:
+            run_long_steps(batch, runner)
     if use_graphs:
         graphs = Graphs(runner.buckets)
         graphs.capture(runner, progress)

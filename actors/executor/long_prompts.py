@@ -1,38 +1,83 @@
-"""Attention of long prompts, made ready while an executor has nothing to do.
+"""Attention of long prompts: by the library once it is ready for their shapes, which it is made in idle moments.
 
 cuDNN plans each new shape, in some tens of milliseconds, and waits for the device to load what it needs; the first of a
-kind took 0.6 s on a machine that had just been started. It keeps its plans by thread. So the device thread itself makes
-them, one at a time, when no step has run for a while; one that it has not come to is made by the first such prompt.
+kind takes 0.6 s on a machine that has just been started, and is part of the warm-up. It keeps its plans by thread. So
+the device thread itself makes them, one at a time, when no step has run for a while. Prompts of a shape that it has not
+come to take our own kernel, unless that would cost them more.
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import torch
 
 from actors.executor.kv_cache import is_float8
 from actors.executor.runner import Runner
 from actors.settings import Settings
-from kernels.attention_library import Batch, batches_of_every_shape, is_faster, long_prefill, supports
+from kernels.attention_library import (
+    Batch,
+    LongRow,
+    Problem,
+    batches_of_every_shape,
+    gain_s,
+    is_faster,
+    long_prefill,
+    problems,
+    supports,
+)
+
+PLAN_S = 0.06
+"""What a plan takes: 46 to 65 ms were measured on an H200."""
 
 
 class LongPrompts:
-    """The shapes that are still to be made ready; none where the library is not used."""
+    """Which prompts are left to the library, and the shapes that are still to be made ready for it; none where it is
+    not used. Device thread."""
 
     def __init__(self, settings: Settings, runner: Runner) -> None:
         self._runner = runner
-        self._batches = deque(_batches(settings, runner))
+        self._batches = _batches(settings, runner)
+        self._always = settings.attention_backend == "torch" or not self._batches
+        self._planned: set[Problem] = set()
+        self._lost_s: dict[Problem, float] = {}
+        self.plan_s = 0.0
+        """What a plan costs those who wait for it: nobody does, until the engine is ready."""
 
     def __len__(self) -> int:
         return len(self._batches)
 
+    def take(self, rows: tuple[LongRow, ...]) -> bool:
+        """Whether the attention of these rows, beside which nothing decodes, is left to whoever is the fastest. If not,
+        it is for our own kernel: they would wait longer for plans that are missing than the library saves.
+
+        What is lost in that way adds up: once it is more than the plans cost, they are made.
+        """
+        if self._always or (gain_s := self._gain_s(rows)) <= 0:
+            return True
+        missing = problems(rows) - self._planned
+        lost_s = gain_s + sum(self._lost_s.get(each, 0.0) for each in missing)
+        if missing and lost_s < len(missing) * self.plan_s:
+            self._lost_s.update((each, lost_s / len(missing)) for each in missing)
+            self._batches.sort(key=lambda batch: len(missing - problems(batch)))
+            return False
+        self._planned |= missing
+        return True
+
     def prepare_next(self) -> None:
-        """Attend one batch, over whatever the cache holds. Device thread, between two steps."""
+        """Attend one batch, over whatever the cache holds. Between two steps."""
+        self._batches = [batch for batch in self._batches if not problems(batch) <= self._planned]
+        if not self._batches:
+            return
+        batch = self._batches.pop(0)
         try:
-            self._attend(self._batches.popleft())
+            self._attend(batch)
+            self._planned |= problems(batch)
         except torch.OutOfMemoryError:
             self._batches.clear()  # such prompts may never come
+
+    def _gain_s(self, rows: tuple[LongRow, ...]) -> float:
+        config = self._runner.model.config
+        per_layer_s: float = gain_s(rows, config.num_heads, config.head_dim)
+        return per_layer_s * config.layer_windows.count(0)
 
     def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config

@@ -53,6 +53,8 @@ class Runner:
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
+        self.takes_library: Callable[[tuple[LongRow, ...]], bool] = lambda rows: True
+        """Whether prompts beside which nothing decodes may be left to a library's attention, if that is faster."""
         self.scores: Scores | None = None
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
@@ -121,12 +123,14 @@ class Runner:
 
     def forward(self, work: StepWork, cut: QuerySpans | None) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H]."""
-        spans, header = None, self.uploader.header
+        spans, header, prefills = None, self.uploader.header, _prefills(work)
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
+        if work.num_decodes == 0 and not self.takes_library(prefills):
+            prefills = ()
         return self._forward(
             len(work.slots), work.num_tokens, num_decodes=work.num_decodes, max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len, spans=spans, prefills=_prefills(work),
+            max_context_len=work.max_context_len, spans=spans, prefills=prefills,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:

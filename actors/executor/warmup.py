@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from actors.executor.batch import PersistentBatch
+from actors.executor.buckets import LONG_CONTEXT
 from actors.executor.layout import BatchLimits
 from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
@@ -90,10 +91,12 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
     ]
 
 
-def longest_steps(limits: BatchLimits) -> list[StepPlan]:
-    """Ends of the longest prompt there can be, each for an empty batch: behind a past, if any is left, its largest
-    chunk and its last token alone; and its largest chunk beside a decode, where attention goes another way."""
-    longest, budget = limits.max_model_len - 2, limits.max_num_batched_tokens
+def long_steps(limits: BatchLimits) -> list[StepPlan]:
+    """Ends of a prompt that is long enough for every kernel of long prompts, each for an empty batch: behind a past, if
+    any is left, the largest chunk and a last token alone; and the largest chunk beside a decode, where attention goes
+    another way."""
+    budget = limits.max_num_batched_tokens
+    longest = min(limits.max_model_len - 2, budget + LONG_CONTEXT)
     steps = []
     for count in (budget, 1):
         if (past := longest - count) > 0:
@@ -177,12 +180,21 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
 
 def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Launch all that the functions here launch, where there is nothing to measure."""
-    for plan in longest_steps(batch.limits) + full_prompt_steps(batch.limits):
+    run_long_steps(batch, runner)
+    for plan in full_prompt_steps(batch.limits):
         batch.reset()
         runner.run(batch.apply(plan))
     if batch.limits.max_model_len > 2:
         runner.run(batch.apply(_decoding(batch.num_occupied)))
     run_small_steps(batch, runner)
+
+
+def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
+    """Run ends of long prompts, whose kernels no other step needs: to load one takes longer than such a step."""
+    for plan in long_steps(batch.limits):
+        batch.reset()
+        runner.run(batch.apply(plan))
+    batch.reset()
 
 
 def run_small_steps(batch: PersistentBatch, runner: Runner) -> None:

@@ -10,10 +10,12 @@ import torch
 from kernels import attention_library
 from kernels.attention_library import (
     LongRow,
+    Problem,
     batches,
     batches_of_every_shape,
     is_faster,
     long_prefill,
+    problems,
     supports,
     takes_all,
 )
@@ -74,11 +76,13 @@ def test_sizes_fill_pieces(queries: int, context: int) -> None:
 @pytest.mark.parametrize(("most_queries", "longest"), [(16, 100), (20, 60), (8, 30), (5, 70), (16, 9)])
 def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queries: int, longest: int) -> None:
     """Rows of any length anywhere ask the library for nothing that the rows made for it did not, and those for each
-    shape only a few times."""
+    shape only a few times. What rows ask for is told beforehand."""
     shapes: list[tuple[object, ...]] = []
+    asked: set[Problem] = set()
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool) -> tuple[object, ...]:
         shapes.append((q.shape, q.stride(), k.shape, k.stride(), causal))
+        asked.add(Problem(q.shape[0], q.shape[1], k.shape[1], q.stride(1) == 8, causal))
         return q, q[..., 0]
 
     monkeypatch.setattr(attention_library, "_attend", attend)
@@ -88,10 +92,13 @@ def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queri
 
     def run(*lens: tuple[int, int]) -> set[tuple[object, ...]]:
         shapes.clear()
+        asked.clear()
         starts = itertools.accumulate((queries for queries, _ in lens), initial=0)
         rows = [LongRow(i, start, *of) for i, (start, of) in enumerate(zip(starts, lens, strict=False))]
         q = torch.empty(sum(queries for queries, _ in lens), 4, 2)[:, :2]
         long_prefill(q, cache, cache, torch.empty_like(q), nothing, nothing, 1.0, rows)
+        assert problems(rows) == asked
+        assert len(asked) == len(set(shapes))
         return set(shapes)
 
     found = batches_of_every_shape(most_queries, longest)

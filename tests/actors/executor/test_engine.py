@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.executor import engine
+from actors.executor import engine, loading
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.graphs import Graphs, padded_pass
@@ -24,6 +24,7 @@ from actors.executor.upload import Uploader
 from actors.model_config import ModelConfig
 from actors.settings import Settings, SettingsError
 from bus.messages import END_LENGTH, END_STOP, StepPlan, StepResult
+from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape
 from tests.engine_driver import Driver, Grown, HandScheduler, ints, new_sequence
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
@@ -193,13 +194,16 @@ def test_idle_moments_are_for_long_prompts(
         def __len__(self) -> int:
             return self.left
 
+        def take(self, rows: tuple[LongRow, ...]) -> bool:
+            return True
+
         def prepare_next(self) -> None:
             prepared.append(threading.get_ident())
             self.left -= 1
             if not self.left:
                 all_done.set()
 
-    monkeypatch.setattr(engine, "LongPrompts", Shapes)
+    monkeypatch.setattr(loading, "LongPrompts", Shapes)
     monkeypatch.setattr(engine, "IDLE_S", 0.001)
     driver = Driver(folder, **SETTINGS)
     assert all_done.wait(5.0)

@@ -16,7 +16,7 @@ from actors.executor.rehearsal import make_runner
 from actors.executor.runner import Runner
 from actors.model_config import ModelConfig
 from actors.settings import Settings
-from kernels.attention_library import Batch, batches_of_every_shape
+from kernels.attention_library import Batch, LongRow, batches_of_every_shape, problems
 from kernels.target import Target, compile_for
 
 CONFIG: dict[str, Any] = {
@@ -65,6 +65,44 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     prompts = LongPrompts(SETTINGS, runner_of(tmp_path, SETTINGS))
     prompts.prepare_next()
     assert not prompts
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LongPrompts:
+    """Whose ``prepare_next`` attends nothing."""
+    monkeypatch.setattr(long_prompts, "long_prefill", lambda *_: None)
+    settings = SETTINGS.replace(attention_backend="auto")
+    return LongPrompts(settings, runner_of(tmp_path, settings))
+
+
+CHUNK = (LongRow(0, 0, 4096, 12288),)
+
+
+def test_no_prompt_waits_for_more_than_it_gains(prompts: LongPrompts) -> None:
+    """A shape that is missing goes another way until plans would have paid; then they are made."""
+    gain_s = long_prompts.gain_s(CHUNK, 16, 128)
+    prompts.plan_s = 2.5 * gain_s / len(problems(CHUNK))
+
+    assert [prompts.take(CHUNK) for _ in range(4)] == [False, False, True, True]
+
+
+def test_what_was_missed_is_made_ready_first(prompts: LongPrompts) -> None:
+    """And then taken, even by prompts that could not have waited."""
+    prompts.plan_s = 1.0
+    assert not prompts.take(CHUNK)
+    prompts.prepare_next()
+
+    assert prompts
+    assert prompts.take(CHUNK)
+
+
+def test_while_nobody_waits_everything_is_planned(prompts: LongPrompts) -> None:
+    """Before the engine is ready. What the library would not speed up is none of it."""
+    assert prompts.take(CHUNK)
+    prompts.plan_s = 1.0
+    assert prompts.take(CHUNK)
+    assert prompts.take((LongRow(0, 0, 64, 12288),))
+    assert not prompts.take((LongRow(0, 0, 2048, 12288),))
 
 
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.layout import BatchLimits
-from actors.executor.warmup import full_prompt_steps, longest_steps, small_steps
+from actors.executor.warmup import full_prompt_steps, long_steps, small_steps
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 256])
@@ -17,7 +17,7 @@ def test_warm_up_plans_fit_any_limits(max_num_seqs: int, max_model_len: int, bud
     limits = BatchLimits(max_num_seqs, max_model_len, budget, 16, num_blocks=1, vocab_size=50)
     batch = PersistentBatch(limits)
 
-    for plan in full_prompt_steps(limits) + longest_steps(limits):
+    for plan in full_prompt_steps(limits) + long_steps(limits):
         batch.reset()
         assert batch.apply(plan).num_tokens <= budget
     for group in small_steps(limits, thorough=True):

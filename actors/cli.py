@@ -106,10 +106,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _actor(arguments: argparse.Namespace) -> int:
-    settings = load_settings(arguments)
     collect_seldom()
     if arguments.kind == "executor":
         preload_torch()
+    settings = load_settings(arguments)
     from actors.process import run_actor
 
     return run_actor(arguments.kind, settings)

@@ -17,8 +17,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from bus.messages import JsonValue, Message
+if TYPE_CHECKING:  # who only watches over processes does without messages, and numpy
+    from bus.messages import JsonValue, Message
 
 
 @dataclass(frozen=True, slots=True, order=True)

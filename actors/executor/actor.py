@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
+from actors.executor.preload import preload_torch
 from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
@@ -320,15 +321,22 @@ def problem_of(entry: Entry) -> str:
 
 def import_engine() -> Any:
     """The module :mod:`actors.executor.engine`, and with it torch, but for what only its compilers need: functions that
-    say which shapes operations give. They are a fifth of the import, and imported by whoever asks for them later."""
-    unused = "torch._meta_registrations"
-    if "torch" in sys.modules:
-        return import_module("actors.executor.engine")
-    sys.modules[unused] = ModuleType(unused)
-    try:
-        vars(import_module("torch")).pop("_meta_registrations", None)
-    finally:
-        del sys.modules[unused]
+    say which shapes operations give. They are a fifth of the import, and imported by whoever asks for them later.
+
+    What needs no torch comes first, while torch's libraries are loaded: to ask for one of them would mean to wait for
+    that with Python's lock held.
+    """
+    if "torch" not in sys.modules:
+        libraries = preload_torch()
+        import_module("kernels.triton_import")
+        if libraries is not None:
+            libraries.join()
+        unused = "torch._meta_registrations"
+        sys.modules[unused] = ModuleType(unused)
+        try:
+            vars(import_module("torch")).pop("_meta_registrations", None)
+        finally:
+            del sys.modules[unused]
     return import_module("actors.executor.engine")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +17,9 @@ LIBRARIES = ("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch_cuda.so")
 """The first as torch loads it, for everybody; what is not there is passed over."""
 
 
+@cache
 def preload_torch() -> threading.Thread | None:
-    """Begin; the thread that does it, or None where there is no torch, or no such call."""
+    """Begin, at the first call; the thread that does it, or None where there is no torch, or no such call."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None

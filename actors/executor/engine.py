@@ -2,8 +2,8 @@
 
 The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work; it
 never waits for the device, except when as many steps as there are read-back buffers are in flight. The completion
-thread waits for the event behind each step's read-back, builds the :class:`StepResult` and hands it on. On a CPU the
-pass is done when its launch returns, and the device thread finishes the step itself.
+thread hands results on (:mod:`actors.executor.completion`). On a CPU the pass is done when its launch returns, and the
+device thread finishes the step itself.
 
 Whatever fails in either thread ends the engine: plans after it could only compute nonsense.
 """
@@ -16,29 +16,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from actors.executor.completion import Completion, Launched, Queued, give_scores
 from actors.executor.device import new_stream, prepare_thread, resolve_device, resolve_dtype
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.grammars import Grammars
 from actors.executor.graphs import Graphs
 from actors.executor.loading import EngineInfo, Loaded, Progress, load
 from actors.executor.memory import memory_in_use
-from actors.executor.readback import Origin, Readback, ReadbackPool
-from actors.executor.results import ResultBuilder
-from actors.executor.scorer import Scores
+from actors.executor.readback import Readback, ReadbackPool
 from actors.executor.step_work import StepWork
-from actors.executor.swap import CopyWatch
 from actors.grammar import load_vocabulary
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
 from actors.spans import CAPTURE, EAGER, LAUNCH, Spans
-from bus.messages import Int32Array, StepPlan, StepResult
+from bus.messages import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -47,34 +44,6 @@ JOIN_S = 10.0
 """How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
 IDLE_S = 0.25
 """After such a time without a plan, and between two shapes of long prompts, there may be time for one of them."""
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Running totals since the engine became ready; each field is written by one thread."""
-
-    ready_s: float = 0.0
-    steps: int = 0
-    busy_s: float = 0.0
-    """Seconds in which the device worked on a step: by events on CUDA, by the clock on a CPU."""
-    host_s: float = 0.0
-    """Seconds that the device thread took to check and launch steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    plan: StepPlan
-    scheduler_epoch: int
-    received_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    queued: _Queued
-    work: StepWork
-    launched_s: float
-    readback: Readback
-    copied: torch.cuda.Event | None
 
 
 class Engine:
@@ -94,18 +63,17 @@ class Engine:
         kernels_ready: Callable[[], None] = lambda: None,
         spans: Spans | None = None,
     ) -> None:
-        self.stats = EngineStats()
+        self._completion = Completion(settings, config, on_result, spans)
+        self.stats = self._completion.stats
         self.ready: Future[EngineInfo] = Future()
         self._settings = settings
         self._config = config
         self._path = path
         self._kernels_ready = kernels_ready
         self._spans = spans
-        self._on_result = on_result
         self._on_error = on_error or (lambda error: None)
         self._on_progress = on_progress or (lambda phase, share: None)
-        self._plans: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
-        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
         self._graphs: Graphs | None = None
         self._epoch = 0
@@ -114,7 +82,6 @@ class Engine:
         self._failure: BaseException | None = None
         self._failing = threading.Lock()
         self._grammars: Grammars | None = None
-        self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
     # -- for the owner ------------------------------------------------------------------------------------------------
@@ -135,7 +102,7 @@ class Engine:
             raise EngineError(f"the engine has ended: {self._failure}") from self._failure
         if self._grammars is not None:
             self._grammars.prepare(plan)
-        self._plans.put(_Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
+        self._plans.put(Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
 
     def stop(self, timeout_s: float = JOIN_S) -> bool:
         """Run what is queued, hand on all results, end the threads. False if they did not end in time. Idempotent."""
@@ -179,7 +146,7 @@ class Engine:
         except BaseException as error:
             self._fail(error)
         finally:
-            self._launched.put(None)
+            self._completion.put(None)
 
     def _prepare(self, device: torch.device) -> None:
         settings, config = self._settings, self._config
@@ -238,7 +205,7 @@ class Engine:
                 with self._captures_paused():
                     self._launch(queued, readback)
 
-    def _next_plan(self) -> _Queued | None:
+    def _next_plan(self) -> Queued | None:
         """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
         long_prompts = self._loaded.long_prompts
         while long_prompts:
@@ -252,7 +219,7 @@ class Engine:
     def _captures_paused(self) -> AbstractContextManager[None]:
         return nullcontext() if self._graphs is None else self._graphs.paused()
 
-    def _check_order(self, queued: _Queued) -> None:
+    def _check_order(self, queued: Queued) -> None:
         """Plans of one scheduler come without gaps; those of a new one find an empty batch."""
         epoch, step = queued.scheduler_epoch, queued.plan.step
         if epoch < self._epoch:
@@ -264,13 +231,13 @@ class Engine:
             raise PlanError(f"step {step} came after step {self._step}")
         self._epoch, self._step = epoch, step
 
-    def _step_on_cpu(self, queued: _Queued) -> None:
+    def _step_on_cpu(self, queued: Queued) -> None:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         self._copy(queued)
         sampled = self._loaded.runner.run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
-        _give_scores(self._loaded.runner.scores, work)
+        give_scores(self._loaded.runner.scores, work)
         if len(work.constrained):
             self._follow.launched(work)
             self._follow.landed(tokens)
@@ -278,9 +245,9 @@ class Engine:
         self.stats.host_s += busy_s
         if self._spans is not None:
             self._spans.add("device", queued.plan.step, launched_s, launched_s + busy_s)
-        self._finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
+        self._completion.finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
 
-    def _launch(self, queued: _Queued, readback: Readback) -> None:
+    def _launch(self, queued: Queued, readback: Readback) -> None:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
@@ -291,13 +258,13 @@ class Engine:
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
         if len(work.constrained):
             self._follow.launched(work)
-        self._launched.put(_Launched(queued, work, launched_s, readback, copied))
+        self._completion.put(Launched(queued, work, launched_s, readback, copied))
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
             self._spans.add(name, queued.plan.step, launched_s, time.time())
         self.stats.host_s += time.perf_counter() - began
 
-    def _apply(self, queued: _Queued) -> StepWork:
+    def _apply(self, queued: Queued) -> StepWork:
         try:
             work = self._loaded.batch.apply(queued.plan)
             self._follow.apply(queued.plan)
@@ -305,7 +272,7 @@ class Engine:
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 
-    def _copy(self, queued: _Queued) -> torch.cuda.Event | None:
+    def _copy(self, queued: Queued) -> torch.cuda.Event | None:
         """Start the plan's copies between the tiers."""
         try:
             return self._loaded.copies.apply(queued.plan)
@@ -337,51 +304,14 @@ class Engine:
     # -- completion ---------------------------------------------------------------------------------------------------
 
     def _completion_thread(self) -> None:
-        pool = self._pool
-        assert pool is not None
-        watch, origin = CopyWatch(), Origin() if self._spans is not None else None
+        assert self._pool is not None
         try:
-            while (launched := self._launched.get()) is not None:
-                readback = launched.readback
-                tokens, busy_s = readback.wait()
-                if len(launched.work.constrained):
-                    self._follow.landed(tokens)
-                if self._spans is not None and origin is not None:
-                    began_s, ended_s = readback.span(origin)
-                    self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
-                _give_scores(readback.scores, launched.work)
-                pool.give_back(readback)
-                copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
-                self._finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
+            self._completion.run(self._pool, self._follow)
         except BaseException as error:
             self._fail(error)
-            pool.close()  # the device thread may wait for a buffer, or for tokens
+            self._pool.close()  # the device thread may wait for a buffer, or for tokens
             self._follow.close()
             self._plans.put(None)
-
-    def _finish(
-        self,
-        queued: _Queued,
-        work: StepWork,
-        tokens: Int32Array,
-        launched_s: float,
-        busy_s: float,
-        copied_step: int,
-    ) -> None:
-        result = self._results.build(
-            work,
-            tokens,
-            step=queued.plan.step,
-            scheduler_epoch=queued.scheduler_epoch,
-            received_s=queued.received_s,
-            launched_s=launched_s,
-            done_s=time.time(),
-            copied_step=copied_step,
-            busy_s=busy_s,
-        )
-        self.stats.steps += 1
-        self.stats.busy_s += busy_s
-        self._on_result(result)
 
     def _fail(self, error: BaseException) -> None:
         with self._failing:
@@ -392,12 +322,6 @@ class Engine:
             self.ready.set_exception(error)
         else:
             self._on_error(error)
-
-
-def _give_scores(scores: Scores | None, work: StepWork) -> None:
-    """Put what has come to the host beside the step's work."""
-    if scores is not None and work.scoring is not None:
-        scores.give(work.scoring)
 
 
 def _own_stream(device: torch.device) -> AbstractContextManager[object]:

@@ -82,13 +82,16 @@ import json, sys
 from actors.process import actor_class
 import actors.cli, actors.supervisor, actors.serve
 {extra}
-print(json.dumps([name for name in ("torch", "transformers", "triton") if name in sys.modules]))
+print(json.dumps([name for name in {heavy} if name in sys.modules]))
 """
+HEAVY = ["torch", "transformers", "triton"]
+HEAVIER = [*HEAVY, "numpy", "bus.codec"]
 
 
-@pytest.mark.parametrize("extra", ["", "actor_class('scheduler')"])
-def test_light_commands_import_no_torch(extra: str) -> None:
-    """The command, the supervisor and the scheduler start without torch and transformers."""
-    code = IMPORTS.format(extra=extra)
+@pytest.mark.parametrize(("extra", "heavy"), [("", HEAVIER), ("actor_class('scheduler')", HEAVY)])
+def test_light_commands_import_no_torch(extra: str, heavy: list[str]) -> None:
+    """The command, the supervisor and the scheduler start without torch and transformers; the first two do without
+    numpy and messages as well."""
+    code = IMPORTS.format(extra=extra, heavy=heavy)
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (json.loads(result.stdout or "null"), result.stderr) == ([], "")

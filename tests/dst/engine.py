@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from actors.executor.batch import BatchLimits, PersistentBatch
-from actors.executor.engine import EngineStats
+from actors.executor.completion import EngineStats
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.loading import EngineInfo
 from actors.executor.results import ResultBuilder

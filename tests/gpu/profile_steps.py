@@ -118,13 +118,13 @@ def run_plans(driver: Driver, plans: list[StepPlan]) -> list[StepResult]:
 def device_times(driver: Driver) -> list[float]:
     """Collects the seconds of each step on the device, as the completion thread reads them from the events."""
     times: list[float] = []
-    finish = driver.engine._finish
+    finish = driver.engine._completion.finish
 
     def noting(queued: Any, work: Any, tokens: Any, launched_s: float, busy_s: float, copied_step: int) -> None:
         times.append(busy_s)
         finish(queued, work, tokens, launched_s, busy_s, copied_step)
 
-    driver.engine._finish = noting  # type: ignore[method-assign]
+    driver.engine._completion.finish = noting  # type: ignore[method-assign]
     return times
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_plan import INVARIANT_PIECES, DecodePlan
+from kernels.attention_plan import DecodePlan
 from kernels.float8 import float8_query, unpack_pairs
 from kernels.merge_pieces import merge_pieces
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
@@ -52,8 +52,6 @@ def decode_config(
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:
     """(pieces per step, warps) of the merge: few rows have many pieces each, of many rows each has few."""
-    if plan.invariant:
-        return INVARIANT_PIECES, 2
     return (64, 4) if plan.num_rows < 4 else (8, 1)
 
 

@@ -3,8 +3,6 @@
 The tiles of all rows lie end to end, and every program gets an equal run of them: a long context is cut into as many
 pieces as it needs, and a short one shares a program with its neighbours. The grid depends on the device alone, lengths
 are read on the device, so a captured CUDA graph serves any content.
-
-With ``invariant``, a row is cut by its own length alone: what else is in the batch then changes nothing in its result.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from kernels.triton_import import next_power_of_2, tl, triton
 
 MIN_TOKENS = 64
 """Of a program at least, where there are enough: merging a piece costs about as much as reading so many tokens."""
-INVARIANT_TOKENS, INVARIANT_PIECES = 256, 16
-"""Least tokens of a piece and most pieces of a row under ``invariant``."""
 ITEM_FIELDS = 8
 MERGE_FIELDS = 4
 
@@ -44,7 +40,6 @@ class DecodePlan:
     merges: torch.Tensor
     partial: torch.Tensor
     lse: torch.Tensor
-    invariant: bool
     settled: bool
 
     @property
@@ -66,7 +61,6 @@ def _plan_kernel(
     window,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    INVARIANT_PIECES: tl.constexpr,  # 0: balanced
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -88,12 +82,7 @@ def _plan_kernel(
     share = tl.maximum((total + programs - 1) // programs, MIN_TILES)
     last_program = tl.maximum((total + share - 1) // share, 1) - 1
     first_program = tl.minimum(begin // share, last_program)
-    if INVARIANT_PIECES > 0:
-        piece = tl.maximum((tiles + INVARIANT_PIECES - 1) // INVARIANT_PIECES, MIN_TILES)
-        count = tl.maximum((tiles + piece - 1) // piece, 1)
-    else:
-        piece = tl.zeros_like(tiles) + share
-        count = tl.maximum((end - 1) // share, first_program) - first_program + 1
+    count = tl.maximum((end - 1) // share, first_program) - first_program + 1
     count = tl.where(row < num_rows, count, 0)
     end_item = tl.cumsum(count, axis=0)
     first_item = end_item - count
@@ -102,23 +91,15 @@ def _plan_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
     # A program's first item: how many there are that belong to programs before it.
-    if INVARIANT_PIECES > 0:  # pieces belong to the program of their first tile
-        before = (index[:, None] * share - begin[None, :] + piece[None, :] - 1) // piece[None, :]
-        before = tl.where(index[:, None] > last_program, count[None, :], before)
-    else:
-        before = index[:, None] - first_program[None, :]
+    before = index[:, None] - first_program[None, :]
     before = tl.sum(tl.minimum(tl.maximum(before, 0), count[None, :]), axis=1)
     tl.store(program_items_ptr + index, before, mask=index <= programs)
 
     mine = (first_item[None, :] <= index[:, None]) & (index[:, None] < end_item[None, :])  # at most one row per item
     place = index - tl.sum(tl.where(mine, first_item[None, :], 0), axis=1)
     row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), axis=1)
-    if INVARIANT_PIECES > 0:
-        row_piece = tl.sum(tl.where(mine, piece[None, :], 0), axis=1)
-        item_begin, item_end = place * row_piece, (place + 1) * row_piece
-    else:
-        item_begin = place * share + tl.sum(tl.where(mine, (first_program * share - begin)[None, :], 0), axis=1)
-        item_end = item_begin + share
+    item_begin = place * share + tl.sum(tl.where(mine, (first_program * share - begin)[None, :], 0), axis=1)
+    item_end = item_begin + share
     item_begin, item_end = tl.maximum(item_begin, 0), tl.minimum(item_end, row_tiles)
     offset = tl.sum(tl.where(mine, first_tile[None, :], 0), axis=1)
     target = items_ptr + index * 8
@@ -140,12 +121,11 @@ def _plan_kernel(
 
 def plan_decodes(
     slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, head_dim: int, tile: int, programs: int, window: int,
-    *, invariant: bool = False, settled: bool = False,
+    *, settled: bool = False,
 ) -> DecodePlan:  # fmt: skip
     """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which gives zeros)."""
     num_rows, device = len(context_lens), context_lens.device
-    num_items = num_rows * INVARIANT_PIECES if invariant else num_rows + programs - 1
-    num_merges = num_rows if invariant else min(num_rows, programs)
+    num_items, num_merges = num_rows + programs - 1, min(num_rows, programs)
     ints = {"dtype": torch.int32, "device": device}
     floats = {"dtype": torch.float32, "device": device}
     plan = DecodePlan(
@@ -156,7 +136,6 @@ def plan_decodes(
         merges=torch.empty((num_merges, MERGE_FIELDS), **ints),
         partial=torch.empty((num_items, q_heads, head_dim), **floats),
         lse=torch.empty((num_items, q_heads), **floats),
-        invariant=invariant,
         settled=settled,
     )
     assert plan.partial.numel() < 2**31
@@ -166,8 +145,7 @@ def plan_decodes(
     _plan_kernel[(-(-max(num_items, programs + 1) // block),)](
         context_lens, slots, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
         window,
-        TILE=tile, MIN_TILES=max(1, (INVARIANT_TOKENS if invariant else MIN_TOKENS) // tile),
-        INVARIANT_PIECES=INVARIANT_PIECES if invariant else 0,
+        TILE=tile, MIN_TILES=max(1, MIN_TOKENS // tile),
         BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip
     return plan

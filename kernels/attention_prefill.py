@@ -1,4 +1,5 @@
-"""Paged attention of rows with several queries each: programs take the spans that the host has cut, one per head.
+"""Paged attention of rows with several queries each: programs take the spans that the host has cut, one per head
+(or, of fewer queries, per KV head).
 
 A span is a block of queries with all its keys, or with a piece of them (:mod:`kernels.attention_spans`); a second
 kernel merges pieces. Tiles of keys after the block's last query or before its sliding window are never visited.
@@ -124,12 +125,12 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program: 1, or GROUP rounded up
     TILE: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    head = tl.program_id(0)
     span = spans_ptr + 5 * tl.program_id(1)
     row = tl.load(span)
     query = tl.load(span + 1)
@@ -147,12 +148,22 @@ def _prefill_kernel(
     num_queries = tl.load(query_start_ptr + row + 1) - begin
     length = tl.load(lens_ptr + row)
 
-    member = query + tl.arange(0, BLOCK_QUERIES)
+    if HEADS == 1:
+        head = tl.program_id(0)
+        kv_head = head // GROUP
+        member = query + tl.arange(0, BLOCK_QUERIES)
+        exists = member < num_queries
+    else:  # the rows of the tile are all heads of the first query, then all of the next
+        place = tl.arange(0, BLOCK_QUERIES * HEADS)
+        kv_head = tl.program_id(0)
+        head = (kv_head * GROUP + place % HEADS)[:, None]
+        member = query + place // HEADS
+        exists = (member < num_queries) & (place % HEADS < GROUP)
     dim = tl.arange(0, BLOCK_DIM)
     token = (begin + member).to(tl.int64)[:, None]
-    mask = (member < num_queries)[:, None] & (dim < HEAD_DIM)[None, :]
+    mask = exists[:, None] & (dim < HEAD_DIM)[None, :]
     out = out_ptr + token * stride_ot + head * stride_oh + dim[None, :]
-    acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_QUERIES * HEADS, BLOCK_DIM], tl.float32)
     if length <= 0:
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
         return
@@ -160,7 +171,6 @@ def _prefill_kernel(
     q = tl.load(q_ptr + token * stride_qt + head * stride_qh + dim[None, :], mask=mask, other=0.0)
     position = length - num_queries + member
     first_position = length - num_queries + query
-    kv_head = head // GROUP
     if scales_ptr is not None:
         if BLOCK_DIM <= 128:  # larger queries, converted in registers, would stay there and leave too few
             q = float8_query(q)
@@ -168,8 +178,8 @@ def _prefill_kernel(
     k_base = k_ptr + kv_head * stride_head + dim[None, :]
     v_base = v_ptr + kv_head * stride_head + dim[None, :]
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
-    highest = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    highest = tl.full([BLOCK_QUERIES * HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_QUERIES * HEADS], tl.float32)
     if WINDOW:
         masked_tile = tl.maximum(first_position - window + 1, 0) // TILE
     else:
@@ -187,7 +197,8 @@ def _prefill_kernel(
     total = tl.where(total > 0, total, 1.0)
     acc = acc / total[:, None]
     if scales_ptr is not None:
-        acc *= tl.load(scales_ptr + tl.num_programs(0) // GROUP + kv_head)
+        KV_HEADS = tl.num_programs(0) // GROUP if HEADS == 1 else tl.num_programs(0)
+        acc *= tl.load(scales_ptr + KV_HEADS + kv_head)
     if partial_ptr is None or piece < 0:
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
     else:
@@ -250,21 +261,24 @@ def prefill_attention(
     """out = attention of the queries in the plan's spans; all others stay. Shapes as in `paged_attention`.
 
     A query's result depends on the tile of keys and on how keys are cut, not on which queries share its program.
+    Of programs with several heads no keys are cut.
     """
     if not len(plan.spans):
         return
     q_heads, head_dim = q.shape[1:]
-    config = plan.config
+    kv_heads, config = k_cache.shape[2], plan.config
+    group = q_heads // kv_heads
+    assert config.heads == 1 or (config.heads >= group and plan.partial is None)
     common = {
         "HEAD_DIM": head_dim, "BLOCK_QUERIES": config.block_queries, "BLOCK_DIM": next_power_of_2(head_dim),
         **pdl(q.device),
     }  # fmt: skip
-    _prefill_kernel[(q_heads, len(plan.spans))](
+    _prefill_kernel[(q_heads if config.heads == 1 else kv_heads, len(plan.spans))](
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=q_heads // k_cache.shape[2], BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, TILE=config.tile,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
+        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, HEADS=config.heads,
+        TILE=config.tile, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if plan.partial is not None and len(plan.merges):

@@ -8,7 +8,7 @@ serves any lengths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,16 @@ SPAN_FIELDS, MERGE_FIELDS = 5, 4
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Launch shape of the prefill kernel: queries per program, keys per step."""
+    """Launch shape of the prefill kernel: queries per program, keys per step, query heads per program.
+
+    ``heads``: 1, or all query heads of a KV head, rounded up to a power of two.
+    """
 
     block_queries: int
     tile: int
     num_warps: int
     num_stages: int
+    heads: int = 1
 
 
 def prefill_config(
@@ -52,6 +56,13 @@ def prefill_config(
 def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> PrefillConfig:
     """The launch shape of a pass whose lengths are not known when it is launched."""
     return prefill_config(0, 0, head_dim, element_size, float8=float8)
+
+
+def packed_config(config: PrefillConfig, group: int) -> PrefillConfig:
+    """The same tile with all ``group`` query heads of a KV head in it, of fewer queries: what one new token leaves of a
+    tile unused matters less then, and its keys are read once for all of these heads."""
+    heads = next_power_of_2(group)
+    return replace(config, block_queries=max(1, config.block_queries // heads), heads=heads)
 
 
 def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:

@@ -21,6 +21,7 @@ from kernels.attention_spans import (
     fixed_config,
     most_pieces,
     num_shares,
+    packed_config,
     prefill_config,
     query_spans,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "plan_attention",
     "plan_attention_invariant",
     "plan_attention_reference",
+    "prompts_config",
 ]
 
 
@@ -75,28 +77,34 @@ class AttentionPlan:
     prefills: PrefillPlan | None = None
 
 
+def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> PrefillConfig:
+    """The launch shape for prompts of a pass whose lengths are not known when it is launched; ``invariant``: for all
+    rows of any pass, decodes as well, so that a token's result is the same whatever it is computed with."""
+    config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8)
+    return packed_config(config, shape.q_heads // shape.kv_heads) if invariant else config
+
+
 def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, *, invariant: bool = False,
+    most_spans: int | None = None,
 ) -> QuerySpans:  # fmt: skip
-    """How the rows from first_row on are cut for ``device``, into at most ``most_spans`` spans; see `query_spans`.
-
-    ``invariant``: one launch shape for all lengths, and no keys are cut.
-    """
-    sizes = shape.head_dim, shape.element_size
-    if invariant:
-        return query_spans(query_start, context_lens, first_row, fixed_config(*sizes, float8=shape.float8))
+    """How the rows from first_row on are cut for ``device``, into at most ``most_spans`` spans; see `query_spans`."""
     num_queries, lens = np.diff(query_start[first_row:]), context_lens[first_row:]
     config = prefill_config(
-        int(num_queries.max(initial=0)), int(lens.max(initial=0)), *sizes, float8=shape.float8
+        int(num_queries.max(initial=0)), int(lens.max(initial=0)), shape.head_dim, shape.element_size,
+        float8=shape.float8,
     )  # fmt: skip
     shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
     return query_spans(query_start, context_lens, first_row, config, shares, most_spans)
 
 
-def cut_prompts_invariant(*args: Any) -> QuerySpans:
-    """`cut_prompts` such that a query's result does not depend on what else is in the pass."""
-    return cut_prompts(*args, invariant=True)
+def cut_prompts_invariant(
+    query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
+    most_spans: int | None = None,
+) -> QuerySpans:  # fmt: skip
+    """All rows, decodes as well, cut such that a query's result does not depend on what else is in the pass: in one
+    launch shape, and no keys are cut."""
+    return query_spans(query_start, context_lens, 0, prompts_config(shape, invariant=True))
 
 
 cut_prompts_reference = cut_prompts
@@ -104,7 +112,7 @@ cut_prompts_reference = cut_prompts
 
 def plan_attention(
     slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
-    *, invariant: bool = False, settled: bool = True,
+    *, settled: bool = True,
 ) -> AttentionPlan:  # fmt: skip
     """What all layers of a pass share: decodes with slots and context_lens [R], and prompts cut into ``spans``.
 
@@ -124,8 +132,7 @@ def plan_attention(
     )  # fmt: skip
     decodes = {
         window: plan_decodes(
-            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window,
-            invariant=invariant, settled=settled,
+            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled
         )
         for window in shape.windows
     }  # fmt: skip
@@ -135,8 +142,10 @@ def plan_attention(
 def plan_attention_invariant(
     slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
 ) -> AttentionPlan:
-    """`plan_attention` that cuts each decode by its own length alone."""
-    return plan_attention(slots, context_lens, shape, spans, invariant=True)
+    """`plan_attention` of a pass whose decodes are among the ``spans``."""
+    if spans is None:
+        return AttentionPlan({})
+    return AttentionPlan({}, plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, 0))
 
 
 def plan_attention_reference(
@@ -184,14 +193,15 @@ def paged_attention(
     long prompts are. ``prefills`` are the rows after the decodes as the host knows them, or none where only the device
     does (a captured graph). With them, a ``backend`` "torch" leaves prefills to the library wherever it can compute
     them, "auto" where that is faster and no decode waits beside them (a new shape costs the library a pause), "triton"
-    never. ``invariant``: a row's result has the same bits whatever the other rows are, and a prefill's however it is
-    cut into chunks.
+    never. ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
+    own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
     A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
     decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
     num_decodes is then only an upper bound.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
+    num_decodes = 0 if invariant else num_decodes
     assert k_cache.shape == v_cache.shape
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.shape[3] == head_dim
@@ -241,15 +251,17 @@ def _own_plan(
     """The plan of one call."""
     spans = None
     if len(slots) > num_decodes:
-        starts, lens = query_start.cpu().numpy(), context_lens.cpu().numpy()
-        cut = cut_prompts(starts, lens, num_decodes, shape, slots.device, invariant=invariant)
-        spans = Spans.copied(cut, slots.device)
+        cut = cut_prompts_invariant if invariant else cut_prompts
+        lengths = query_start.cpu().numpy(), context_lens.cpu().numpy()
+        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device), slots.device)
     decodes = slots[:num_decodes], context_lens[:num_decodes]
-    return plan_attention(*decodes, shape, spans, invariant=invariant, settled=False)
+    if invariant:
+        return plan_attention_invariant(*decodes, shape, spans)
+    return plan_attention(*decodes, shape, spans, settled=False)
 
 
 def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
-    """`paged_attention` of each row alone; the plan must be `plan_attention_invariant`'s."""
+    """`paged_attention` of each token alone; the plan must be `plan_attention_invariant`'s."""
     return paged_attention(*args, **keywords, invariant=True)
 
 

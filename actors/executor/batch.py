@@ -8,7 +8,7 @@ steady decode step costs the same few microseconds at 1 and at 256 rows; Python 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,13 +42,12 @@ class _Entering:
 class PersistentBatch:
     """Mirrors of ``max_num_seqs`` slots (and of the dummy slot, always empty). Not thread-safe: one thread applies.
 
-    With ``single_prompts_apart`` a row with the only token left of a prompt is no decode: it goes the way that the
-    prompt's other tokens went, or would have gone had the prompt been cut elsewhere.
+    Without ``decodes_apart`` a decode is a prompt of one token: work of this batch has none.
     """
 
-    def __init__(self, limits: BatchLimits, *, single_prompts_apart: bool = False) -> None:
+    def __init__(self, limits: BatchLimits, *, decodes_apart: bool = True) -> None:
         self.limits = limits
-        self._single_prompts_apart = single_prompts_apart
+        self._decodes_apart = decodes_apart
         self._size = limits.max_num_seqs + 1
         self._table_width = limits.table_width
         self._layout = limits.layout
@@ -215,9 +214,6 @@ class PersistentBatch:
             checks.row_slots(plan, self.limits, self.sequence_ids)
         elif plan.num_decodes:
             raise PlanError(f"num_decodes is {plan.num_decodes} in a plan without rows")
-        if self._single_prompts_apart:
-            plan = self._without_prompts_among_decodes(plan)
-            slots, scheduled = plan.slots, plan.num_scheduled
         starts = self.num_computed[slots]
         ends = starts + scheduled
         known = self.num_tokens[slots]
@@ -233,7 +229,7 @@ class PersistentBatch:
         self.num_tokens[sample_slots] = ends + 1
         indexes = ends - self.num_prompt[sample_slots]
         work = StepWork(
-            num_decodes=plan.num_decodes,
+            num_decodes=plan.num_decodes if self._decodes_apart else 0,
             num_tokens=int(query_start[-1]),
             max_query_len=int(scheduled.max()) if num_rows else 0,
             max_context_len=int((starts + scheduled).max()) if num_rows else 0,
@@ -257,17 +253,6 @@ class PersistentBatch:
             deltas, self.limits.max_model_len,
         )  # fmt: skip
         return work
-
-    def _without_prompts_among_decodes(self, plan: StepPlan) -> StepPlan:
-        """The same step with the single tokens of prompts behind the decodes."""
-        count = plan.num_decodes
-        is_prompt = self.num_computed[plan.slots[:count]] < self.num_prompt[plan.slots[:count]]
-        if not is_prompt.any():
-            return plan
-        order = np.argsort(is_prompt, kind="stable")
-        slots, scheduled = plan.slots.copy(), plan.num_scheduled.copy()
-        slots[:count], scheduled[:count] = slots[order], scheduled[order]
-        return replace(plan, num_decodes=count - int(is_prompt.sum()), slots=slots, num_scheduled=scheduled)
 
     def _mark_extras(self, work: StepWork) -> None:
         """Which of the sampled rows need more than plain sampling: ``deltas["extra_rows"]``, absent if none does."""

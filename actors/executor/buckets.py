@@ -62,10 +62,14 @@ def _shares(size: int, factor: int) -> list[int]:
 
 
 class Buckets:
-    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block."""
+    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block.
 
-    def __init__(self, max_num_seqs: int, largest: int, block_queries: int) -> None:
+    Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each.
+    """
+
+    def __init__(self, max_num_seqs: int, largest: int, block_queries: int, *, decodes_apart: bool = True) -> None:
         self._block_queries = block_queries
+        self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
         self._decodes = decode_sizes(most_rows)
         self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
@@ -83,19 +87,19 @@ class Buckets:
         sizes = [size for size in _shares(self.largest().tokens, 2) if size >= self._tokens[0]]
         mixed = [self._mixed(self._most_rows(size), size) for size in sizes]
         decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
-        return list(dict.fromkeys(bucket for bucket in mixed + decodes if bucket is not None))
+        return list(dict.fromkeys(mixed + decodes))
 
     def telling(self) -> list[Bucket]:
         """The first, and decodes of powers of two: together they need every kernel that there is."""
-        powers = [Bucket(size, size) for size in reversed(self._decodes) if size & (size - 1) == 0]
+        powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
         return list(dict.fromkeys([*self.first(), *powers]))
 
     def later(self) -> list[Bucket]:
         """All others for decodes alone, and those of prompts beside a full batch and a nearly empty one."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
-        decodes = [Bucket(size, size) for size in reversed(self._decodes)]
-        return [bucket for bucket in decodes + mixed if bucket not in self.first()]
+        decodes = [self._decode(size) for size in reversed(self._decodes)]
+        return [bucket for bucket in dict.fromkeys(decodes + mixed) if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
         """The larger ones of its kind, those with the fewest tokens first."""
@@ -107,18 +111,18 @@ class Buckets:
         """The smallest that holds the step; None if none does, or if its attention would suffer."""
         num_rows = len(work.slots)
         if work.decode_only:
-            return self._decode(num_rows)
+            return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
         if work.num_tokens > self._tokens[-1]:
             return None
         if work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT:
             return None
-        bucket = self._mixed(self._rows[bisect_left(self._rows, num_rows)], work.num_tokens)
+        bucket = self._mixed(num_rows, work.num_tokens)
         queries = np.diff(work.query_start[work.num_decodes :])
         return bucket if int((-(-queries // self._block_queries)).sum()) <= bucket.spans else None
 
-    def _decode(self, num_rows: int) -> Bucket | None:
-        if not 0 < num_rows <= self._decodes[-1]:
-            return None
+    def _decode(self, num_rows: int) -> Bucket:
+        if not self._decodes_apart:
+            return self._mixed(num_rows, num_rows)
         size = self._decodes[bisect_left(self._decodes, num_rows)]
         return Bucket(size, size)
 
@@ -126,6 +130,8 @@ class Buckets:
         """The most that so many tokens can fill, and so room for any step of them; the fewest there are at least."""
         return max((size for size in self._rows if size <= num_tokens), default=self._rows[0])
 
-    def _mixed(self, rows: int, num_tokens: int) -> Bucket:
+    def _mixed(self, num_rows: int, num_tokens: int) -> Bucket:
+        rows = self._rows[bisect_left(self._rows, num_rows)]
         tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
-        return Bucket(rows, tokens, -(-tokens // self._block_queries) + SPARE_SPANS)
+        spare = SPARE_SPANS if self._decodes_apart else rows
+        return Bucket(rows, tokens, -(-tokens // self._block_queries) + spare)

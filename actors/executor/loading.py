@@ -131,9 +131,12 @@ def _load(
         set_kv_scales(model, path, settings)
     progress("kv cache", 0.0)
     first_cache = allocate_kv_cache(config, 1, limits.block_size, kv_dtype, device)
-    batch = PersistentBatch(limits, single_prompts_apart=settings.deterministic)
+    batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
     most_tokens = graph_tokens(settings, config, device)
-    runner = Runner(model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens)
+    runner = Runner(
+        model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
+        decodes_apart=not settings.deterministic,
+    )  # fmt: skip
     long_prompts = LongPrompts(settings, runner)
     runner.takes_library = long_prompts.take
     measured = known_bytes is None

@@ -32,7 +32,10 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     model = build_model(config, META, dtype, ops, limits.max_model_len, kv_dtype)
     cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
     most_tokens = graph_tokens(settings, config, META)
-    return PersistentBatch(limits), Runner(model, ops, limits, META, cache, settings.pipeline_depth, most_tokens)
+    apart = not settings.deterministic
+    return PersistentBatch(limits, decodes_apart=apart), Runner(
+        model, ops, limits, META, cache, settings.pipeline_depth, most_tokens, decodes_apart=apart
+    )
 
 
 @torch.inference_mode()

@@ -22,8 +22,8 @@ from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
-from kernels.attention_spans import QuerySpans, fixed_config, most_merges, num_shares
-from kernels.paged_attention import Spans
+from kernels.attention_spans import QuerySpans, most_merges, num_shares
+from kernels.paged_attention import Spans, prompts_config
 
 
 class Runner:
@@ -31,6 +31,7 @@ class Runner:
 
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
+        decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class Runner:
         kv_cache: torch.Tensor,
         depth: int,
         graph_tokens: int = 0,
+        *,
+        decodes_apart: bool = True,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -62,10 +65,12 @@ class Runner:
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
-        self._config = fixed_config(model.config.head_dim, model.parameters.dtype.itemsize, float8=self._shape.float8)
+        self._config = prompts_config(self._shape, invariant=not decodes_apart)
         block_queries = self._config.block_queries
-        self.buckets = Buckets(limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries)
-        shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device))
+        self.buckets = Buckets(
+            limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart
+        )
+        shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_ints, depth + 2,

@@ -41,8 +41,8 @@ class EngineSettings:
     )
     deterministic: bool = setting(
         False,
-        help="compute each sequence in the same way whatever else is in the batch, so that a request gives the same "
-        "tokens alone and in company; slower, without the prefix cache and CUDA graphs, CUDA only",
+        help="compute each token in the same way whatever is computed with it, so that a request gives the same tokens "
+        "alone, in company, from the prefix cache and when it is computed again; slower, CUDA only",
     )
     pipeline_depth: int = setting(
         4, help="most step plans in flight per executor; more than two only while steps are short", low=1, high=8

@@ -44,9 +44,6 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
-        if self.deterministic:  # blocks that were computed as decodes differ in their last bits from those of prompts
-            object.__setattr__(self, "enable_prefix_caching", False)
-            object.__setattr__(self, "enforce_eager", True)  # see "Deterministic outputs" in docs/attention.md
 
     @property
     def counts(self) -> dict[str, int]:

@@ -134,13 +134,6 @@ def test_dtype_aliases() -> None:
     assert (Settings(dtype="half").dtype, Settings(dtype="float").dtype) == ("float16", "float32")
 
 
-def test_deterministic_runs_without_the_prefix_cache_and_graphs() -> None:
-    """Which tokens were computed in one pass must not depend on what others have left in the cache."""
-    assert Settings().enable_prefix_caching
-    assert not Settings(deterministic=True).enable_prefix_caching
-    assert Settings(deterministic=True).enforce_eager
-
-
 @pytest.mark.parametrize(
     ("text", "number"), [("12", 12), ("4k", 4000), ("4K", 4096), ("1.5M", 1572864), ("2g", 2 * 10**9)]
 )

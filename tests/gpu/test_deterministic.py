@@ -49,9 +49,25 @@ async def answer(session: aiohttp.ClientSession, url: str, body: Body) -> tuple[
         return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
 
-async def answers(folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
-    """Of the same requests: each alone; all of them among many others; again, among others."""
-    settings = Settings(model="qwen06b", deterministic=True, max_num_seqs=256, max_model_len=4096)
+async def until_counted(session: aiohttp.ClientSession, url: str, *names: str) -> None:
+    """Wait until each of these metrics is above 0."""
+    async with asyncio.timeout(20):
+        while names:
+            async with session.get(f"{url}/metrics") as response:
+                text = await response.text()
+            samples = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+            counted = {sample.split("{")[0] for sample, value in samples if float(value) > 0}
+            names = tuple(name for name in names if name not in counted)
+            await asyncio.sleep(0.1)
+
+
+async def answers(folder: Path) -> tuple[list[Any], ...]:
+    """Of the same requests: each alone; all of them among many others, with none of the prompts in the prefix cache,
+    and with all of them there as far as the many leave room. There are blocks for about a third of these at a time."""
+    settings = Settings(
+        model="qwen06b", deterministic=True, max_num_seqs=256, max_model_len=4096, num_gpu_blocks_override=4000,
+        preemption_mode="recompute",
+    )  # fmt: skip
     async with (
         deployed(as_served(settings, folder), folder / "serve.log") as deployment,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120), connector=aiohttp.TCPConnector(limit=0)) as session,
@@ -59,18 +75,23 @@ async def answers(folder: Path) -> tuple[list[Any], list[Any], list[Any]]:
         url, told = deployment.base_url, bodies(deployment.vocab_size, NUM_TOLD, seed=1)
         alone = [await answer(session, url, body) for body in told]
         crowded = []
-        for seed in (1000, 2000):
+        for seed, salt in ((1000, "first"), (2000, "second"), (3000, "second")):
             everybody = told + bodies(deployment.vocab_size, NUM_OTHERS, seed)
             order = random.Random(seed).sample(range(len(everybody)), len(everybody))
-            found = await asyncio.gather(*(answer(session, url, everybody[i]) for i in order))
+            found = await asyncio.gather(
+                *(answer(session, url, {**everybody[i], "cache_salt": salt}) for i in order)
+            )  # fmt: skip
             crowded.append([found[order.index(i)] for i in range(NUM_TOLD)])
-        return alone, crowded[0], crowded[1]
+        again = [await answer(session, url, {**body, "cache_salt": "second"}) for body in told]
+        await until_counted(session, url, "pagebus:recompute_preemptions_total", "vllm:prefix_cache_hits_total")
+        return alone, *crowded, again
 
 
 def test_a_request_gets_the_same_alone_and_in_a_full_batch(tmp_path: Path) -> None:
-    """Tokens and every bit of their log probabilities, greedy and sampled, in two different companies."""
-    alone, crowded, otherwise_crowded = asyncio.run(answers(tmp_path))
+    """Tokens and every bit of their log probabilities, greedy and sampled, in three different companies, in which
+    sequences are preempted and computed again, and alone once more, with the prompt in the prefix cache."""
+    alone, *others = asyncio.run(answers(tmp_path))
 
     assert {len(tokens) for tokens, _ in alone} == {MAX_TOKENS}
-    assert crowded == alone
-    assert otherwise_crowded == alone
+    differing = [[i for i in range(NUM_TOLD) if other[i] != alone[i]] for other in others]
+    assert differing == [[]] * 4

@@ -35,7 +35,15 @@ from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.logprobs import token_logprobs
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.paged_attention import AttentionShape, Spans, paged_attention, plan_attention
+from kernels.paged_attention import (
+    AttentionShape,
+    Spans,
+    paged_attention,
+    paged_attention_invariant,
+    plan_attention,
+    plan_attention_invariant,
+    prompts_config,
+)
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import sample
 from kernels.token_masks import apply_token_masks
@@ -136,6 +144,21 @@ def launch_attention(
     )  # fmt: skip
 
 
+def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
+    """Launch attention of rows that are all prompts, each with all heads of a KV head in its tiles."""
+    global case
+    case = f"{q_heads}/{kv_heads} d{head_dim} invariant cache {TYPES[cache_dtype]}"
+    float8, cache = cache_dtype.itemsize == 1, meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=float8)
+    spans = Spans(prompts_config(shape, invariant=True), meta(64, 5), meta(0, 4))
+    paged_attention_invariant(
+        meta(64, q_heads, head_dim, dtype=torch.bfloat16), cache[:, 1, 0], cache[:, 1, 1], slots=meta(8),
+        query_start=meta(9), context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64,
+        num_decodes=7, max_context_len=64, kv_scales=meta(2, kv_heads, dtype=torch.float32) if float8 else None,
+        plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
+    )  # fmt: skip
+
+
 def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool) -> None:
     global case
     case = f"write {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
@@ -186,6 +209,8 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
+    launch_invariant_attention(32, 8, 128, bf16)
+    launch_invariant_attention(28, 4, 128, torch.float8_e4m3fn)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     case = "gather"

@@ -1,4 +1,4 @@
-"""How decode rows are shared out: every tile once, evenly, and under `invariant` by each row's own length alone."""
+"""How decode rows are shared out: every tile once, and evenly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from kernels.attention_plan import INVARIANT_PIECES, INVARIANT_TOKENS, DecodePlan, plan_decodes
+from kernels.attention_plan import DecodePlan, plan_decodes
 
 LENGTHS = [
     [1, 300, 64, 0, 129],
@@ -27,11 +27,10 @@ def make_plan(
     tile: int = 16,
     programs: int = 7,
     window: int = 0,
-    invariant: bool = False,
 ) -> DecodePlan:
     ints = {"dtype": torch.int32, "device": device}
     slots = torch.arange(len(lens), **ints) + 100
-    return plan_decodes(slots, torch.tensor(lens, **ints), 2, 32, tile, programs, window, invariant=invariant)
+    return plan_decodes(slots, torch.tensor(lens, **ints), 2, 32, tile, programs, window)
 
 
 def pieces_of(plan: DecodePlan) -> list[tuple[int, ...]]:
@@ -42,12 +41,11 @@ def pieces_of(plan: DecodePlan) -> list[tuple[int, ...]]:
     return [tuple(item[:6]) for item in plan.items[: ends[-1]].tolist()]
 
 
-@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("lens", LENGTHS)
-def test_every_tile_once(lens: list[int], window: int, invariant: bool, device: torch.device) -> None:
+def test_every_tile_once(lens: list[int], window: int, device: torch.device) -> None:
     """The items of a row follow each other from its first tile to its last; a row of nothing has one empty item."""
-    plan = make_plan(lens, device, window=window, invariant=invariant)
+    plan = make_plan(lens, device, window=window)
     by_row = {row: list(items) for row, items in itertools.groupby(pieces_of(plan), key=lambda item: item[0])}
     assert list(by_row) == list(range(len(lens)))
     for row, items in by_row.items():
@@ -70,24 +68,13 @@ def test_no_program_has_more_than_its_share(lens: list[int], device: torch.devic
     assert max(tiles) <= max(4, -(-total // 7))
 
 
-@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("lens", LENGTHS)
-def test_divided_rows_are_merged(lens: list[int], invariant: bool, device: torch.device) -> None:
+def test_divided_rows_are_merged(lens: list[int], device: torch.device) -> None:
     """The merges name each row with several items, its first one and their number; the rest of the table is empty."""
-    plan = make_plan(lens, device, invariant=invariant)
+    plan = make_plan(lens, device)
     numbered = enumerate(pieces_of(plan))
     rows = [(row, list(items)) for row, items in itertools.groupby(numbered, key=lambda item: item[1][0])]
     expected = [[row, items[0][0], len(items)] for row, items in rows if len(items) > 1]
     merges = plan.merges[:, :3].tolist()
     assert merges[: len(expected)] == expected
     assert all(count == 0 for _row, _first, count in merges[len(expected) :])
-
-
-def test_invariant_pieces_follow_from_the_length(device: torch.device) -> None:
-    """Alone or among others a row has the same pieces; one at a time, and never more than there may be."""
-    lens = [5, 3000, 256, 257, 40000, 700]
-    together = pieces_of(make_plan(lens, device, invariant=True))
-    for row, length in enumerate(lens):
-        alone = [item[3:] for item in pieces_of(make_plan([length], device, programs=3, invariant=True))]
-        assert alone == [item[3:] for item in together if item[0] == row]
-        assert len(alone) == min(INVARIANT_PIECES, -(-length // INVARIANT_TOKENS))

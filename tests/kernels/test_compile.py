@@ -64,6 +64,7 @@ def test_kernels_compile(arch: int) -> None:
             assert variant["registers"] <= 64, variant
         if variant["kernel"] == "_prefill_kernel":
             assert variant["wgmma"] > 0, variant
+            assert variant["cp_async"] > 0, variant
             assert variant["waits"] == 1, variant
             # Keys are cut for two programs of 64 queries on every multiprocessor, which must hold them.
             programs = 1 if "d256" in variant["case"] or "4096 window" in variant["case"] else 2

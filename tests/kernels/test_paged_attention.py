@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kernels.paged_attention import (
     AttentionShape,
     Spans,
     paged_attention,
+    paged_attention_invariant,
     paged_attention_reference,
     plan_attention,
 )
@@ -64,12 +66,13 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=TOLERANCE[case.q.dtype], rtol=1e-3)
 
 
+@pytest.mark.parametrize("attend", [paged_attention, paged_attention_invariant])
 @pytest.mark.parametrize("name", CASES)
-def test_kernel_is_the_reference(name: str, device: torch.device) -> None:
-    """The kernels together write every row's tokens and agree with the reference."""
+def test_kernel_is_the_reference(name: str, attend: Callable[..., torch.Tensor], device: torch.device) -> None:
+    """The kernels together, or the one that takes all rows, write every row's tokens and agree with the reference."""
     case = make_case(**CASES[name], device=device)
     expected = paged_attention_reference(case.q, case.k_cache, case.v_cache, **case.keywords)
-    result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, out=poisoned(case))
+    result = attend(case.q, case.k_cache, case.v_cache, **case.keywords, out=poisoned(case))
     rows = slice(sum(case.query_lens))
     torch.testing.assert_close(result[rows], expected[rows], atol=TOLERANCE[case.q.dtype], rtol=1e-3)
 
@@ -140,13 +143,12 @@ def test_reference_with_very_different_lengths() -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize(("tile", "programs"), [(16, 1), (16, 5), (64, 3), (32, 40)])
-def test_any_plan_gives_the_same(tile: int, programs: int, invariant: bool, device: torch.device) -> None:
+def test_any_plan_gives_the_same(tile: int, programs: int, device: torch.device) -> None:
     """However rows are cut and shared out, also to more programs than there are tiles, the result is the same."""
     case = make_case([1, 900, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, window=800, device=device)
     words, out = case.keywords, poisoned(case)
-    plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800, invariant=invariant)
+    plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800)
     decode_attention(
         case.q, case.k_cache, case.v_cache, out, words["block_tables"], words["scale"], 800, plan,
         DecodeConfig(tile, programs, num_warps=2, num_stages=2),
@@ -165,24 +167,26 @@ def alone(case: AttentionCase, row: int, first: int, count: int) -> dict[str, An
         "context_lens": words["context_lens"][row : row + 1] - (case.query_lens[row] - first - count),
         "max_query_len": count,
         "max_context_len": case.context_lens[row],
-        "num_decodes": int(case.query_lens[row] == 1),
+        "num_decodes": int(count == 1),
     }
 
 
-def test_invariant_rows_do_not_know_each_other(device: torch.device) -> None:
-    """Every bit of a decode is the same alone and in company, and of a prompt also however it is cut into chunks."""
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize("q_heads", [2, 6])
+def test_invariant_tokens_do_not_know_each_other(q_heads: int, window: int, device: torch.device) -> None:
+    """Every bit of a token is the same decoded alone, in company, and computed again in a chunk of any size."""
     case = make_case(
-        [700, 33, 1, 300, 90, 40], [1, 1, 1, 1, 90, 21], q_heads=4, kv_heads=2, head_dim=32, dtype=torch.float16,
-        device=device,
+        [700, 33, 1, 90, 40], [1, 1, 1, 90, 21], q_heads=q_heads, kv_heads=2, head_dim=32, dtype=torch.float16,
+        window=window, device=device,
     )  # fmt: skip
     caches = {"k_cache": case.k_cache, "v_cache": case.v_cache}
-    together = paged_attention(case.q, **caches, **case.keywords, invariant=True)
+    together = paged_attention_invariant(case.q, **caches, **case.keywords)
     for row, count in enumerate(case.query_lens):
         begin = sum(case.query_lens[:row])
-        cuts = [0, count] if count == 1 else [0, 2, count // 2, count]
-        for first, end in itertools.pairwise(cuts):
-            result = paged_attention(**caches, **alone(case, row, first, end - first), invariant=True)
-            assert torch.equal(result, together[begin + first : begin + end])
+        for first, end in itertools.pairwise(sorted({0, 1, 2, 3, count // 2, count - 1, count})):
+            if first < end <= count:
+                result = paged_attention_invariant(**caches, **alone(case, row, first, end - first))
+                assert torch.equal(result, together[begin + first : begin + end])
 
 
 @pytest.mark.parametrize(("block_queries", "tile", "window"), [(32, 16, 0), (64, 16, 40), (16, 64, 5)])

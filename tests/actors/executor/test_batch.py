@@ -39,22 +39,16 @@ def test_decode_rows_follow_one_another_without_deltas() -> None:
     assert all(work.decode_only and not work.deltas for work in works)
 
 
-def test_single_tokens_of_prompts_are_set_apart_from_decodes() -> None:
-    """Where it is asked for, the last token of a prompt is no decode, and rows keep their order otherwise."""
-    sequences = [new(1, 0), new(2, 1), new(3, 2, num_tokens=1)]
-    step = plan(3, slots=[2, 1, 0], num_scheduled=[1, 1, 1])
+def test_decodes_that_are_not_apart_are_prompts_of_one_token() -> None:
+    """Otherwise the work is the same."""
     works = []
-    for apart in (False, True):
-        batch = PersistentBatch(LIMITS, single_prompts_apart=apart)
-        for sequence, count in zip(sequences, (20, 19, 1), strict=True):
-            batch.apply(entering(sequence, scheduled=[count]))
-        works.append(batch.apply(step))
+    for apart in (True, False):
+        batch = PersistentBatch(LIMITS, decodes_apart=apart)
+        batch.apply(entering(new(), scheduled=[20]))
+        works.append(batch.apply(DECODE))
 
-    assert [work.num_decodes for work in works] == [3, 2]
-    assert [work.slots.tolist() for work in works] == [[2, 1, 0], [2, 0, 1]]
-    assert works[1].sequence_ids.tolist() == [3, 1, 2]
-    assert works[1].starts.tolist() == [1, 20, 19]
-    assert works[1].indexes.tolist() == [1, 1, 0]
+    assert [(work.num_decodes, work.decode_only) for work in works] == [(1, True), (0, False)]
+    assert [work.positions.tolist() for work in works] == [[21], [21]]
 
 
 def test_new_tokens_and_blocks_go_to_their_rows() -> None:

@@ -82,6 +82,21 @@ def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
     assert Bucket(16, 512, 40) in buckets.later()
 
 
+def test_decodes_that_are_not_apart_have_a_block_of_queries_each() -> None:
+    """In the buckets that prompts have; the first few hold every step, and few rows have a small one."""
+    buckets = Buckets(256, 512, 16, decodes_apart=False)
+
+    assert [buckets.fitting(rows_of(*[1] * rows)) for rows in (1, 32, 33, 256)] == [
+        Bucket(16, 32, 18), Bucket(64, 64, 68), Bucket(64, 64, 68), Bucket(256, 256, 272)
+    ]  # fmt: skip
+    assert buckets.fitting(rows_of(*[1] * 255, 257)) == Bucket(256, 512, 288)
+    assert buckets.fitting(empty_step()) is None
+    assert buckets.first() == [
+        Bucket(256, 512, 288), Bucket(256, 256, 272), Bucket(64, 64, 68), Bucket(16, 32, 18)
+    ]  # fmt: skip
+    assert len({*buckets.first(), *buckets.later()}) == len(buckets.first()) + len(buckets.later())
+
+
 def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
     """With prompts or without; what is missing is asked for once."""
     buckets = Buckets(256, 512, 64)

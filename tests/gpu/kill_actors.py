@@ -6,8 +6,7 @@ Starts a deployment over Redis, sends the workload over HTTP as it is (twice, th
 more for each kind of actor, which is killed when half of the undisturbed time has passed. Each request must give as
 many tokens as it asked for, and one end. Prints, for each run, the seconds from the first request to the last end, the
 longest silence of all streams together, and how many requests have the very tokens of the undisturbed run. With random
-weights and half precision those in another batch may have others. With ``--deterministic`` only those may that were
-under way when the actor was killed, since what they had decoded is computed again as a prompt.
+weights and half precision those in another batch may have others; with ``--deterministic`` all must be the same.
 """
 
 from __future__ import annotations
@@ -138,8 +137,9 @@ async def run(deployment: Deployment, calls: list[Call], kind: str = "", after_s
     }
 
 
-def show(name: str, figures: dict[str, Any], reference: dict[str, Any] | None) -> None:
-    """A line for people and programs."""
+def show(name: str, figures: dict[str, Any], reference: dict[str, Any] | None) -> int:
+    """A line for people and programs; returns how many requests have other tokens than in the ``reference``."""
+    others: list[Stream] = []
     told = {key: value for key, value in figures.items() if key not in ("streams", "killed_s")}
     if reference is not None:
         pairs = zip(figures["streams"], reference["streams"], strict=True)
@@ -149,10 +149,11 @@ def show(name: str, figures: dict[str, Any], reference: dict[str, Any] | None) -
     print(json.dumps({"run": name, **told}), flush=True)
     for stream in [each for each in figures["streams"] if each.error][:5]:
         print(f"  {stream.error}", flush=True)
+    return len(others)
 
 
 async def measure(arguments: argparse.Namespace) -> int:
-    """All runs; the exit code is 1 if a request did not end as it should."""
+    """All runs; the exit code is 1 if a request did not end as it should, or has tokens that it must not have."""
     with scratch() as folder:
         settings = as_served(load_settings(arguments), folder, served_model_name="bench")
         async with deployed(settings, folder / "serve.log") as deployment:
@@ -164,12 +165,13 @@ async def measure(arguments: argparse.Namespace) -> int:
             warm_up = await run(deployment, calls)
             show("warm-up", warm_up, None)
             calm = await run(deployment, calls)
-            show("undisturbed, compared with the warm-up", calm, warm_up)
+            differing = show("undisturbed, compared with the warm-up", calm, warm_up)
             failed = calm["ended well"] < len(calls)
             for kind in arguments.kill:
                 figures = await run(deployment, calls, kind, calm["seconds"] / 2)
-                show(f"{kind} killed", figures, calm)
+                differing += show(f"{kind} killed", figures, calm)
                 failed |= figures["ended well"] < len(calls)
+            failed |= settings.deterministic and differing > 0
             keep_log(folder / "serve.log", failed=failed)
             return int(failed)
 

@@ -257,10 +257,11 @@ class EagerGraphs(Graphs):
 
 
 @pytest.fixture
-def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
-    """The driver's engine runs padded steps of up to 6 rows and 40 tokens."""
-    runner = driver.engine._loaded.runner
-    buckets = Buckets(6, 40, 4)
+def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> EagerGraphs:
+    """The driver's engine runs padded steps of up to 6 rows and 40 tokens, with decodes apart unless told otherwise."""
+    runner, apart = driver.engine._loaded.runner, getattr(request, "param", True)
+    buckets = Buckets(6, 40, 4, decodes_apart=apart)
+    monkeypatch.setattr(driver.engine._loaded.batch, "_decodes_apart", apart)
     limits = runner.limits
     uploader = Uploader(torch.device("cpu"), limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans)
     graphs = EagerGraphs(buckets)
@@ -271,13 +272,13 @@ def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
     return graphs
 
 
-@pytest.mark.parametrize("budget", [3, 16, 24, 40])
+@pytest.mark.parametrize(("budget", "padded"), [(3, True), (16, True), (24, False), (40, True)], indirect=["padded"])
 def test_padded_steps_have_the_same_tokens(
     driver: Driver, prompts: list[list[int]], expected: list[list[int]], padded: EagerGraphs, budget: int
 ) -> None:
     """What a CUDA graph computes for a bucket is right for the decodes and prompts it is padded from."""
     assert outputs(driver, driver.scheduler(budget), prompts) == expected
-    assert {bucket.spans > 0 for bucket in padded.replayed} == {False, True}
+    assert {bucket.spans > 0 for bucket in padded.replayed} == {True, budget == 24}
 
 
 def test_padded_steps_with_extras_and_scores_have_the_same_tokens(

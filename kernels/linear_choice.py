@@ -44,16 +44,16 @@ def choose(form: str, x: torch.Tensor, weight: torch.Tensor) -> Config | None:
 
 
 def invariant_config(x: torch.Tensor, weight: torch.Tensor) -> TileConfig:
-    """A launch shape with which a token's result is the same for any number of tokens: only the tiles' width differs.
+    """A launch shape with which a token's result is the same for any number of tokens: only the tiles' width differs,
+    and how much of K is loaded at a time.
 
     Each element of a tile is one chain of sums along all of K. Tiles of 64 rows and more take the same matrix
     instructions (wgmma) whatever their width; on other GPUs, and in float32, so do all tiles.
     """
     tokens = min(128, max(16, next_power_of_2(len(x))))
-    rows = 128 if tokens == 128 else 64
     if x.dtype.itemsize > 2:
-        return TileConfig(rows, tokens, 32, 2, 8)
-    return TileConfig(rows, tokens, 64, 4, 8 if tokens == 128 else 4)
+        return TileConfig(128 if tokens == 128 else 64, tokens, 32, 2, 8)
+    return TileConfig(128, 128, 64, 4, 8) if tokens == 128 else TileConfig(64, tokens, 128, 4, 4)
 
 
 @cache

@@ -92,7 +92,7 @@ def test_decodes_that_are_not_apart_have_a_block_of_queries_each() -> None:
     assert buckets.fitting(rows_of(*[1] * 255, 257)) == Bucket(256, 512, 288)
     assert buckets.fitting(empty_step()) is None
     assert buckets.first() == [
-        Bucket(256, 512, 288), Bucket(256, 256, 272), Bucket(64, 64, 68), Bucket(16, 32, 18)
+        Bucket(256, 512, 288), Bucket(256, 256, 272), Bucket(128, 128, 136), Bucket(64, 64, 68), Bucket(16, 32, 18)
     ]  # fmt: skip
     assert len({*buckets.first(), *buckets.later()}) == len(buckets.first()) + len(buckets.later())
 

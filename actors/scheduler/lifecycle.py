@@ -239,9 +239,11 @@ class Lifecycle:
         self._settle(request)
 
     def settle(self, request_id: str, attempt: str) -> None:
-        """The client has everything. (The results of the last step may still be on their way to here.)"""
+        """The client has everything. (The results of the last step may still be on their way to here; or it has it from
+        what an earlier scheduler told, and somebody makes the text once more.)"""
         request = self._find(request_id)
         if request is not None and request.attempt == attempt:
+            self._delivery.silence(request, again=False)
             self._settle(request)
 
     def _settle(self, request: Request) -> None:

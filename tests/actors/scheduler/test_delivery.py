@@ -30,6 +30,7 @@ from bus.messages import (
     Checkpoint,
     RequestMoved,
     RequestsDone,
+    SequenceEnded,
     SequencesNamed,
     SequenceStarted,
     StepResult,
@@ -226,6 +227,21 @@ def test_what_an_earlier_attempt_says_does_not_count() -> None:
     come_back(world, "a")
     world.core.take(AbortRequest(request_id="a"))
     world.core.take(RequestsDone(request_ids=("a",), attempts=("",)))
+    world.run()
+    world.check_end()
+
+
+def test_who_makes_the_text_of_what_is_delivered_already_is_told() -> None:
+    """A client may have had all of it from what was told before a restart, while it is computed and told once more."""
+    world = World()
+    world.join()
+    world.send(request("a", prompt(4), max_tokens=20, n=2))
+    for _ in range(3):
+        world.step()
+    outputs = world.send(RequestsDone(request_ids=("a",), attempts=("",)))
+    told = [each.message for each in outputs if isinstance(each, ToDetokenizer)]
+    assert [(type(each), each.reason) for each in told] == [(SequenceEnded, "abort")] * 2
+    world.aborted.add("a")
     world.run()
     world.check_end()
 

@@ -22,7 +22,7 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from actors.settings import Settings
 from actors.usage import Usage
-from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken, SetBack
+from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
 from bus.streams import Names
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ class Actor(ABC):
         bus.on_restart = self._bus_restarted
         self._renewed_s = math.inf
         """When the last renewal of the lease was begun: it holds from then on for its time."""
-        self._restarted_s = self._woke_s = -math.inf
-        """When the bus was found to have been started anew, and when this process last went on after a long pause."""
+        self._restarted_s = self._doubtful_until_s = -math.inf
+        """When the bus was found to have been started anew, and until when it may have forgotten whose the lease is."""
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -139,6 +139,8 @@ class Actor(ABC):
 
         A process that was frozen for longer than its lease may have been given up meanwhile. Where late writes could do
         harm, ask this between a read, or a wait, and what follows from it. (If it has been given up, it ends here.)
+        A bus that was started anew may have forgotten that: whoever finds its lease expired there waits until those
+        who may remember have had the time to say so.
         """
         while time.monotonic() - self._renewed_s > self.settings.lease_ttl_s:
             self._renewed.clear()
@@ -164,7 +166,6 @@ class Actor(ABC):
         if not await self._acquire():
             return
         heartbeat = self.spawn(self._heartbeat(), "heartbeat")
-        self.spawn(self._notice_pauses(), "pauses")
         publisher = self.spawn(self._publish_metrics(), "metrics")
         stop_limit_s = STOP_AFTER_FAILURE_S
         try:
@@ -288,7 +289,9 @@ class Actor(ABC):
         ttl_s = self.settings.lease_ttl_s
         away = False
         while True:
-            await _wait(self._beat_now, min(RETRY_S, ttl_s / 3) if away else ttl_s / 3)
+            pause_s = min(RETRY_S, ttl_s / 3) if away else ttl_s / 3
+            doubtful_s = self._doubtful_until_s - time.monotonic()
+            await _wait(self._beat_now, min(pause_s, doubtful_s) if doubtful_s > 0 else pause_s)
             self._beat_now.clear()
             began_s = time.monotonic()
             try:
@@ -307,34 +310,14 @@ class Actor(ABC):
                 away = False
                 self.bus_trouble = ""
                 if not held:
-                    self._check_succession()
-                self._renewed_s = began_s
-                self._renewed.set()
-                if not held:
                     self.lease_lapsed()
+                    if self._restarted_s > self._renewed_s:
+                        self._doubtful_until_s = time.monotonic() + ttl_s / 3
+                if time.monotonic() >= self._doubtful_until_s:
+                    self._renewed_s = began_s
+                    self._renewed.set()
                 with contextlib.suppress(BusUnavailable):
                     await self._obey()
-
-    def _check_succession(self) -> None:
-        """The lease had expired. If this process was frozen meanwhile, a successor may have had it; usually the bus
-        would remember that.
-
-        Raises:
-            SetBack: the bus has been started anew, so that it may not.
-        """
-        if min(self._woke_s, self._restarted_s) > self._renewed_s:
-            raise SetBack(
-                "the bus was started anew while this process was frozen: somebody else may have had its lease"
-            )
-
-    async def _notice_pauses(self) -> None:
-        """Who was frozen for half of the time of its lease may have lost it."""
-        ttl_s = self.settings.lease_ttl_s
-        while True:
-            began_s = time.monotonic()
-            await asyncio.sleep(ttl_s / 4)
-            if (now_s := time.monotonic()) - began_s > ttl_s / 2:
-                self._woke_s = now_s
 
     async def _obey(self) -> None:
         """Do what an operator has ordered since the last renewal of the lease.

@@ -263,11 +263,11 @@ class Bus(ABC):
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
     ) -> bool:
-        """Extend one's lease and replace its info. An expired lease nobody took is taken back under the same epoch.
-        Returns whether it had not expired.
+        """Extend one's lease and replace its info. An expired lease nobody took is taken back under the same epoch; so
+        is one that a server, set back, says to be of an earlier epoch. Returns whether it was still one's own.
 
         Raises:
-            Fenced: the lease belongs to another epoch now.
+            Fenced: the lease belongs to a later epoch now.
         """
 
     @abstractmethod
@@ -275,9 +275,10 @@ class Bus(ABC):
         """Give a lease up; nothing happens if it is no longer ours."""
 
     @abstractmethod
-    async def revoke_lease(self, kind: str, name: str) -> bool:
-        """Nobody holds this lease: see to it that nobody who held it before can take it back (:meth:`renew_lease`
-        raises Fenced). False, and nothing happens, if somebody does hold it."""
+    async def revoke_lease(self, kind: str, name: str, *, below: int = 0) -> int:
+        """Nobody holds this lease, or only under an epoch below ``below``: see to it that nobody who has had it can
+        take it back (:meth:`renew_lease` raises Fenced). Returns the epoch below which all are shut out; 0, and nothing
+        happens, if somebody does hold it."""
 
     @abstractmethod
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:

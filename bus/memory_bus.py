@@ -345,11 +345,11 @@ class MemoryBus(Bus):
         key = self.names.lease(kind, name)
         lease = self.server.live_lease(key)
         holder = lease.epoch if lease is not None else self.server.granted.get(key, epoch)
-        if holder != epoch:
+        if holder > epoch:
             raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
         self.server.leases[key] = MemoryLease(epoch, encode_state(info), self.server.clock() + ttl_s)
         self.server.granted[key] = epoch
-        return lease is not None
+        return lease is not None and holder == epoch
 
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         self._check()
@@ -358,14 +358,15 @@ class MemoryBus(Bus):
         if lease is not None and lease.epoch == epoch:
             del self.server.leases[key]
 
-    async def revoke_lease(self, kind: str, name: str) -> bool:
+    async def revoke_lease(self, kind: str, name: str, *, below: int = 0) -> int:
         self._check()
         key = self.names.lease(kind, name)
-        if self.server.live_lease(key) is not None:
-            return False
+        if (lease := self.server.live_lease(key)) is not None and lease.epoch >= below:
+            return 0
         self.server.epoch += 1
+        self.server.leases.pop(key, None)
         self.server.granted[key] = self.server.epoch
-        return True
+        return self.server.epoch
 
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         self._check()

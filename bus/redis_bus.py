@@ -305,8 +305,8 @@ class RedisBus(Bus):
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
         await self._leases.release(kind, name, epoch)
 
-    async def revoke_lease(self, kind: str, name: str) -> bool:
-        return await self._leases.revoke(kind, name)
+    async def revoke_lease(self, kind: str, name: str, *, below: int = 0) -> int:
+        return await self._leases.revoke(kind, name, below)
 
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         return await self._leases.live(kind)

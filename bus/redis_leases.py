@@ -4,7 +4,8 @@ A lease is a key that expires, with its holder's epoch in the value. Epochs come
 the time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that
 has lost everything, or what it was told last. All changes are WATCH transactions on one connection, because there are
 no scripts. Beside each lease, a key that lives for a day remembers the last epoch it was granted under, so that a
-holder who slept through its expiry learns that somebody else has been there.
+holder who slept through its expiry learns that somebody else has been there. Of two who hold a lease, because a server
+has forgotten the second grant, the later one is right.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class RedisLeases:
             for _ in range(_TRIES):
                 held, last = await self._watch(key, granted)
                 holder = _parse(held)[0] if held is not None else int(last) if last is not None else epoch
-                if holder != epoch:
+                if holder > epoch:
                     await self._link.call(("UNWATCH",))
                     raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
                 if await self._exec(self._set_commands(key, granted, epoch, info, ttl_s)):
-                    return held is not None
+                    return held is not None and holder == epoch
         raise BusUnavailable(f"the lease of {kind} {name!r} could not be renewed: it changes all the time")
 
     async def release(self, kind: str, name: str, epoch: int) -> None:
@@ -79,21 +80,22 @@ class RedisLeases:
                 if await self._exec([("DEL", key), ("SREM", self._names.leases, key)]):
                     return
 
-    async def revoke(self, kind: str, name: str) -> bool:
+    async def revoke(self, kind: str, name: str, below: int) -> int:
         """See :meth:`bus.contract.Bus.revoke_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
         async with self._lock:
             for _ in range(_TRIES):
                 held, last = await self._watch(key, counter)
-                if held is not None:
+                if held is not None and _parse(held)[0] >= below:
                     await self._link.call(("UNWATCH",))
-                    return False
+                    return 0
                 epoch = _after(last)
                 grant: Command = ("SET", granted, str(epoch), "PX", _GRANT_MS)
-                if await self._exec([("SET", counter, epoch), grant, ("SREM", self._names.leases, key)]):
-                    return True
-        return False
+                forget: list[Command] = [("DEL", key), ("SREM", self._names.leases, key)]
+                if await self._exec([("SET", counter, epoch), grant, *forget]):
+                    return epoch
+        return 0
 
     async def live(self, kind: str | None) -> list[LeaseInfo]:
         """See :meth:`bus.contract.Bus.leases`."""

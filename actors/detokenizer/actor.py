@@ -45,7 +45,8 @@ def load_decoder(settings: Settings) -> Decoder:
 
 
 class DetokenizerActor(Actor):
-    """See the module's text. Its lease says ``positions``: {"results:<replica>": "<epoch>-<index>"}."""
+    """See the module's text. Its lease says ``positions``: {"results:<replica>": "<epoch>-<index>"}, and whom it has
+    heard last: ``scheduler_epoch``."""
 
     kind = "detokenizer"
 
@@ -65,7 +66,8 @@ class DetokenizerActor(Actor):
         self._failed_requests = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with an error here.")
 
     def lease_info(self) -> dict[str, Any]:
-        return super().lease_info() | {"positions": self._position_info()}
+        led_by = self._sequences_position.epoch
+        return super().lease_info() | {"positions": self._position_info(), "scheduler_epoch": led_by}
 
     def _position_info(self) -> dict[str, str]:
         return {f"results:{replica}": str(position) for replica, position in self._positions.items()}

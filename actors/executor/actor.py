@@ -26,7 +26,7 @@ from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
 from actors.spans import spans_of
-from bus.contract import FENCE_INDEX, Bus, BusError, BusUnavailable, Entry, EntryId
+from bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
 from bus.messages import ReplicaFenced, StepPlan, StepResult
 from bus.outbox import Outbox
 from kernels.target import Target, first_target, open_first_gpu
@@ -68,6 +68,7 @@ class ExecutorActor(Actor):
         self._importing = in_thread(import_engine)
         self._finding = in_thread(self._find_model)
         self._building = in_thread(self._build_kernels)
+        self._position = START
         self._info: EngineInfo | None = None
         self._engine: Engine | None = None
         self._outbox: Outbox | None = None
@@ -86,13 +87,14 @@ class ExecutorActor(Actor):
         )
 
     def lease_info(self) -> dict[str, Any]:
-        """Besides the base's: progress and phase of loading; once ready, what the engine can hold, and whether its
-        steps advance."""
+        """Besides the base's: whose plans it has read last; progress and phase of loading; once ready, what the engine
+        can hold, and whether its steps advance."""
         told = asdict(self._info) if self._info is not None else {}
         if self._info is not None and self._engine is not None:
             told["num_host_blocks"] = self._engine.num_host_blocks
             told["stalled_s"] = round(self._watch.stalled_s, 1)
-        return {**super().lease_info(), "progress": self._progress, "phase": self._phase, **told}
+        told |= {"progress": self._progress, "phase": self._phase, "scheduler_epoch": self._position.epoch}
+        return {**super().lease_info(), **told}
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,18 @@
 
 After an outage of the bus, or of this process (a new scheduler was away until now), or a jump of the clock of Redis,
 which has all leases expire, actors get the time of a lease to show that they live.
+
+A server of the bus that comes back with less than it had may have forgotten who was given up, or who leads. Who was, or
+leads no more, may then take its lease back; so what the server forgets is remembered here, and by those who are led.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from actors.scheduler.membership import Membership
-from bus.contract import Bus
+from bus.contract import Bus, Fenced, LeaseInfo
 
 LOOK_S = 0.25
 
@@ -23,6 +27,8 @@ class Lookout:
         self._bus = bus
         self._membership = membership
         self._lease_ttl_s = lease_ttl_s
+        self._revoked: dict[tuple[str, str], int] = {}
+        """By kind and name, the epoch below which nobody is taken for alive any more."""
         self.doubt()
 
     def doubt(self) -> None:
@@ -31,15 +37,42 @@ class Lookout:
 
     async def look(self, epoch: int) -> None:
         """One look at all leases. ``epoch`` is that of the scheduler's own: if it is not there, something is wrong
-        with all of them."""
+        with all of them.
+
+        Raises:
+            Fenced: a later scheduler has led since.
+        """
         leases = await self._bus.leases()
+        check_leads(leases, epoch)
         late = time.monotonic() - self.looked_s > LOOK_S + self._lease_ttl_s / 3
         if late or not any(lease.epoch == epoch for lease in leases):
             self.doubt()
         self.looked_s = time.monotonic()
+        leases = [lease for lease in leases if not await self._revoke_again(lease)]
         revoked = set()
         if self.looked_s >= self._believe_absence_s:
             for kind, name in self._membership.absent(leases):
-                if await self._bus.revoke_lease(kind, name):
+                if shut_out := await self._bus.revoke_lease(kind, name):
+                    self._revoked[kind, name] = shut_out
                     revoked.add((kind, name))
         self._membership.look(leases, revoked)
+
+    async def _revoke_again(self, lease: LeaseInfo) -> bool:
+        """Whether its holder was given up, which the bus must have forgotten."""
+        below = self._revoked.get((lease.kind, lease.name), 0)
+        if lease.epoch >= below:
+            return False
+        await self._bus.revoke_lease(lease.kind, lease.name, below=below)
+        return True
+
+
+def check_leads(leases: Iterable[LeaseInfo], epoch: int) -> None:
+    """Has nobody heard of a scheduler after this one, of ``epoch``? They do not listen to it any more.
+
+    Raises:
+        Fenced: somebody has.
+    """
+    for lease in leases:
+        heard = lease.info.get("scheduler_epoch")
+        if isinstance(heard, int) and heard > epoch:
+            raise Fenced(f"{lease.kind} {lease.name!r} has heard of a scheduler of epoch {heard}, after {epoch}")

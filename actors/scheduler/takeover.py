@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from actors.scheduler.journal import Ledger
+from actors.scheduler.lookout import check_leads
 from actors.scheduler.output import SequenceOutput
 from bus.contract import FENCE_INDEX, START, Bus, EntryId
 from bus.messages import (
@@ -71,6 +72,7 @@ class Takeover:
 
         Raises:
             BusUnavailable: it may be run again.
+            Fenced: a later scheduler has led since.
         """
         self.ledger, self.read = Ledger(), {}
         await self._read_journal()
@@ -87,6 +89,7 @@ class Takeover:
     async def _ready(self) -> dict[str, int]:
         """Epochs of the executors that answer plans."""
         leases = await self._bus.leases("executor")
+        check_leads(leases, self._outbox.epoch)
         return {lease.name: lease.epoch for lease in leases if lease.info.get("state") == "ready"}
 
     def _mark(self, replica: str, executor_epoch: int) -> None:

@@ -62,6 +62,27 @@ async def test_a_revoked_lease_cannot_be_taken_back(bus: Bus) -> None:
     assert await bus.acquire_lease("executor", "e0", {}, ttl_s=1000) > epoch
 
 
+async def test_a_later_holder_takes_its_lease_back(bus: Bus) -> None:
+    """A server that has forgotten its grant may have given it back to whoever had it before."""
+    epoch = await bus.acquire_lease("executor", "e0", {}, ttl_s=1000)
+    assert await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000) is True
+    assert await bus.renew_lease("executor", "e0", epoch + 1, {}, ttl_s=1000) is False
+    assert await bus.renew_lease("executor", "e0", epoch + 1, {}, ttl_s=1000) is True
+    with pytest.raises(Fenced, match=f"belongs to epoch {epoch + 1} now, not to {epoch}"):
+        await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+
+
+async def test_a_lease_can_be_revoked_below_an_epoch(bus: Bus) -> None:
+    """Whoever was given up, and holds it again all the same, is shut out; not whoever came later."""
+    epoch = await bus.acquire_lease("executor", "e0", {}, ttl_s=1000)
+    assert await bus.revoke_lease("executor", "e0", below=epoch) == 0
+    await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+    assert await bus.revoke_lease("executor", "e0", below=epoch + 1) > epoch
+    with pytest.raises(Fenced):
+        await bus.renew_lease("executor", "e0", epoch, {}, ttl_s=1000)
+    assert await bus.leases() == []
+
+
 async def test_leases_are_listed_by_kind_and_name(bus: Bus) -> None:
     """All live leases, or those of one kind, in order."""
     for kind, name in (("tokenizer", "t1"), ("executor", "e2"), ("executor", "e1"), ("exec", "z")):

@@ -9,6 +9,7 @@ import pytest
 from actors.scheduler.events import IngressLost, Input
 from actors.scheduler.lookout import LOOK_S, Lookout
 from actors.scheduler.membership import Membership
+from bus.contract import Fenced
 from bus.memory_bus import MemoryBus, MemoryServer
 
 TTL_S = 5.0
@@ -30,3 +31,40 @@ async def test_a_new_scheduler_gives_nobody_up_before_the_time_of_a_lease(monkey
         now_s += LOOK_S
     await lookout.look(epoch)
     assert IngressLost("web@3") in events
+
+
+async def test_who_was_given_up_stays_so_though_the_bus_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was frozen then takes its lease back, and has it taken away again before it counts for alive."""
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    events: list[Input] = []
+    membership = Membership(events.append, lambda *_: None)
+    server = MemoryServer(lambda: now_s)
+    bus = MemoryBus(server)
+    lookout = Lookout(bus, membership, TTL_S)
+    epoch = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=100.0)
+    frozen = await bus.acquire_lease("ingress", "web", {}, ttl_s=TTL_S)
+    while IngressLost(f"web@{frozen}") not in events:
+        await lookout.look(epoch)
+        now_s += LOOK_S
+    server.granted.clear()
+    await bus.renew_lease("ingress", "web", frozen, {}, ttl_s=TTL_S)
+    await lookout.look(epoch)
+    assert list(membership.ingresses) == []
+    with pytest.raises(Fenced):
+        await bus.renew_lease("ingress", "web", frozen, {}, ttl_s=TTL_S)
+    again = await bus.acquire_lease("ingress", "web", {}, ttl_s=TTL_S)
+    await lookout.look(epoch)
+    assert list(membership.ingresses) == [f"web@{again}"]
+
+
+async def test_a_scheduler_that_others_have_heard_a_successor_of_ends() -> None:
+    """The bus has forgotten that one, and the old one has its lease back; but nobody would listen to it."""
+    bus = MemoryBus(MemoryServer())
+    lookout = Lookout(bus, Membership(lambda event: None, lambda *_: None), TTL_S)
+    epoch = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=100.0)
+    listener = await bus.acquire_lease("executor", "gpu-0", {"scheduler_epoch": epoch}, ttl_s=100.0)
+    await lookout.look(epoch)
+    await bus.renew_lease("executor", "gpu-0", listener, {"scheduler_epoch": epoch + 1}, ttl_s=100.0)
+    with pytest.raises(Fenced, match=f"'gpu-0' has heard of a scheduler of epoch {epoch + 1}, after {epoch}"):
+        await lookout.look(epoch)

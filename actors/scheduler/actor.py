@@ -200,6 +200,7 @@ class SchedulerActor(Actor):
         """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
         if hasattr(self, "_outbox"):
             self._outbox.bus_restarted()
+            self._membership.bus_restarted()
         if hasattr(self, "_checkpoints"):
             self._checkpoints.bus_restarted()
             self._trimmer.bus_restarted()

@@ -30,12 +30,14 @@ CLIENTS = ("ingress", "jobs")
 
 @dataclass(slots=True)
 class Member:
-    """An executor that plans go to, or that is on its way out."""
+    """An executor that plans go to, or that is on its way out. ``set_back``: the bus has been started anew since it is
+    there, and may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
     fenced: bool = False
     num_host_blocks: int = 0
+    set_back: bool = False
 
 
 class Membership:
@@ -75,7 +77,9 @@ class Membership:
         return self._detokenizers.keys()
 
     def deaf_to(self, replica: str) -> tuple[str, ...]:
-        """Detokenizers that have not said yet that they read this replica's results."""
+        """Detokenizers that have not said yet that they read this replica's results, or to whom some may be lost."""
+        if replica in self.members and self.members[replica].set_back:
+            return tuple(self.positions)
         return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
 
     def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
@@ -109,6 +113,11 @@ class Membership:
         member.fenced = True
         self.refused[replica] = member.epoch  # it may live on, and must not come back before it notices
         self._fence(replica, member.epoch, reason)
+
+    def bus_restarted(self) -> None:
+        """What has been read here, others may miss. (Whoever wrote it ends then, if it has not died already.)"""
+        for member in self.members.values():
+            member.set_back = True
 
     def lost(self, replica: str) -> None:
         """The replica's results have been read to the end. Its name is free for a new executor."""

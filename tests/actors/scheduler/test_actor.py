@@ -355,6 +355,30 @@ async def test_a_successor_takes_over_with_every_token(executor_dies: bool) -> N
         assert set(core.leftovers().values()) == {0}
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_is_lost_to_detokenizers_is_told_them(restarted: bool) -> None:
+    """The scheduler has read a result before the bus lost it. Its executor ends for that; who has not read it hears of
+    the token with the sequence, which is announced anew."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        deployment.pause_after = 6
+        await deployment.send(ask("a", max_tokens=20))
+        await until(lambda: len(deployment.results) == 6)
+        await until(lambda: deployment.scheduler._results.positions["gpu-0"].index == 6)
+        await deployment.tell_positions()
+        await until(lambda: "results:gpu-0" in deployment.scheduler._membership.positions.get("text", {}))
+        if restarted:
+            deployment.scheduler.bus.on_restart()
+        await deployment.stop_executor("gpu-0")
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        deployment.pause_after = None
+        await deployment.add_executor("gpu-1")
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+        told = [entry.message for entry in await deployment.bus.read({NAMES.sequences("text"): START})]
+        started = [len(each.output_token_ids) for each in told if isinstance(each, SequenceStarted)]
+        assert started == ([0, len(deployment.results[:6])] if restarted else [0])
+
+
 async def test_metrics_tell_what_runs() -> None:
     """Series have vLLM's names and the replica as engine."""
     async with Deployment().running() as deployment:

@@ -55,6 +55,7 @@ class Costs:
         return weights + self.kv_bytes_per_token * (step.decode_context + step.num_tokens)
 
     def flops_of(self, step: Step) -> float:
-        """Two per weight and token, and attention; logits only of tokens that are sampled."""
+        """Two per weight and token, and attention; logits only of tokens that are sampled. What the last layer leaves
+        out counts, as it does elsewhere."""
         weights = 2 * (self.layer_weights * step.num_tokens + self.head_weights * step.num_sampled)
         return weights + self.flops_per_pair * (step.decode_context + step.prefill_pairs)

@@ -239,6 +239,7 @@ class PersistentBatch:
             positions=np.where(ends < self.limits.max_model_len, ends, np.int32(-1)),
             indexes=indexes,
             hidden_index=last_tokens - np.int32(1),
+            context_lens=ends,
             sample_slots=sample_slots,
             sequence_ids=self.sequence_ids[sample_slots],
             length_ended=ends + 1 >= self._max_total[sample_slots],

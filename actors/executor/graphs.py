@@ -144,7 +144,8 @@ def empty_step() -> StepWork:
     ints, flags = np.empty(0, np.int32), np.empty(0, np.bool_)
     return StepWork(
         num_decodes=0, num_tokens=0, max_query_len=0, max_context_len=0, slots=ints, starts=ints,
-        query_start=np.zeros(1, np.int32), positions=ints, indexes=ints, hidden_index=ints, sample_slots=ints,
+        query_start=np.zeros(1, np.int32), positions=ints, indexes=ints, hidden_index=ints,
+        context_lens=ints, sample_slots=ints,
         sequence_ids=ints, length_ended=flags, can_stop=flags, end_ids=ints, deltas={},
     )  # fmt: skip
 
@@ -153,11 +154,7 @@ def padded_pass(
     runner: Runner, bucket: Bucket, pause: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
-    header = runner.uploader.header
-    hidden = runner.padded_forward(bucket, pause)
-    if bucket.spans:
-        hidden = hidden.index_select(0, header.hidden_index[: bucket.rows])
-    logits = runner.model.logits(hidden)
+    logits = runner.model.logits(runner.padded_forward(bucket, pause))
     return logits, runner.sample_plainly(logits, any_random=True)
 
 

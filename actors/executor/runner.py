@@ -11,7 +11,7 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
-from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.attention import LastTokens, attention_shape
 from actors.executor.layout import BatchLimits
 from actors.executor.models import AttentionBatch, Model
 from actors.executor.ops import Ops
@@ -31,7 +31,8 @@ class Runner:
 
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
-        decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones.
+        decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
+            computes all tokens, not only those that are sampled from: these would be decodes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Runner:
         self.graphs: Graphs | None = None
         self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
+        self._decodes_apart = decodes_apart
         self._sampler = Sampler(ops, self.state)
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
@@ -127,8 +129,10 @@ class Runner:
         return cut
 
     def forward(self, work: StepWork, cut: QuerySpans | None) -> torch.Tensor:
-        """Inputs from the slots, then the model: hidden states [T, H]."""
+        """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
+        behind which one is sampled."""
         spans, header, prefills = None, self.uploader.header, _prefills(work)
+        all_wanted = work.scoring is not None and work.scoring.reads_prompts
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         if work.num_decodes == 0 and not self.takes_library(prefills):
@@ -136,16 +140,18 @@ class Runner:
         return self._forward(
             len(work.slots), work.num_tokens, num_decodes=work.num_decodes, max_query_len=work.max_query_len,
             max_context_len=work.max_context_len, spans=spans, prefills=prefills,
+            sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
-        """The same for whatever step is padded to ``bucket``: hidden states [tokens, H]."""
+        """The same for whatever step is padded to ``bucket``: hidden states [rows, H]."""
         spans, header = None, self.uploader.header
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         return self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
             max_context_len=self.limits.max_model_len, spans=spans, padded=True, pause=pause,
+            sampled=bucket.rows if bucket.spans else None,
         )  # fmt: skip
 
     def _forward(
@@ -160,7 +166,9 @@ class Runner:
         padded: bool = False,
         prefills: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
+        sampled: int | None,
     ) -> torch.Tensor:
+        """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
@@ -177,6 +185,10 @@ class Runner:
             slot_mapping=slot_mapping,
             context_lens=context_lens,
         )
+        index = None if sampled is None else header.hidden_index[:sampled]
+        last = None
+        if index is not None and self._decodes_apart:
+            last = LastTokens(index, header.sample_slots[:sampled], header.sample_lens[:sampled])
         batch = AttentionBatch(
             slots=slots,
             query_start=query_start,
@@ -189,8 +201,10 @@ class Runner:
             prefills=prefills,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
+            last=last,
         )
-        return self.model.forward(input_ids, positions, self.kv_cache, batch, pause)
+        hidden = self.model.forward(input_ids, positions, self.kv_cache, batch, pause)
+        return hidden if index is None or last is not None else hidden.index_select(0, index)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""
@@ -212,7 +226,7 @@ class Runner:
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] of the rows that sample, and their tokens [N]."""
-        if len(work.hidden_index) < work.num_tokens:
+        if len(hidden) > len(work.hidden_index):
             hidden = hidden.index_select(0, self.uploader.header.hidden_index[: len(work.hidden_index)])
         logits = self.model.logits(hidden)
         if len(deltas.get("extra_rows", ())) == len(logits):  # every row will be sampled again

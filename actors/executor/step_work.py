@@ -19,7 +19,8 @@ class StepWork:
     """One step, checked: R rows of T tokens together, of which N sample a token.
 
     ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token, of the pass,
-    behind which a token is sampled, ``positions`` [N] says where that is stored, ``indexes`` [N] is its output index.
+    behind which a token is sampled, ``context_lens`` [N] is how many tokens that one sees, itself included. Where the
+    sampled one is stored says ``positions`` [N], its output index is ``indexes`` [N].
     ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
     ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
     ``new_slots``, in which sequences have entered. ``constrained`` [C]: which of the N follow a grammar. ``broken``:
@@ -36,6 +37,7 @@ class StepWork:
     positions: Int32Array
     indexes: Int32Array
     hidden_index: Int32Array
+    context_lens: Int32Array
     sample_slots: Int32Array
     sequence_ids: Int32Array
     length_ended: BoolArray

@@ -20,15 +20,15 @@ from actors.executor.step_work import StepWork
 from bus.messages import Int32Array
 from kernels.attention_spans import MERGE_FIELDS, SPAN_FIELDS, QuerySpans
 
-SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, POSITIONS, INDEXES = range(8)
-NUM_ROWS = 8
+SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, SAMPLE_LENS, POSITIONS, INDEXES = range(9)
+NUM_ROWS = 9
 
 
 @dataclass(slots=True)
 class Header:
     """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts,
     ``decode_lens`` is for those of them that are padded to a bucket. All others have room for every slot: four are by
-    row of the pass (use the first R), four by sampled token (the first N)."""
+    row of the pass (use the first R), five by sampled token (the first N): ``sample_lens`` are context lengths."""
 
     merges: torch.Tensor
     spans: torch.Tensor
@@ -38,6 +38,7 @@ class Header:
     decode_lens: torch.Tensor
     sample_slots: torch.Tensor
     hidden_index: torch.Tensor
+    sample_lens: torch.Tensor
     positions: torch.Tensor
     indexes: torch.Tensor
 
@@ -151,6 +152,7 @@ def _pack_rows(rows: Int32Array, work: StepWork) -> None:
     rows[DECODE_LENS, num_decodes:num_rows] = 0
     rows[SAMPLE_SLOTS, :num_sampled] = work.sample_slots
     rows[HIDDEN_INDEX, :num_sampled] = work.hidden_index
+    rows[SAMPLE_LENS, :num_sampled] = work.context_lens
     rows[POSITIONS, :num_sampled] = work.positions
     rows[INDEXES, :num_sampled] = work.indexes
 
@@ -165,6 +167,7 @@ def _pad_rows(rows: Int32Array, work: StepWork, padded_rows: int, dummy_slot: in
     rows[DECODE_LENS, beyond] = 0
     rows[SAMPLE_SLOTS, unsampled] = dummy_slot
     rows[HIDDEN_INDEX, unsampled] = 0
+    rows[SAMPLE_LENS, unsampled] = 0
     rows[POSITIONS, unsampled] = -1
     rows[INDEXES, unsampled] = 0
 

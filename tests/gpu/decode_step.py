@@ -66,7 +66,7 @@ class DecodeStep:
         work = StepWork(
             num_decodes=rows, num_tokens=rows, max_query_len=1, max_context_len=int(lengths.max()), slots=ints[:rows],
             starts=lengths - 1, query_start=ints, positions=lengths,
-            indexes=np.zeros(rows, np.int32), hidden_index=ints[:rows], sample_slots=ints[:rows],
+            indexes=np.zeros(rows, np.int32), hidden_index=ints[:rows], context_lens=lengths, sample_slots=ints[:rows],
             sequence_ids=ints[:rows], length_ended=work.length_ended, can_stop=work.can_stop, end_ids=work.end_ids,
             deltas={}, any_random=True,
         )  # fmt: skip

@@ -16,6 +16,16 @@ from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape, Spans
 
 
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The N tokens of a pass whose hidden states are wanted, each the newest of its sequence: ``index`` [N] among those
+    of the pass, their ``slots`` and ``context_lens`` [N], themselves included. All int32."""
+
+    index: torch.Tensor
+    slots: torch.Tensor
+    context_lens: torch.Tensor
+
+
 @dataclass(slots=True)
 class AttentionBatch:
     """Which tokens of a pass belong to which sequences. R rows, T tokens, S slots.
@@ -39,6 +49,22 @@ class AttentionBatch:
     """The rows after the decodes as the host knows them; none while a graph is captured."""
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
+    last: LastTokens | None = None
+    """What the last layer goes on with behind its keys and values; None: all tokens."""
+
+    def of_last_tokens(self, last: LastTokens) -> AttentionBatch:
+        """The same pass in which only these tokens attend, as decodes: all before them is in the cache."""
+        count = len(last.index)
+        return AttentionBatch(
+            slots=last.slots,
+            query_start=torch.arange(count + 1, dtype=torch.int32, device=last.slots.device),
+            context_lens=last.context_lens,
+            slot_mapping=self.slot_mapping,
+            block_tables=self.block_tables,
+            max_query_len=1,
+            max_context_len=self.max_context_len,
+            num_decodes=count,
+        )
 
 
 def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype) -> AttentionShape:
@@ -134,16 +160,24 @@ class Attention:
         self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
     def __call__(
-        self, x: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention: AttentionPass,
+        last: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, H] and positions [T] -> [T, H], or partial sums of it [S, T, H].
 
-        Writes the tokens' keys and values into ``kv_cache``."""
+        Writes the tokens' keys and values into ``kv_cache``. With ``last`` [N] only these tokens attend, and
+        ``attention`` is theirs -> [N, H]."""
         qkv = self.qkv(x).view(len(x), self._num_heads, self._head_dim)
         k_cache, v_cache = kv_cache.select(1, self._layer).unbind(1)
         scales = self.kv_scales if is_float8(kv_cache.dtype) else None
         q = self._ops.rotary_kv_write(
             qkv, positions, self._rotary, k_cache, v_cache, attention.batch.slot_mapping, kv_scales=scales, **self.norms
         )
+        if last is not None:
+            q = q.index_select(0, last)
         attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales)
         return self.out(attended.flatten(1))

@@ -63,10 +63,11 @@ class LlamaModel:
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
-        """In this block a pass goes through one layer of each kind only: others launch the same kernels, and take no
-        memory of their own. For warming up."""
+        """In this block a pass goes through one layer of each kind, and the last, only: others launch the same kernels,
+        and take no memory of their own. For warming up."""
         layers = self.layers
-        self.layers = list({layer.attention.window: layer for layer in reversed(layers)}.values())
+        few = list({layer.attention.window: layer for layer in reversed(layers[:-1])}.values())
+        self.layers = [*few, layers[-1]]
         try:
             yield
         finally:
@@ -81,18 +82,22 @@ class LlamaModel:
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
-        """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm. ``pause`` is called before each
-        layer.
+        """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm, or [N, H] of the batch's last
+        tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer.
 
         ``residual`` is the sum of all outputs so far; each norm adds the newest output to it on the way.
         """
-        attention = self._begin(batch)
+        attention, last = self._begin(batch), None
+        ending = attention if batch.last is None else self._begin(batch.of_last_tokens(batch.last))
         residual = self.embedding(input_ids)
         hidden = self.layers[0].attention_norm(residual)
         next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
             pause()
-            hidden = layer.attention(hidden, positions, kv_cache, attention)
+            if layer is self.layers[-1] and batch.last is not None:
+                attention, last = ending, batch.last.index
+            hidden = layer.attention(hidden, positions, kv_cache, attention, last)
+            residual = residual if last is None else residual.index_select(0, last)
             hidden = layer.mlp(layer.mlp_norm.add(hidden, residual))
             hidden = next_norm.add(hidden, residual)
         return hidden

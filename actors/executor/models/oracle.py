@@ -34,7 +34,7 @@ class OracleModel(LlamaModel):
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
-        """input_ids [T] and positions [T] -> [T, 2]."""
+        """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens."""
         time.sleep(0.001 * self.config.num_layers)
         keys = torch.stack((input_ids + 1, positions), dim=1).to(kv_cache.dtype).unsqueeze(1)
         key_cache = kv_cache[:, 0, 0]
@@ -44,6 +44,7 @@ class OracleModel(LlamaModel):
         num_tokens = torch.diff(batch.query_start)
         rows = torch.repeat_interleave(torch.arange(len(batch.slots)), num_tokens)
         hashes = prefix_hashes(key_cache, batch)[rows, positions.long()]
+        hashes = hashes if batch.last is None else hashes[batch.last.index]
         return torch.stack((hashes >> 16, hashes & 0xFFFF), dim=1).to(torch.float32)
 
     @torch.inference_mode()

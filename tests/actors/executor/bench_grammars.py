@@ -42,8 +42,8 @@ def run(grammars: Grammars, grammar: str, batch: int, steps: int, vocab_size: in
     none = ints([])
     work = StepWork(
         num_decodes=batch, num_tokens=batch, max_query_len=1, max_context_len=1, slots=rows, starts=none,
-        query_start=none, positions=none, indexes=none, hidden_index=none, sample_slots=rows, sequence_ids=rows,
-        length_ended=none, can_stop=none, end_ids=none, deltas={}, constrained=rows,
+        query_start=none, positions=none, indexes=none, hidden_index=none, context_lens=none, sample_slots=rows,
+        sequence_ids=rows, length_ended=none, can_stop=none, end_ids=none, deltas={}, constrained=rows,
     )  # fmt: skip
     durations = []
     for _ in range(steps):

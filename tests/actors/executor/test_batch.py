@@ -25,6 +25,7 @@ def test_a_prompt_samples_only_when_its_last_chunk_is_computed() -> None:
     assert (len(first.positions), first.starts.tolist(), first.max_context_len) == (0, [0], 12)
     assert (second.starts.tolist(), second.positions.tolist(), second.indexes.tolist()) == ([12], [20], [0])
     assert second.hidden_index.tolist() == [7]
+    assert second.context_lens.tolist() == [20]
     assert not second.decode_only
 
 

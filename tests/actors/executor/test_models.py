@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.executor.kv_cache import allocate_kv_cache
+from actors.executor.layers.attention import LastTokens
 from actors.executor.models import AttentionBatch, Model, build_model
 from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
@@ -39,8 +40,9 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
 class PagedSequences:
     """Sequences that share a cache; row i of the block table belongs to sequence i. Blocks lie in random order."""
 
-    def __init__(self, model: Model, count: int) -> None:
+    def __init__(self, model: Model, count: int, *, only_last: bool = False) -> None:
         config = model.config
+        self.only_last = only_last
         self.model = model
         self.cache = allocate_kv_cache(config, NUM_BLOCKS, BLOCK_SIZE, model.parameters.dtype, CPU)
         blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3))
@@ -48,7 +50,8 @@ class PagedSequences:
         self.lens = [0] * count
 
     def forward(self, new: list[list[int]]) -> list[torch.Tensor]:
-        """One pass over new[i] more tokens of each sequence i; logits [len(new[i]), V] of each."""
+        """One pass over new[i] more tokens of each sequence i; logits [len(new[i]), V] of each, or ``only_last`` [1, V]
+        of its last."""
         rows = sorted((i for i, ids in enumerate(new) if ids), key=lambda i: len(new[i]) > 1)  # decodes first
         places = [torch.arange(self.lens[i], self.lens[i] + len(new[i])) for i in rows]
         starts = torch.tensor([0] + [len(new[i]) for i in rows]).cumsum(0)
@@ -56,19 +59,22 @@ class PagedSequences:
             self.lens[i] += len(new[i])
         where = [(self.tables[i].long(), p) for i, p in zip(rows, places, strict=True)]
         slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for table, p in where]
+        of_rows = torch.tensor(rows, dtype=torch.int32)
+        context_lens = torch.tensor([self.lens[i] for i in rows], dtype=torch.int32)
         batch = AttentionBatch(
-            slots=torch.tensor(rows, dtype=torch.int32),
+            slots=of_rows,
             query_start=starts.to(torch.int32),
-            context_lens=torch.tensor([self.lens[i] for i in rows], dtype=torch.int32),
+            context_lens=context_lens,
             slot_mapping=torch.cat(slots),
             block_tables=self.tables,
             max_query_len=max(len(new[i]) for i in rows),
             max_context_len=max(self.lens[i] for i in rows),
             num_decodes=sum(len(new[i]) == 1 for i in rows),
+            last=LastTokens(starts[1:].int() - 1, of_rows, context_lens) if self.only_last else None,
         )
         ids = torch.tensor([token for i in rows for token in new[i]], dtype=torch.int32)
         hidden = self.model.forward(ids, torch.cat(places).to(torch.int32), self.cache, batch)
-        logits = self.model.logits(hidden).split(starts.diff().tolist())
+        logits = self.model.logits(hidden).split(1 if self.only_last else starts.diff().tolist())
         found = dict(zip(rows, logits, strict=True))
         return [found.get(i, logits[0][:0]) for i in range(len(new))]
 
@@ -78,9 +84,12 @@ def random_sequences(vocab_size: int) -> list[list[int]]:
     return [[rng.randrange(vocab_size) for _ in range(length)] for length in LENGTHS]
 
 
-def chunked_logits(model: Model, sequences: list[list[int]], unwritten: float = 0.0) -> list[torch.Tensor]:
-    """Logits [len, V] of each sequence, computed in the passes of ``CHUNKS``; the cache starts ``unwritten``."""
-    paged = PagedSequences(model, len(sequences))
+def chunked_logits(
+    model: Model, sequences: list[list[int]], unwritten: float = 0.0, *, only_last: bool = False
+) -> list[torch.Tensor]:
+    """Logits [len, V] of each sequence, computed in the passes of ``CHUNKS``; the cache starts ``unwritten``.
+    ``only_last``: of the last token of each pass."""
+    paged = PagedSequences(model, len(sequences), only_last=only_last)
     paged.cache.fill_(unwritten)
     parts: list[list[torch.Tensor]] = [[] for _ in sequences]
     for counts in CHUNKS:
@@ -101,6 +110,18 @@ def test_equals_transformers(config: ReferenceConfig, tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0]
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["llama3", "qwen3", "mistral"])
+def test_the_last_layer_may_go_on_with_the_last_tokens(arch: str, tmp_path: Path) -> None:
+    """The newest token of each row gets the same logits when the last layer leaves the others out, and so do all that
+    come later: their keys and values are there."""
+    model, sequences = load(make_model(tmp_path, arch, seed=24)), random_sequences(307)
+    all_logits = chunked_logits(model, sequences)
+
+    for row, (logits, got) in enumerate(zip(all_logits, chunked_logits(model, sequences, only_last=True), strict=True)):
+        ends = torch.tensor([counts[row] for counts in CHUNKS if counts[row]]).cumsum(0)
+        torch.testing.assert_close(got, logits[ends - 1], atol=1e-5, rtol=1e-5)
 
 
 def test_what_was_never_written_is_never_read(tmp_path: Path) -> None:
@@ -187,7 +208,7 @@ def test_there_are_three_models_of_each_family() -> None:
 
 @pytest.mark.parametrize(("arch", "kinds"), [("llama3", 1), ("qwen3", 2)])
 def test_few_layers_are_one_of_each_kind(arch: str, kinds: int, tmp_path: Path) -> None:
-    """The first of each window; afterwards all are there again."""
+    """The first of each window, and the last; afterwards all are there again."""
     windows = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1} if kinds == 2 else {}
     folder = make_model(tmp_path, arch, seed=1, num_hidden_layers=4, **windows)
     config = ModelConfig.load(folder)
@@ -197,5 +218,5 @@ def test_few_layers_are_one_of_each_kind(arch: str, kinds: int, tmp_path: Path) 
     with model.few_layers():
         found = [everything.index(layer) for layer in model.layers]
 
-    assert sorted(found) == [*range(kinds)]
+    assert sorted(found) == [*range(kinds), 3]
     assert model.layers == everything

@@ -80,6 +80,7 @@ def test_padding_of_a_mixed_step_samples_nothing_and_cuts_nothing() -> None:
     assert header.query_start[:5].tolist() == [0, 1, 18, 27, 27]
     assert header.sample_slots[:4].tolist() == [0, 1, 4, 4]
     assert header.hidden_index[:4].tolist() == [0, 26, 0, 0]
+    assert header.sample_lens[:4].tolist() == [21, 9, 0, 0]
     assert header.positions[:4].tolist() == [21, 9, -1, -1]
 
     assert {name: values.tolist() for name, values in deltas.items()} == {

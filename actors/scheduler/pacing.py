@@ -69,7 +69,7 @@ class Pacer:
 
     def allows(self, decodes: Work) -> bool:
         """Whether a step with these decodes alone keeps the target."""
-        return self.law.predict_s(decodes) * (1 + DEVIATIONS * self.law.deviation) <= self._itl_s
+        return self.law.predict_s(decodes) * (1 + DEVIATIONS * self.law.deviation(decodes)) <= self._itl_s
 
     def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int) -> None:
         """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first;
@@ -121,9 +121,8 @@ class Pacer:
         grown = int(self.tried * GROWTH) // CHUNK_UNIT_TOKENS * CHUNK_UNIT_TOKENS
         most = min(budget, max(LEAST_CHUNK_TOKENS, grown))
         least = min(budget, LEAST_CHUNK_TOKENS)
-        spare_s = time_s / (1 + DEVIATIONS * law.deviation) - law.predict_s(
-            Work(decodes.decodes, decodes.decode_context, prefill=1)
-        )
+        begun = Work(decodes.decodes, decodes.decode_context, prefill=1)
+        spare_s = time_s / (1 + DEVIATIONS * law.deviation(begun)) - law.predict_s(begun)
         counts, taken = [], 0
         for row in rows:
             fitting = int(min(law.prefill_in(max(0.0, spare_s), row.start), row.wanted))

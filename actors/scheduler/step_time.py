@@ -8,7 +8,8 @@ them; a prefill row of ``count`` tokens behind ``start`` others attends to ``cou
 The fit minimises the squares of the relative errors with exponential forgetting, by coordinate descent on the normal
 equations: pure, deterministic and of constant cost. A step that takes much longer than predicted (a hiccup, a first
 launch of a kernel) counts only as a step a few deviations too long; where steps stay longer, the deviation grows with
-them and the law follows. No hiccup makes a step quicker, so quick steps are believed at once.
+them and the law follows. Steps of decodes alone are even, and what is usual of them says nothing of others: they have a
+deviation of their own. No hiccup makes a step quicker, so quick steps are believed at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ NUM_WEIGHTS = 6
 FORGET = 0.98
 """Weight of a step relative to the one after it: some 50 steps count."""
 SWEEPS = 3
+FIRST_DEVIATION = 0.05
+"""Taken for usual before any is known."""
 MAX_DEVIATIONS = 4.0
 LEAST_TIME_S = 1e-6
 LEAST_MOMENT = 1e-30
@@ -52,9 +55,12 @@ class StepTime:
         self._weights = [0.0] * NUM_WEIGHTS
         self._moments = [[0.0] * NUM_WEIGHTS for _ in range(NUM_WEIGHTS)]
         self._targets = [0.0] * NUM_WEIGHTS
-        self.num_steps = 0
-        self.deviation = 0.0
-        """Usual size of (measured - predicted) / predicted, of late."""
+        self._num_steps = [0, 0]
+        self._deviations = [FIRST_DEVIATION, FIRST_DEVIATION]
+
+    def deviation(self, work: Work) -> float:
+        """Usual size of (measured - predicted) / predicted of steps like this, with or without prefill, of late."""
+        return self._deviations[work.prefill > 0]
 
     def predict_s(self, work: Work) -> float:
         """Expected time of a step; 0.0 before anything is known."""
@@ -76,13 +82,14 @@ class StepTime:
         """One step has taken ``time_s`` (ignored unless positive)."""
         if not time_s > 0:
             return
-        expected = self.predict_s(work)
-        if self.num_steps >= MIN_STEPS and expected > LEAST_TIME_S:
+        expected, kind = self.predict_s(work), work.prefill > 0
+        if self._num_steps[kind] >= MIN_STEPS and expected > LEAST_TIME_S:
             error = (time_s - expected) / expected
-            limit = MAX_DEVIATIONS * max(self.deviation, 0.01)
+            deviation = self._deviations[kind]
+            limit = MAX_DEVIATIONS * max(deviation, 0.01)
             time_s = min(time_s, expected * (1 + limit))
-            self.deviation += (min(abs(error), 2 * limit) - self.deviation) * (1 - FORGET) * 2
-        self.num_steps += 1
+            self._deviations[kind] += (min(abs(error), 2 * limit) - deviation) * (1 - FORGET) * 2
+        self._num_steps[kind] += 1
         self._fit([value / time_s for value in work.features()])
 
     def _fit(self, row: list[float]) -> None:

@@ -1,12 +1,13 @@
 """How smooth streams stay while a long prompt is read, with and without ``--itl-target-ms``, served over Redis.
 
-    python -m tests.gpu.bench_smooth llama8b [--targets 0 20 10] [--json FILE] [--record FOLDER]
+    python -m tests.gpu.bench_smooth llama8b [--targets 0 20 10] [--prompts 3] [--json FILE] [--record FOLDER]
 
 Starts ``pagebus serve --load-format dummy`` anew for every target (0: none), lets 16 sequences decode, and submits
-three prompts of 16384 tokens, each when the one before has its first token. The gap between two tokens of a stream is
-taken from the executor's times (``done_s``) and, as a client could see it, from when the results are read off the bus;
-the longest of all streams counts, from the submission of a long prompt to its first token. With ``--record`` every
-step is written down as well (``pagebus record``).
+prompts of 16384 tokens, each when the one before has its first token. While the first ones are read, graphs are
+captured for sizes of steps that had none. The gap between two tokens of a stream is taken from the executor's times
+(``done_s``) and, as a client could see it, from when the results are read off the bus; the longest of all streams
+counts, from the submission of a long prompt to its first token. With ``--record`` every step is written down as well
+(``pagebus record``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.gpu.served import recorded, served
 
 STREAMS, STREAM_PROMPT_TOKENS, STREAM_TOKENS = 16, 512, 12_000
 WARM_TOKENS = 150
-LONG_TOKENS, LONG_PROMPTS = 16_384, 3
+LONG_TOKENS = 16_384
 LIMITS = ["--max-model-len", "17000", "--swap-space", "0"]
 
 
@@ -67,7 +68,7 @@ class Watch:
             self.counts[sequence_id] = self.counts.get(sequence_id, 0) + 1
 
 
-async def measure(deployment: Deployment) -> dict[str, Any]:
+async def measure(deployment: Deployment, num_prompts: int) -> dict[str, Any]:
     """The gaps before the long prompts, and during each."""
     bus, on_bus, vocab_size = deployment.bus, deployment.names, deployment.vocab_size
     stream = on_bus.results(deployment.executor)
@@ -81,7 +82,7 @@ async def measure(deployment: Deployment) -> dict[str, Any]:
     while len(watch.gaps) < 50 * STREAMS:
         await watch.read()
     rows = [_row("alone", watch, 0.0)]
-    for index in range(LONG_PROMPTS):
+    for index in range(num_prompts):
         known = set(watch.counts)
         watch.gaps.clear()
         began = time.time()
@@ -107,11 +108,11 @@ def _row(name: str, watch: Watch, ttft_s: float) -> dict[str, Any]:
     }
 
 
-async def bench(name: str, target_ms: float, record: Path | None, extra: list[str]) -> dict[str, Any]:
+async def bench(name: str, target_ms: float, num_prompts: int, record: Path | None, extra: list[str]) -> dict[str, Any]:
     target = ["--itl-target-ms", str(target_ms)] if target_ms else []
     out = record and record / f"{name}-{target_ms:g}.jsonl"
     async with served(name, [*LIMITS, *target, *extra]) as deployment, recorded(deployment, out):
-        figures = await measure(deployment)
+        figures = await measure(deployment, num_prompts)
     return {"model": name, "itl_target_ms": target_ms or None, **figures}
 
 
@@ -119,13 +120,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(SHAPES))
     parser.add_argument("--targets", type=float, nargs="+", default=[0, 20, 10], metavar="MS")
+    parser.add_argument("--prompts", type=int, default=3, metavar="N")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", type=Path, metavar="FOLDER")
     args, extra = parser.parse_known_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results = []
     for target_ms in args.targets:
-        result = asyncio.run(bench(args.model, target_ms, args.record, extra))
+        result = asyncio.run(bench(args.model, target_ms, args.prompts, args.record, extra))
         results.append(result)
         for row in result["rows"]:
             worst = row["gap_ms_max"]

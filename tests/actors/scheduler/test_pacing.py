@@ -269,6 +269,17 @@ def test_the_law_finds_the_weights_and_keeps_them_unused() -> None:
         assert law.predict_s(work) == pytest.approx(true_s(work), rel=0.15)
 
 
+def test_even_steps_of_decodes_do_not_slow_down_what_is_learnt_of_prefill() -> None:
+    """Their errors are tiny, so much of what is new about a first long prompt would pass for a hiccup."""
+    law, rng = StepTime(), random.Random(3)
+    for _ in range(300):
+        law.learn(Work(16, 10_000), 0.0046 * rng.gauss(1, 0.001))
+    for _ in range(4):
+        law.learn(Work(16, 10_000, 1000, 1000 * 500.0), 0.025)
+    law.learn(Work(16, 10_000, 1000, 1000 * 2500.0), 0.0282)
+    assert law.predict_s(Work(16, 10_000, 1000, 1000 * 4500.0)) == pytest.approx(0.0314, rel=0.05)
+
+
 def test_outliers_do_not_bend_the_law_but_change_does() -> None:
     """One step of a hundredfold time moves nothing much; steps that stay slower are believed."""
     law, work = StepTime(), Work(8, 1000)

@@ -75,6 +75,8 @@ class Actor(ABC):
         self.bus_trouble = ""
         """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
         bus.on_restart = self._bus_restarted
+        self.bus_is_away = False
+        """Whether the last renewal of the lease has failed."""
         self._renewed_s = math.inf
         """When the last renewal of the lease was begun: it holds from then on for its time."""
         self._restarted_s = self._doubtful_until_s = -math.inf
@@ -186,7 +188,7 @@ class Actor(ABC):
             self.set_state("ready")
             self.log.info("ready")
             self.on_ready()
-        serving = asyncio.create_task(self.serve(), name=f"{self.name}:serve")
+        serving = asyncio.create_task(self._serve_and_drain(), name=f"{self.name}:serve")
         try:
             await _first(serving, self.draining)
             if self.draining.is_set() and not serving.done():
@@ -195,9 +197,12 @@ class Actor(ABC):
                 self.log.warning("drain timed out", after_s=self.settings.drain_timeout_s)
                 return
             await serving
-            await self.drain()
         finally:
             await _cancel(serving)
+
+    async def _serve_and_drain(self) -> None:
+        await self.serve()
+        await self.drain()
 
     async def _start_unless_draining(self) -> bool:
         """False if the actor was told to drain before it had started."""
@@ -287,9 +292,8 @@ class Actor(ABC):
         While the bus is away it keeps trying: the lease may expire, and is taken back if nobody else took it.
         """
         ttl_s = self.settings.lease_ttl_s
-        away = False
         while True:
-            pause_s = min(RETRY_S, ttl_s / 3) if away else ttl_s / 3
+            pause_s = min(RETRY_S, ttl_s / 3) if self.bus_is_away else ttl_s / 3
             doubtful_s = self._doubtful_until_s - time.monotonic()
             await _wait(self._beat_now, min(pause_s, doubtful_s) if doubtful_s > 0 else pause_s)
             self._beat_now.clear()
@@ -299,15 +303,15 @@ class Actor(ABC):
                     self.kind, self.lease_name(), self.epoch, self.lease_info(), ttl_s=ttl_s
                 )
             except BusUnavailable as error:
-                if away:
+                if self.bus_is_away:
                     self.bus_trouble = str(error) if isinstance(error, BusRefused) else "it does not answer"
                 else:
                     self.log.warning("bus unavailable: the lease was not renewed", error=describe(error))
-                away = True
+                self.bus_is_away = True
             else:
-                if away:
+                if self.bus_is_away:
                     self.log.info("bus is back: the lease is renewed")
-                away = False
+                self.bus_is_away = False
                 self.bus_trouble = ""
                 if not held:
                     self.lease_lapsed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Set
 from contextlib import suppress
 from typing import Any
 
@@ -92,13 +93,14 @@ class DetokenizerActor(Actor):
         patience = Patience(self.log, doing="no results are read")
         while not self.draining.is_set() or len(self._sequences):
             try:
-                entries = await self.bus.read(self._read_set(), count=READ_COUNT, block_ms=READ_BLOCK_MS)
+                positions = self._read_set()
+                entries = await self.bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
             except BusUnavailable as error:
                 await patience.pause(error)
                 continue
             patience.back()
             await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
-            await self._handle(entries)
+            await self._handle(entries, positions.keys())
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
 
@@ -115,7 +117,8 @@ class DetokenizerActor(Actor):
         positions.update({self.names.results(replica): at for replica, at in self._positions.items()})
         return positions
 
-    async def _handle(self, entries: list[Entry]) -> None:
+    async def _handle(self, entries: list[Entry], streams: Set[str]) -> None:
+        """Take in what was read of ``streams``."""
         assert self._sequences is not None
         replicas = {self.names.results(replica): replica for replica in self._positions}
         started = [entry for entry in entries if entry.stream == self._mailbox]
@@ -131,18 +134,17 @@ class DetokenizerActor(Actor):
                 self._positions[replica] = entry.id
                 await self._handle_result(entry, replica)
         if self._sequences.waiting:
-            full = max(Counter(entry.stream for entry in entries).values()) >= READ_COUNT
-            self._sequences.settle(complete=not full and not await self._found_more())
+            full = max(Counter(entry.stream for entry in entries).values(), default=0) >= READ_COUNT
+            self._sequences.settle(complete=not full and not await self._found_more(streams))
         self._publish()
 
-    async def _found_more(self) -> bool:
-        """Whether there may be results that were not read because their replica has just joined."""
-        known = len(self._positions)
+    async def _found_more(self, streams: Set[str]) -> bool:
+        """Whether there may be results that were not read with ``streams`` because their replica has just joined."""
         try:
             await self._discover()
         except BusUnavailable:
             return True
-        return len(self._positions) > known
+        return not self._read_set().keys() <= streams
 
     async def _handle_sequence(self, entry: Entry) -> None:
         assert self._sequences is not None

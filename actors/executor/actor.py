@@ -183,8 +183,7 @@ class ExecutorActor(Actor):
         """Finish the plans the engine has, and wait until their results are stored."""
         await self._stop_engine(self.settings.drain_timeout_s)
         if self._outbox is not None:
-            async with asyncio.timeout(self.settings.drain_timeout_s):
-                await self._outbox.flush()
+            await self._outbox.flush()
 
     async def bequeath(self, error: BaseException) -> None:
         """Close the results, after those that have been computed: the scheduler need not wait for the lease to end."""

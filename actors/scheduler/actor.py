@@ -373,8 +373,9 @@ class SchedulerActor(Actor):
         self._lookout.doubt()
 
     async def _look(self) -> None:
-        """Who is there? While the bus is away for one task, what another one sees may be wrong."""
-        if self._patience.away:
+        """Who is there? While the bus is away for one task, what another one sees may be wrong; and who cannot renew
+        its own lease, cannot expect it of others."""
+        if self._patience.away or self.bus_is_away:
             self._lookout.doubt()
         await self._lookout.look(self.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)

@@ -261,19 +261,19 @@ async def test_drain_during_start() -> None:
     assert actor.steps == ["stop"]
 
 
-async def test_drain_has_a_limit() -> None:
-    """A loop that does not come to rest is cut off after drain_timeout_s."""
+@pytest.mark.parametrize("stuck", ["serve", "drain"])
+async def test_drain_has_a_limit(stuck: str) -> None:
+    """A loop that does not come to rest, or cannot send what it has, is cut off after drain_timeout_s; no error."""
 
-    class Stuck(Waiter):
-        async def serve(self) -> None:
-            self.serving.set()
-            await asyncio.Event().wait()
+    async def wait_for_ever() -> None:
+        actor.serving.set()
+        await asyncio.Event().wait()
 
-    bus = LeaseBus()
-    actor = Stuck(bus, drain_timeout_s=0.01)
+    actor = Waiter(LeaseBus(), drain_timeout_s=0.01)
+    setattr(actor, stuck, wait_for_ever)
     running = await begin(actor)
     await end(actor, running)
-    assert actor.steps == ["start", "stop"]
+    assert actor.steps == ["start", *(["serve"] if stuck == "drain" else []), "stop"]
 
 
 async def test_spawned_tasks_end_with_the_actor() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tokenizer_factory import byte_level, model_folder
 from actors.detokenizer import actor as module
 from actors.detokenizer.actor import DetokenizerActor
 from actors.settings import Settings
-from bus.contract import FENCE_INDEX, START, BusRefused, Entry, EntryId, LogEntry
+from bus.contract import FENCE_INDEX, START, BusRefused, BusUnavailable, Entry, EntryId, LogEntry
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import (
     END_LENGTH,
@@ -274,6 +274,69 @@ async def test_many_starts_at_once_lose_no_tokens(
                 ended |= {request_id} if reason else set()
 
     assert {f"r{i}": TEXT for i in range(1, 31)} == texts
+
+
+async def test_tokens_may_wait_for_earlier_ones_while_nothing_comes(
+    world: World, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nobody can say whether another replica has those."""
+    await world.executor("gpu-0")
+    async with running(world, settings) as actor:
+        await until(lambda: "results:gpu-0" in actor.lease_info()["positions"])
+        handled: list[list[Entry]] = []
+        handle = actor._handle
+
+        async def away(kind: str | None = None) -> NoReturn:
+            raise BusUnavailable("away")
+
+        async def record(entries: list[Entry], streams: Set[str]) -> None:
+            await handle(entries, streams)
+            handled.append(entries)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(actor.bus, "leases", away)
+            patch.setattr(actor, "_handle", record)
+            await world.write(NAMES.sequences("detok-0"), started(1))
+            await world.write(NAMES.results("gpu-0"), *steps(TOKENS[1:], first=1))
+            await until(lambda: actor._sequences is not None and actor._sequences.waiting and handled[-1:] == [[]])
+        await world.executor("gpu-1")
+        await world.write(NAMES.results("gpu-1"), *steps(TOKENS[:1], end=END_NONE))
+        rows = await world.replies()
+    assert joined(rows) == (TEXT, "length", len(TOKENS))
+
+
+async def test_tokens_of_a_replica_that_joins_during_a_read_are_not_lost(
+    world: World, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come with the next read, though it is known by the time this one is worked off."""
+    await world.executor("gpu-0")
+    async with running(world, settings) as actor:
+        await until(lambda: "results:gpu-0" in actor.lease_info()["positions"])
+        read, reading = actor.bus.read, asyncio.Event()
+
+        async def join_meanwhile(positions: Mapping[str, EntryId], **options: int) -> list[Entry]:
+            reading.set()
+            entries = await read(positions, **options)
+            if any(entry.stream == NAMES.results("gpu-0") for entry in entries):
+                await world.executor("gpu-1")
+                await world.write(NAMES.results("gpu-1"), *steps(TOKENS[:1], end=END_NONE))
+                await actor._discover()
+            return entries
+
+        monkeypatch.setattr(actor.bus, "read", join_meanwhile)
+        await reading.wait()
+        await world.write(NAMES.sequences("detok-0"), started(1))
+        await world.write(
+            NAMES.results("gpu-0"),
+            step(
+                *[
+                    (1, token, 1 + i, END_LENGTH if i == len(TOKENS) - 2 else END_NONE)
+                    for i, token in enumerate(TOKENS[1:])
+                ]
+            ),
+        )
+        rows = await world.replies()
+    assert joined(rows) == (TEXT, "length", len(TOKENS))
 
 
 async def test_errors_and_lost_tokens_answer_the_client(world: World, settings: Settings) -> None:

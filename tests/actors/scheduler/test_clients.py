@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NoReturn
 
 import pytest
 from fake_executor import expected_tokens
 from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, until_trimmed
 
-from bus.contract import START
+from bus.contract import START, BusRefused
 from bus.messages import (
     AbortRequest,
     SchedulerLeads,
@@ -135,3 +136,23 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
         await deployment.add_executor()
         await until(lambda: len(deployment.tokens()) == 8)
         assert deployment.tokens() == expected_tokens(PROMPT, 8)
+
+
+async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus takes no writes and answers reads: others may have lost their leases by that."""
+    async with Deployment().running() as deployment:
+        bus, lookout = deployment.bus, deployment.scheduler._lookout
+        epoch = await bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
+        await until(lambda: address_of("web", epoch) in deployment.scheduler._membership.ingresses)
+
+        async def refuse(*_: object, **__: object) -> NoReturn:
+            raise BusRefused("the server takes no writes")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(deployment.scheduler.bus, "renew_lease", refuse)
+            deployment.scheduler.set_state("ready")  # renews the lease at once
+            await until(lambda: deployment.scheduler.bus_is_away)
+            await bus.release_lease("ingress", "web", epoch)
+            looked_s = lookout.looked_s
+            await until(lambda: lookout.looked_s > looked_s)
+            assert address_of("web", epoch) in deployment.scheduler._membership.ingresses

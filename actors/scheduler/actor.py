@@ -122,7 +122,7 @@ class SchedulerActor(Actor):
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
-            ("acks", self._work.acknowledge),
+            ("acks", self._work.acknowledge_next),
             ("leases", self._look),
             ("housekeeping", self._keep_house),
         ):

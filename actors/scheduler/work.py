@@ -83,15 +83,21 @@ class Work:
         """Whether there is something to acknowledge."""
         return bool(self._settled)
 
-    async def acknowledge(self) -> None:
-        """Wait until something is settled, and its effect stored; acknowledge it."""
+    async def acknowledge_next(self) -> None:
+        """Wait until something is settled, and acknowledge it."""
         await self._any_settled.wait()
+        await self.acknowledge()
+
+    async def acknowledge(self) -> None:
+        """Acknowledge what is settled, once its effect is stored."""
         batch = list(self._settled)
+        if not batch:
+            return  # the drain, beside the task that waits for the next, was faster, or that task was
         await self._outbox.stored(batch[-1][0])
         await self._confirm()
         await self._bus.ack(SCHEDULER_GROUP, [entry for _, entry in batch])
         acked = set(map(id, batch))
-        while self._settled and id(self._settled[0]) in acked:  # unless the drain, beside this task, was faster
+        while self._settled and id(self._settled[0]) in acked:  # else the other one was faster
             self._settled.popleft()
         if not self._settled:
             self._any_settled.clear()

@@ -70,7 +70,7 @@ class Deployment:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the deployment's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(READY_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * READY_S)
 
     async def _start(self) -> None:
         self.bus = HeldBus(self.server, self.names)
@@ -95,7 +95,7 @@ class Deployment:
     def _actor(self, name: str) -> Actor:
         return next(actor for actor in self.actors if actor.name == name)
 
-    async def _until(self, holds: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def _until(self, holds: Callable[[], bool], limit_s: float = READY_S) -> None:
         async with asyncio.timeout(limit_s):
             while not holds():
                 for run in self._runs.values():

@@ -23,7 +23,9 @@ pytestmark = [
 ]
 CPU = ["--device", "cpu", "--threads", "1", "--swap-space", "0.02", "--cpu-kv-cache-gib", "0.1"]
 
-ONE_DEPLOYMENT = ["--enable-prefix-caching", "--max-model-len", "700", "--num-gpu-blocks-override", "46"]
+ONE_DEPLOYMENT = [
+    "--enable-prefix-caching", "--max-model-len", "700", "--num-gpu-blocks-override", "46", "--max-num-seqs", "16",
+]  # fmt: skip
 """Settings in which the workloads would differ; the blocks are those of ``swap``."""
 
 

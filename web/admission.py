@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from web.asked import Asked, Prompt
 from web.auth import ANYBODY, ApiKey
 from web.errors import ApiError, overloaded
 from web.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from web.model import ServedModel
 from web.places import Places
-from web.schemas import Asked, Prompt
 
 NEWEST_SHARE = 0.1
 """Weight of one more call in the mean of how long calls take."""

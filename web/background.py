@@ -17,12 +17,13 @@ from bus.contract import Bus, BusUnavailable, Entry
 from bus.messages import ResponseQueued
 from bus.streams import RESPONSES_GROUP, Names
 from web.admission import Charge, of_client
+from web.asked import Asked
 from web.auth import ApiKey
 from web.context import Context
 from web.errors import ApiError, internal
 from web.responses import Piece, Record
 from web.routes.responses import computed, used_tokens
-from web.schemas import Asked, parse_chat
+from web.schemas import parse_chat
 from web.shapes.response_events import OVER, ResponseEvents
 from web.shapes.response_input import chat_body
 from web.shapes.translated import written

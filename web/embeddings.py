@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bus.messages import SamplingParams
+from web.asked import Asked, StreamOptions
 from web.errors import bad_field
 from web.fields import Fields
 from web.limits import INT32_MAX, MAX_CHOICES
@@ -15,8 +16,6 @@ from web.model import ServedModel
 from web.report import EmbeddingForm, Float32Array, Report
 from web.schemas import (
     HARMLESS,
-    Asked,
-    StreamOptions,
     read_model,
     read_priority,
     read_prompts,

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from web.asked import StreamOptions
 from web.calls import Call, Choice, OpenRequest
 from web.report import (
     PromptInfo,
@@ -17,7 +18,6 @@ from web.report import (
     prompt_logprobs,
     text_length,
 )
-from web.schemas import StreamOptions
 from web.sse import ChatChunks, Chunks, CompletionChunks, choice_usage
 
 

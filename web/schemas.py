@@ -5,15 +5,15 @@ A field is understood, or it is a 400 that names it: nothing is silently ignored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import orjson
 
-from bus.messages import GenerateRequest, Int32Array, SamplingParams
+from bus.messages import Int32Array
+from web.asked import Asked, Prompt, StreamOptions
 from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_documents, read_messages, read_template_kwargs
 from web.errors import ApiError, bad_field, model_not_found
@@ -32,7 +32,6 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
-from web.report import Report
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
@@ -97,80 +96,6 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "user": _is_name,
 }
 """Fields of OpenAI's API that need no behaviour, with what they may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a call: exactly one of the three is given."""
-
-    text: str | None = None
-    token_ids: Int32Array | None = None
-    messages: tuple[dict[str, Any], ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """``usage``: a last chunk with the usage. ``continuous``: usage in every chunk."""
-
-    usage: bool = False
-    continuous: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
-
-    model: str
-    prompts: tuple[Prompt, ...]
-    sampling: SamplingParams
-    stream: bool
-    stream_options: StreamOptions
-    add_special_tokens: bool
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, object] = field(default_factory=dict)
-    tools: tuple[dict[str, Any], ...] = ()
-    documents: tuple[dict[str, str], ...] = ()
-    chat_template: str | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int = 0
-    cache_salt: str | None = None
-    client: str = ""
-    weight: float = 1.0
-    """Name and weight of the API key it came with."""
-    timeout_s: float | None = None
-    """When the call is to be given up, in seconds after its arrival."""
-    request_id: str | None = None
-    """What the client's header may say instead, and counts then."""
-    report: Report | None = None
-    """What the answer tells besides text; None: nothing."""
-
-    def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
-        """One message per prompt, in order."""
-        return [
-            GenerateRequest(
-                request_id=request_id,
-                ingress=ingress,
-                sampling=self.sampling,
-                prompt=prompt.text,
-                messages=prompt.messages,
-                add_special_tokens=self.add_special_tokens,
-                add_generation_prompt=self.add_generation_prompt,
-                continue_final_message=self.continue_final_message,
-                chat_template_kwargs=self.chat_template_kwargs,
-                tools=self.tools,
-                documents=self.documents,
-                chat_template=self.chat_template,
-                truncate_prompt_tokens=self.truncate_prompt_tokens,
-                priority=self.priority,
-                cache_salt=self.cache_salt,
-                client=self.client,
-                weight=self.weight,
-                arrived_s=arrived_s,
-                prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
-            )
-            for request_id, prompt in zip(request_ids, self.prompts, strict=True)
-        ]
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from web.asked import StreamOptions
 from web.calls import Call, Choice, OpenRequest
 from web.errors import ApiError
-from web.schemas import StreamOptions
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",

@@ -9,10 +9,11 @@ import pytest
 
 from bus.codec import decode, encode
 from bus.messages import SamplingParams
+from web.asked import Asked
 from web.beams import NOT_BESIDE
 from web.errors import ApiError
 from web.model import ServedModel
-from web.schemas import Asked, parse_chat, parse_completion
+from web.schemas import parse_chat, parse_completion
 
 MODEL = ServedModel(names=("m",), vocab_size=1000, max_model_len=64)
 

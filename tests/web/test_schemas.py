@@ -8,9 +8,10 @@ import pytest
 
 from bus.codec import decode, encode
 from bus.messages import SamplingParams
+from web.asked import Asked, StreamOptions
 from web.errors import ApiError
 from web.model import ServedModel
-from web.schemas import Asked, StreamOptions, parse_chat, parse_completion, parse_json
+from web.schemas import parse_chat, parse_completion, parse_json
 
 MODEL = ServedModel(names=("m", "alias"), vocab_size=100, max_model_len=64)
 USER = {"role": "user", "content": "hi"}

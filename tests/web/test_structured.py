@@ -9,9 +9,10 @@ import pytest
 from fake_backend import MODEL
 
 from bus.messages import StructuredOutput
+from web.asked import Asked
 from web.errors import ApiError
 from web.limits import MAX_SCHEMA_BYTES
-from web.schemas import Asked, parse_chat, parse_completion
+from web.schemas import parse_chat, parse_completion
 
 LONG = "y" * MAX_SCHEMA_BYTES
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -12,8 +12,9 @@ import pytest
 from fake_backend import MODEL, Delta, batch
 
 from bus.messages import StructuredOutput
+from web.asked import Asked
 from web.errors import ApiError
-from web.schemas import Asked, parse_chat
+from web.schemas import parse_chat
 
 SERVED = replace(MODEL, auto_tools=True, tool_parser="hermes", reasoning_parser="qwen3")
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from bus.backoff import Backoff
+from web.asked import Asked
 from web.context import bus_request_ids
 from web.errors import ApiError, bad_field, internal, too_late
 from web.inbox import Inbox
@@ -14,7 +15,6 @@ from web.jobs.lines import LineError, Result, answered, read_line, refused, unan
 from web.model import ServedModel
 from web.routes.embeddings import EMBEDDING
 from web.routes.generation import CHAT, COMPLETION, Endpoint, tell_report
-from web.schemas import Asked
 
 ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": CHAT,

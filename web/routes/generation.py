@@ -14,6 +14,7 @@ from aiohttp import web
 from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
+from web.asked import Asked
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
@@ -29,7 +30,7 @@ from web.reported import (
 )
 from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
 from web.routes import EVENTS, JSON, About, Route, json_response
-from web.schemas import Asked, parse_chat, parse_completion, parse_json
+from web.schemas import parse_chat, parse_completion, parse_json
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from web.answer_schemas import COUNT, OBJECT, TEXT, array, record
+from web.asked import Asked
 from web.calls import Call
 from web.context import CONTEXT
 from web.errors import ApiError
@@ -14,7 +15,7 @@ from web.model import ServedModel
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.generation import Chat, generate
 from web.routes.tokens import ask_tokenizer
-from web.schemas import Asked, parse_chat, parse_json
+from web.schemas import parse_chat, parse_json
 from web.shapes.messages import MessageEvents, message_of, read_count, read_message
 from web.shapes.translated import TranslatedChunks, named
 from web.sse import Chunks

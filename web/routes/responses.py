@@ -17,6 +17,7 @@ from aiohttp import web
 
 from web.admission import of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
+from web.asked import Asked
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field, not_supported
 from web.files.store import page
@@ -24,7 +25,7 @@ from web.responses import Piece, Record
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
-from web.schemas import Asked, parse_chat, parse_json
+from web.schemas import parse_chat, parse_json
 from web.shapes.response_events import OVER, ResponseEvents, new_response
 from web.shapes.response_input import Wanted, chat_body, read_response
 from web.shapes.translated import TranslatedChunks, written

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from bus.messages import SamplingParams
 from web.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
+from web.asked import Asked, Prompt, StreamOptions
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
 from web.errors import ApiError, bad_field
 from web.fields import Fields
@@ -20,7 +21,7 @@ from web.model import ServedModel
 from web.report import PromptInfo, TokenTexts
 from web.routes import About, Route, json_response
 from web.sampling import check_token_ids
-from web.schemas import Asked, Prompt, StreamOptions, parse_chat, parse_json, read_model
+from web.schemas import parse_chat, parse_json, read_model
 
 MAX_IDS = 2**20
 

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "sear
 sys.path.insert(0, str(Path(__file__).parent))  # redis_fixture.py, model_factory.py: helpers without a package
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run two at a time: threads of torch would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait
 for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and not name.startswith("PAGEBUS_TEST_")]:
     del os.environ[variable]
 

@@ -137,7 +137,8 @@ class OneServer:
 
 
 class Replicated:
-    """A master, a replica, and a Sentinel that replaces a master that is silent."""
+    """A master, a replica, and a Sentinel that replaces a master that is silent. Both have files: a server that came
+    back empty could be made master, on a busy machine at once, and all would be lost."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pagebus-chaos-", dir="/tmp"))
@@ -153,13 +154,14 @@ class Replicated:
         self._sentinel = Server(redis.Redis(port=sentinel), str(config), "--sentinel", "--dir", str(self._folder))
         self.url = f"redis+sentinel://127.0.0.1:{sentinel}/main?replicas=1"
         self.server = self.servers[0]
-        self._until(lambda: self.client.info("replication").get("connected_slaves") == 1)
+        self._until(self._in_sync)
         self._until(lambda: self._sentinel.client.sentinel_master("main")["num-slaves"] == 1)
 
     def _server(self, port: int, *arguments: str) -> Server:
         folder = self._folder / str(port)
         folder.mkdir()
-        return Server(redis.Redis(port=port), "--port", str(port), "--dir", str(folder), "--save", "", *arguments)
+        persistence = ("--save", "", "--appendonly", "yes", "--repl-diskless-sync-delay", "0")
+        return Server(redis.Redis(port=port), "--port", str(port), "--dir", str(folder), *persistence, *arguments)
 
     @property
     def client(self) -> redis.Redis:
@@ -168,7 +170,8 @@ class Replicated:
         return self.servers[self._ports.index(int(port))].client
 
     def fail_over(self) -> float:
-        """Kill the master; start it again as a replica once another is master. Seconds without one."""
+        """Kill the master; start it again as a replica once another is master, and wait until it has all that that one
+        has: were the new master killed before, everything would be lost. Seconds without one."""
         port = int(self._sentinel.client.sentinel_get_master_addr_by_name("main")[1])
         old = self.servers[self._ports.index(port)]
         began_s = time.monotonic()
@@ -176,8 +179,15 @@ class Replicated:
         self._until(lambda: self.client is not old.client and self.client.info("replication")["role"] == "master")
         seconds = time.monotonic() - began_s
         old.start()
-        self._until(lambda: self.client.info("replication").get("connected_slaves") == 1)
+        self._until(self._in_sync)
         return seconds
+
+    def _in_sync(self) -> bool:
+        """Whether the other server has loaded all that the master has, and both say so."""
+        master = self.client
+        (replica,) = (server.client for server in self.servers if server.client is not master)
+        told = master.info("replication").get("slave0", {}).get("state")
+        return (told, replica.info("replication").get("master_link_status")) == ("online", "up")
 
     @staticmethod
     def _until(condition: Callable[[], bool]) -> None:

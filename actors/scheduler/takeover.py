@@ -55,12 +55,13 @@ class _Open:
 
 class Takeover:
     """See the module's text. Afterwards ``ledger`` is complete, ``read`` says how far each replica's results have been
-    read, ``journal_end`` where the journal ends, and ``marks`` are the replicas that have been sent a plan."""
+    read, ``journal_end`` where the journal ends, and ``marks`` are the replicas that have been sent a plan, with the
+    epochs of their executors then."""
 
     def __init__(self, bus: Bus, names: Names, outbox: Outbox) -> None:
         self.ledger = Ledger()
         self.read: dict[str, EntryId] = {}
-        self.marks: set[str] = set()
+        self.marks: dict[str, int] = {}
         self.journal_end = START
         self._bus = bus
         self._names = names
@@ -79,9 +80,9 @@ class Takeover:
         epochs = self.ledger.epochs
         self._open = {name: _Open(at, epochs.get(name, 0)) for name, at in self.ledger.positions.items()}
         for replica, epoch in (await self._ready()).items():
-            state = self._open.setdefault(replica, _Open(START, epoch))
-            state.executor_epoch, state.marked = epoch, True
-            self._mark(replica, epoch)
+            marked = self._mark(replica, epoch)
+            state = self._open.setdefault(replica, _Open(START, marked))
+            state.executor_epoch, state.marked = marked, marked == epoch
         while self._open:
             await self._fence_lost()
             await self._read_results()
@@ -92,11 +93,13 @@ class Takeover:
         check_leads(leases, self._outbox.epoch)
         return {lease.name: lease.epoch for lease in leases if lease.info.get("state") == "ready"}
 
-    def _mark(self, replica: str, executor_epoch: int) -> None:
+    def _mark(self, replica: str, executor_epoch: int) -> int:
+        """The epoch of the executor that has been sent the plan: a run before this one may have found another."""
         if replica not in self.marks:
-            self.marks.add(replica)
+            self.marks[replica] = executor_epoch
             plan = StepPlan(step=MARK_STEP, planned_s=0.0, num_decodes=0, executor_epoch=executor_epoch)
             self._outbox.append(self._names.steps(replica), plan)
+        return self.marks[replica]
 
     async def _read_journal(self) -> None:
         self.journal_end = START

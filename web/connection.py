@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 from aiohttp import web
@@ -58,7 +59,7 @@ class Connection(web.RequestHandler):
         peer = transport.get_extra_info("peername")
         limit = self._all.max_per_address
         if limit is not None and isinstance(peer, tuple):
-            self._address = str(peer[0])
+            self._address = network_of(str(peer[0]))
             self._all.of_address[self._address] += 1
             if self._all.of_address[self._address] > limit:
                 assert isinstance(transport, asyncio.Transport)
@@ -119,3 +120,11 @@ def raw_response(error: ApiError) -> bytes:
     fields: dict[str, Any] = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
     head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **error.headers}.items())
     return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, since nobody gets fewer than the rest to choose from."""
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Network((int(parsed), 64), strict=False))
+    return address

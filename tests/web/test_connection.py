@@ -10,6 +10,7 @@ import socket
 import pytest
 from fake_backend import until
 
+from web.connection import network_of
 from web.limits import MAX_HEADERS, MAX_LINE_BYTES
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -109,6 +110,16 @@ async def test_a_head_in_pieces(serve, monkeypatch):
     assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
     assert [handle.cancelled() for handle in deadlines] == [True]
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [("10.1.2.3", "10.1.2.3"), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), ("fe80::1%lo", "fe80::/64"),
+     ("::1", "::/64"), ("::ffff:10.1.2.3", "::ffff:10.1.2.3")],
+)  # fmt: skip
+def test_who_has_many_addresses_counts_once(address, counted):
+    """A network of IPv6 is one client, however many of its addresses it uses."""
+    assert network_of(address) == counted
 
 
 async def test_connections_of_one_address(serve):

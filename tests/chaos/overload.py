@@ -29,7 +29,8 @@ from actors.bench.client import Outcome, run_calls
 from actors.bench.load import Spec, make_calls
 from tests.chaos.deployment import Deployment, deployed
 
-SLOTS, QUEUED = 16, 32
+SLOTS, QUEUED = 16, 24
+"""As many may wait as get a slot in 3.4 s: a queue is to be as long as clients wait, less some for chance."""
 STEP_MS = 50
 IN_TIME_S = 5.0
 """To the first token: what two full sets of slots before it need, and some more."""

@@ -33,7 +33,8 @@ class Mailbox:
         self._on_reopened = on_reopened
         self._position: EntryId = START
         self._untrimmed = 0
-        self._is_open = False
+        self._is_open = asyncio.Event()
+        self._num_closed = 0
         self._doubt = asyncio.Event()
 
     # -- its life -----------------------------------------------------------------------------------------------------
@@ -50,20 +51,26 @@ class Mailbox:
     async def keep(self) -> None:
         """For a while more, or anew."""
         self._doubt.clear()
-        if self._is_open and await self._bus.keep_mailbox(self._stream, ttl_s=TTL_S):
+        if self._is_open.is_set() and await self._bus.keep_mailbox(self._stream, ttl_s=TTL_S):
             return
-        self._is_open = True  # unless that is doubted meanwhile
-        try:
-            self._position = await self._bus.open_mailbox(self._stream, ttl_s=TTL_S)
-        except BusUnavailable:
-            self._is_open = False
-            raise
-        self._on_reopened()
+        self._close()
+        num_closed = self._num_closed
+        position = await self._bus.open_mailbox(self._stream, ttl_s=TTL_S)
+        if self._num_closed == num_closed:  # else the bus was started anew meanwhile
+            self._position = position
+            self._is_open.set()
+            self._on_reopened()
 
     def doubt(self, *, lost: bool = False) -> None:
         """It may have expired; or, ``lost``, what was in it may be gone although it is there."""
-        self._is_open &= not lost
+        if lost:
+            self._close()
         self._doubt.set()
+
+    def _close(self) -> None:
+        """Nothing more is read until it has been opened: there may be a gap before it."""
+        self._is_open.clear()
+        self._num_closed += 1
 
     async def forget(self) -> None:
         """Delete it, if the bus is there: nobody reads it any more."""
@@ -73,11 +80,11 @@ class Mailbox:
     # -- what is in it ------------------------------------------------------------------------------------------------
 
     async def read(self) -> list[Entry]:
-        """Wait a second for something new. What was in it before it was opened anew is asked for again, so nothing is
-        returned of that."""
-        since = self._position
-        entries = await self._bus.read({self._stream: since}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
-        if self._position is not since:
+        """Wait a second for something new, once it is open."""
+        await self._is_open.wait()
+        num_closed = self._num_closed
+        entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
+        if self._num_closed != num_closed:
             return []
         if entries:
             self._position = entries[-1].id

@@ -164,7 +164,7 @@ async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
     bus = MemoryBus(server)
     inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger())
     running = asyncio.create_task(inbox.run())
-    await asyncio.sleep(0)
+    await inbox.mailbox.keep()
     call = ask(inbox, "a")
     server.publish(names.replies("me"), {b"h": b"garbage"})
     await bus.publish([(names.replies("me"), StopSequence(request_id="a", sequence_id=1))])

@@ -144,18 +144,17 @@ def launch_attention(
     )  # fmt: skip
 
 
-def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
+def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int) -> None:
     """Launch attention of rows that are all prompts, each with all heads of a KV head in its tiles."""
     global case
-    case = f"{q_heads}/{kv_heads} d{head_dim} invariant cache {TYPES[cache_dtype]}"
-    float8, cache = cache_dtype.itemsize == 1, meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
-    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=float8)
+    case, bf16 = f"{q_heads}/{kv_heads} d{head_dim} invariant", torch.bfloat16
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=bf16)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2)
     spans = Spans(prompts_config(shape, invariant=True), meta(64, 5), meta(0, 4))
     paged_attention_invariant(
-        meta(64, q_heads, head_dim, dtype=torch.bfloat16), cache[:, 1, 0], cache[:, 1, 1], slots=meta(8),
-        query_start=meta(9), context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64,
-        num_decodes=7, max_context_len=64, kv_scales=meta(2, kv_heads, dtype=torch.float32) if float8 else None,
-        plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
+        meta(64, q_heads, head_dim, dtype=bf16), cache[:, 1, 0], cache[:, 1, 1], slots=meta(8), query_start=meta(9),
+        context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64, num_decodes=7,
+        max_context_len=64, plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
     )  # fmt: skip
 
 
@@ -209,8 +208,7 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
-    launch_invariant_attention(32, 8, 128, bf16)
-    launch_invariant_attention(28, 4, 128, torch.float8_e4m3fn)
+    launch_invariant_attention(32, 8, 128)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     case = "gather"

@@ -11,7 +11,7 @@ from actors.bench.command import add_bench
 from actors.commands import SETTINGS_EPILOG, Commands
 from actors.dead_letters_command import add_dead_letters
 from actors.executor.compile_command import add_compile
-from actors.executor.preload import preload_torch
+from actors.executor.preload import preload
 from actors.garbage import collect_seldom
 from actors.jobs.command import add_jobs
 from actors.settings import KINDS, SettingsError
@@ -108,7 +108,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _actor(arguments: argparse.Namespace) -> int:
     collect_seldom()
     if arguments.kind == "executor":
-        preload_torch()
+        preload()
     settings = load_settings(arguments)
     from actors.process import run_actor
 

@@ -95,17 +95,18 @@ def run_actor(kind: str, settings: Settings) -> int:
     """Run one actor until it ends; returns the exit code."""
     logs.configure(settings.log_level, settings.log_format)
     with (
-        contextlib.nullcontext() if kind == "executor" else _without_torch(),
+        _without_needless(kind),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_life(kind, settings))
 
 
 @contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
-    """transformers imports torch for a tokenizer too if it is there, which takes longer than all else in a start."""
+def _without_needless(kind: str) -> Iterator[None]:
+    """transformers imports torch for a tokenizer too if it is there, which takes longer than all else in a start; torch
+    imports pynvml for figures that nobody asks for here."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
-    with without("torch"):
+    with without("pynvml" if kind == "executor" else "torch"):
         yield
 
 

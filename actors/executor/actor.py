@@ -14,13 +14,12 @@ from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
-from actors.executor.preload import preload_torch
+from actors.executor.preload import import_torch, preload
 from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
@@ -152,6 +151,7 @@ class ExecutorActor(Actor):
 
     def _open_gpu(self, target: Target) -> None:
         open_first_gpu()
+        preload().triton.wait()
         read_compiler_version(target)
         tell_compilations(self._compiled)
 
@@ -321,23 +321,8 @@ def problem_of(entry: Entry) -> str:
 
 
 def import_engine() -> Any:
-    """The module :mod:`actors.executor.engine`, and with it torch, but for what only its compilers need: functions that
-    say which shapes operations give. They are a fifth of the import, and imported by whoever asks for them later.
-
-    What needs no torch comes first, while torch's libraries are loaded: to ask for one of them would mean to wait for
-    that with Python's lock held.
-    """
-    if "torch" not in sys.modules:
-        libraries = preload_torch()
-        import_module("kernels.triton_import")
-        if libraries is not None:
-            libraries.join()
-        unused = "torch._meta_registrations"
-        sys.modules[unused] = ModuleType(unused)
-        try:
-            vars(import_module("torch")).pop("_meta_registrations", None)
-        finally:
-            del sys.modules[unused]
+    """The module :mod:`actors.executor.engine`, and with it torch."""
+    import_torch()
     return import_module("actors.executor.engine")
 
 

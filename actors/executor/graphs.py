@@ -76,7 +76,6 @@ class Graphs:
         On the meta device, where there is nothing to capture, their passes are run once.
         """
         buckets, first = self.buckets.telling(), self.buckets.first()
-        gc.collect()
         for done, bucket in enumerate(buckets):
             with runner.model.few_layers():
                 _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated

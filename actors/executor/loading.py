@@ -216,14 +216,14 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
     """Compile and load what steps need, then capture the graphs."""
     progress(0.0)
     with runner.model.few_layers():
-        run_small_steps(batch, runner)
+        run_small_steps(batch, runner, thorough=runner.kv_cache.is_cuda)
         if runner.kv_cache.is_cuda:
             run_long_steps(batch, runner)
     if use_graphs:
         graphs = Graphs(runner.buckets)
         graphs.capture(runner, progress)
         runner.graphs = graphs
-        run_small_steps(batch, runner)
+        run_small_steps(batch, runner, thorough=False)
     if runner.kv_cache.is_cuda:
         torch.cuda.synchronize()
     progress(1.0)

@@ -186,7 +186,7 @@ def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
         runner.run(batch.apply(plan))
     if batch.limits.max_model_len > 2:
         runner.run(batch.apply(_decoding(batch.num_occupied)))
-    run_small_steps(batch, runner)
+    run_small_steps(batch, runner, thorough=True)
 
 
 def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
@@ -197,9 +197,9 @@ def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
     batch.reset()
 
 
-def run_small_steps(batch: PersistentBatch, runner: Runner) -> None:
+def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
-    for plans in small_steps(batch.limits, thorough=runner.kv_cache.device.type != "cpu"):
+    for plans in small_steps(batch.limits, thorough=thorough):
         batch.reset()
         for plan in plans:
             runner.run(batch.apply(plan))

@@ -97,6 +97,19 @@ def test_decodes_that_are_not_apart_have_a_block_of_queries_each() -> None:
     assert len({*buckets.first(), *buckets.later()}) == len(buckets.first()) + len(buckets.later())
 
 
+@pytest.mark.parametrize(("max_num_seqs", "largest"), [(512, 4096), (512, 512), (256, 428), (20, 512), (7, 40)])
+def test_the_first_graphs_at_most_double_a_step_with_prompts(max_num_seqs: int, largest: int) -> None:
+    """However few tokens it has: right after a start it runs from one that is not much larger than its own."""
+    buckets = Buckets(max_num_seqs, largest, 64)
+    captured = set(buckets.first())
+    for tokens in range(2, largest + 1, 13):
+        for rows in {1, min(tokens - 1, max_num_seqs)}:
+            own = buckets.fitting(rows_of(*[1] * (rows - 1), tokens - rows + 1, num_decodes=rows - 1))
+            assert own is not None
+            first = next(each for each in [own, *buckets.above(own)] if each in captured)
+            assert first.tokens <= 2 * own.tokens
+
+
 def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
     """With prompts or without; what is missing is asked for once."""
     buckets = Buckets(256, 512, 64)

@@ -301,7 +301,7 @@ class Inbox:
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         request = self._open.get(failure.request_id)
-        if request is not None:
+        if request is not None and failure.attempt in ("", request.attempt):
             self._fail(request, from_failure(failure))
 
     def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:

@@ -98,8 +98,10 @@ class Delivery:
     def move(self, request: Request, message: TokenizedRequest) -> bool:
         """The client asks for the request again, perhaps from another ingress. False if it has asked since, and this
         was held up on its way; false, and told so, if what it asks for is not the same; else the request has to be
-        announced anew."""
+        announced anew. Should somebody still wait where it goes on no more, because it was the other one that was held
+        up, he is told to ask again."""
         if message.asked < request.asked:
+            self._turn_away(request.id, message.ingress, message.attempt, stays=request.ingress)
             return False
         if message.sampling != request.sampling or message.prompt_token_ids.tobytes() != request.prompt.tobytes():
             conflict = RequestFailed(
@@ -110,6 +112,7 @@ class Delivery:
             )
             self._emit(ToIngress(message.ingress, conflict))
             return False
+        self._turn_away(request.id, request.ingress, request.attempt, stays=message.ingress)
         request.ingress, request.attempt, request.asked = message.ingress, message.attempt, message.asked
         request.away = False
         request.traced = message.traced
@@ -117,6 +120,15 @@ class Delivery:
             self._deadlines.pop(request.id, None)
         self._emit(ToJournal(telling.moved(request)))
         return True
+
+    def _turn_away(self, request_id: str, ingress: str, attempt: str, *, stays: str) -> None:
+        """An attempt comes to nothing: replies go to the ingress ``stays``, which knows if both are its own."""
+        if ingress != stays:
+            text = "The request was asked for elsewhere. Ask again."
+            failure = RequestFailed(
+                request_id=request_id, status=503, error_type="server_error", message=text, attempt=attempt
+            )
+            self._emit(ToIngress(ingress, failure))
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def keep(self, request: Request) -> None:

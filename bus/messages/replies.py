@@ -64,13 +64,15 @@ class PromptReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
-    """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer."""
+    """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer.
+    ``attempt``: the one it is for, while another one goes on; "": all."""
 
     request_id: str
     status: int
     error_type: str
     message: str
     param: str | None = None
+    attempt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

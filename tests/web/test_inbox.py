@@ -13,7 +13,15 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-from bus.messages import AbortRequest, GenerateRequest, ReplyBatch, RequestsDone, SamplingParams, StopSequence
+from bus.messages import (
+    AbortRequest,
+    GenerateRequest,
+    ReplyBatch,
+    RequestFailed,
+    RequestsDone,
+    SamplingParams,
+    StopSequence,
+)
 from bus.outbox import OUTBOX_LIMIT
 from bus.streams import Names
 from web.calls import Call
@@ -191,6 +199,20 @@ async def test_text_that_is_made_anew_is_not_told_twice(inbox: Inbox):
     (choice,) = await call.changes()
 
     assert (choice.take_text(), choice.num_tokens, choice.finish_reason) == ("wo three four", 4, "stop")
+
+
+async def test_an_attempt_that_comes_to_nothing_ends_itself_only(inbox: Inbox):
+    """What is said of the one before it is passed over."""
+    message = GenerateRequest(request_id="a", ingress="me", sampling=SamplingParams(), prompt="x", attempt="second")
+    call = inbox.submit([message], streaming=True)
+    failed = RequestFailed(request_id="a", status=503, error_type="server_error", message="elsewhere", attempt="first")
+    inbox.deliver(failed)
+    assert inbox.num_open == 1
+    inbox.deliver(replace(failed, attempt="second"))
+    assert inbox.num_open == 0
+    with pytest.raises(ApiError) as caught:
+        await call.changes()
+    assert caught.value.status == 503
 
 
 async def test_what_was_on_its_way_to_a_lost_connection_makes_no_gap(inbox: Inbox):

@@ -12,6 +12,7 @@ from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, until_trimme
 from bus.contract import START, BusRefused
 from bus.messages import (
     AbortRequest,
+    RequestFailed,
     SchedulerLeads,
     SequenceEnded,
     SequenceStarted,
@@ -156,3 +157,27 @@ async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytes
             looked_s = lookout.looked_s
             await until(lambda: lookout.looked_s > looked_s)
             assert address_of("web", epoch) in deployment.scheduler._membership.ingresses
+
+
+async def test_who_waits_where_the_request_goes_on_no_more_is_told() -> None:
+    """A dying ingress sends what its client asked for there before it went to another one: whichever comes last, nobody
+    waits for ever. Those who asked again at the same ingress know."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        deployment.pause_after = 6
+        epochs = [await deployment.bus.acquire_lease("ingress", name, {}, ttl_s=TTL_S) for name in ("old", "new")]
+        old, new = (address_of(name, epoch) for name, epoch in zip(("old", "new"), epochs, strict=True))
+        for address in (old, new):
+            await deployment.bus.open_mailbox(NAMES.replies(address), ttl_s=60)
+        for address, attempt, asked in ((new, "b", 2), (new, "c", 3), (old, "a", 4), (new, "d", 1)):
+            request = dataclasses.replace(ask("a", max_tokens=900), ingress=address, attempt=attempt, asked=asked)
+            await deployment.send(request)
+        await until_trimmed(deployment, NAMES.control)
+        await until(lambda: deployment.scheduler.core.attempt_of("a") == "a")
+        told: list[tuple[str, int]] = []
+        while len(told) < 2:
+            told = [
+                (each.attempt, each.status) for each in await deployment.replies(new) if isinstance(each, RequestFailed)
+            ]
+        assert told == [("c", 503), ("d", 503)]
+        assert not [each for each in await deployment.replies(old) if isinstance(each, RequestFailed)]

@@ -43,11 +43,13 @@ def preload() -> Loading:
     loading = Loading()
 
     def run() -> None:
-        for package, names, done in (("torch", TORCH, loading.torch), ("triton", TRITON, loading.triton)):
-            try:
-                _load(package, names)
-            finally:
-                done.set()
+        try:
+            _load("torch", TORCH)
+            loading.torch.set()
+            _load("triton", TRITON)
+        finally:
+            loading.torch.set()
+            loading.triton.set()
 
     threading.Thread(target=run, name="preload", daemon=True).start()
     return loading
@@ -81,4 +83,5 @@ def import_torch() -> None:
             del sys.modules[name]
     for name in UNUSED:
         vars(torch).pop(name, None)
-    torch._lazy_modules.update(UNUSED)
+    lazy: set[str] = getattr(torch, "_lazy_modules", set())  # what torch imports once somebody asks for it
+    lazy.update(UNUSED)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.activation import silu_mul, silu_mul_reference
-from kernels.linear_choice import Config, choose, invariant_config
+from kernels.linear_choice import BUCKETS, Config, choose, invariant_config
 from kernels.linear_tiles import TileConfig, tiles_linear
 from kernels.linear_vector import vector_linear
 from kernels.target import target_of
@@ -33,8 +33,11 @@ def gated_linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     return silu_mul_reference(F.linear(x, weight, bias))
 
 
-def partial_linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is."""
+def partial_linear_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
+    been added to ``residual`` [T, N] already, which kernels do where it saves time."""
     return F.linear(x, weight, bias)
 
 
@@ -78,10 +81,18 @@ def gated_linear(
 
 
 def partial_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None
-) -> torch.Tensor:
-    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is."""
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor | None:
+    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
+    been added to ``residual`` [T, N] already. Then the sum is rounded once, not twice."""
     config = config or choose("partial", x, weight)
+    if config is None and bias is None and residual is not None and _adds(x):
+        residual.addmm_(x, weight.t())
+        return None
     if config is None:
         return F.linear(x, weight, bias)
     if isinstance(config, TileConfig) and config.splits > 1:
@@ -90,6 +101,11 @@ def partial_linear(
             return _run(x, weight, None, out, config, gated=False)
         config = replace(config, splits=1)
     return linear(x, weight, bias, config=config)
+
+
+def _adds(x: torch.Tensor) -> bool:
+    """Whether the library adds x's product to a residual itself: of many tokens this costs it nothing."""
+    return target_of(x.device) is not None and len(x) > BUCKETS[-1] and x.dtype.itemsize == 2
 
 
 def linear_invariant(
@@ -104,6 +120,8 @@ def gated_linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     return gated_linear(x, weight, bias, config=invariant_config(x, weight))
 
 
-def partial_linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def partial_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """`partial_linear`, of each token alone."""
     return partial_linear(x, weight, bias, config=invariant_config(x, weight))

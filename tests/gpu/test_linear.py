@@ -80,6 +80,26 @@ def test_linear(shape: str, dtype: torch.dtype) -> None:
         assert worst_row(gated_linear(x, weight), F.silu(gate) * up) < 2 * limit
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_many_tokens(dtype: torch.dtype) -> None:
+    """Beyond the buckets of own kernels the product goes into the residual by itself, unless that is float32; a bias is
+    never left out."""
+    rows, size = SHAPES["llama8b o"]
+    weight, limit = weights(rows, size, dtype), {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+    bias = torch.randn(rows, dtype=dtype, device="cuda")
+    for tokens in (300, 1000, 4096, 9000):
+        x = torch.randn(tokens, size, dtype=dtype, device="cuda")
+        expected = F.linear(x.float(), weight.float())
+        for call in (linear, partial_linear):
+            assert worst_row(call(x, weight), expected) < limit
+            assert worst_row(call(x, weight, bias), expected + bias.float()) < limit
+        residual = torch.randn(tokens, rows, dtype=dtype, device="cuda")
+        added = residual.clone()
+        rest = partial_linear(x, weight, None, added)
+        assert (rest is None) == (dtype != torch.float32)
+        assert worst_row(added if rest is None else added + rest, expected + residual.float()) < limit
+
+
 class Chain:
     """What surrounds attention in a few layers: norms, a product, a gated one, products into the residual."""
 

@@ -159,18 +159,19 @@ class Attention:
         self.norms: dict[str, Any] = {}
         self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
-    def __call__(
+    def add(
         self,
         x: torch.Tensor,
+        residual: torch.Tensor,
         positions: torch.Tensor,
         kv_cache: torch.Tensor,
         attention: AttentionPass,
         last: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """x [T, H] and positions [T] -> [T, H], or partial sums of it [S, T, H].
+    ) -> torch.Tensor | None:
+        """x [T, H] and positions [T] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`.
 
-        Writes the tokens' keys and values into ``kv_cache``. With ``last`` [N] only these tokens attend, and
-        ``attention`` is theirs -> [N, H]."""
+        Writes the tokens' keys and values into ``kv_cache``. With ``last`` [N] only these tokens attend, ``attention``
+        is theirs, and so is ``residual`` [N, H]."""
         qkv = self.qkv(x).view(len(x), self._num_heads, self._head_dim)
         k_cache, v_cache = kv_cache.select(1, self._layer).unbind(1)
         scales = self.kv_scales if is_float8(kv_cache.dtype) else None
@@ -180,4 +181,4 @@ class Attention:
         if last is not None:
             q = q.index_select(0, last)
         attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales)
-        return self.out(attended.flatten(1))
+        return self.out.add(attended.flatten(1), residual)

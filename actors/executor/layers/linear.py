@@ -30,12 +30,14 @@ class Linear:
 
 
 class ResidualLinear(Linear):
-    """A product that goes into the residual: as :meth:`RMSNorm.add` takes it, perhaps as partial sums [S, T, out]."""
+    """A product that goes into the residual [T, out]: as :meth:`RMSNorm.add` takes it, perhaps as partial sums
+    [S, T, out], or None if it is there already."""
 
     __slots__ = ()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = self._ops.partial_linear(x, self.weight, self.bias)
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+        """The product of x, which is still to be added to ``residual``; None if it has been."""
+        product: torch.Tensor | None = self._ops.partial_linear(x, self.weight, self.bias, residual)
         return product
 
 

@@ -21,6 +21,6 @@ class GatedMLP:
         self.gate_up = GatedLinear(parameters, prefix, sizes, config.hidden_size, ops, bias=bias)
         self.down = ResidualLinear(parameters, prefix, {"down_proj": config.hidden_size}, size, ops, bias=bias)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] -> [T, H], or partial sums of it [S, T, H]."""
-        return self.down(self.gate_up(x))
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
+        """x [T, H] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        return self.down.add(self.gate_up(x), residual)

@@ -23,7 +23,10 @@ class RMSNorm:
         normed: torch.Tensor = self._ops.rms_norm(x, self.weight, self.eps)
         return normed
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place and return the norm of the sum."""
+    def add(self, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place and return the norm of the sum. What is
+        None has been added already."""
+        if x is None:
+            return self(residual)
         normed: torch.Tensor = self._ops.add_rms_norm(x, residual, self.weight, self.eps)
         return normed

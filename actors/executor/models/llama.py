@@ -96,10 +96,10 @@ class LlamaModel:
             pause()
             if layer is self.layers[-1] and batch.last is not None:
                 attention, last = ending, batch.last.index
-            hidden = layer.attention(hidden, positions, kv_cache, attention, last)
             residual = residual if last is None else residual.index_select(0, last)
-            hidden = layer.mlp(layer.mlp_norm.add(hidden, residual))
-            hidden = next_norm.add(hidden, residual)
+            added = layer.attention.add(hidden, residual, positions, kv_cache, attention, last)
+            added = layer.mlp.add(layer.mlp_norm.add(added, residual), residual)
+            hidden = next_norm.add(added, residual)
         return hidden
 
     @torch.inference_mode()

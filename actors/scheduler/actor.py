@@ -142,6 +142,7 @@ class SchedulerActor(Actor):
         )
         for replica in takeover.marks:
             self.core.skip_steps(replica, MARK_STEP)
+            self._trimmer.replica_lost(replica, MARK_STEP)  # answered, or there is nobody who would
         for replica, end in takeover.read.items():
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
                 self._membership.refused[replica] = end.epoch

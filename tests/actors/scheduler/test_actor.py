@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 
@@ -145,6 +146,21 @@ async def test_a_successor_does_not_wait_for_the_end_of_results_that_are_over(la
         await deployment.add_executor("gpu-1")
         await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
         assert deployment.tokens()[-1] == expected_tokens(PROMPT, 40)[-1]
+
+
+async def test_a_plan_that_nobody_answers_in_a_takeover_is_trimmed() -> None:
+    """The executor is lost while the new scheduler waits for it."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
+        await deployment.lose_scheduler()
+        await deployment.stop_executor("gpu-0")
+        starting = asyncio.create_task(deployment.start_scheduler())
+        await until(lambda: deployment.server.stream(NAMES.steps("gpu-0")).ids)
+        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
+        await starting
+        await deployment.scheduler._keep_house(pause_s=0.0)
+        assert await deployment.lengths(NAMES.steps("gpu-0")) == [0]
 
 
 async def test_an_executor_that_comes_back_gets_only_new_plans() -> None:

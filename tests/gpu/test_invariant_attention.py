@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.paged_attention import paged_attention_invariant
-from tests.gpu.test_kernels import SHAPES, expected_attention, relative_error
+from tests.gpu.kernel_cases import SHAPES, relative_error
+from tests.gpu.test_attention import expected_attention
 from tests.kernels.attention_cases import AttentionCase, make_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -146,6 +146,7 @@ class SchedulerActor(Actor):
         for replica, end in takeover.read.items():
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
                 self._membership.refused[replica] = end.epoch
+                self._lookout.shut_out("executor", replica, end.epoch)
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
         if self._recovered:

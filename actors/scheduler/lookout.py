@@ -57,6 +57,10 @@ class Lookout:
                     revoked.add((kind, name))
         self._membership.look(leases, revoked)
 
+    def shut_out(self, kind: str, name: str, epoch: int) -> None:
+        """Its holder of this epoch has been given up, though not by :meth:`look`."""
+        self._revoked[kind, name] = epoch + 1
+
     async def _revoke_again(self, lease: LeaseInfo) -> bool:
         """Whether its holder was given up, which the bus must have forgotten."""
         below = self._revoked.get((lease.kind, lease.name), 0)

@@ -31,13 +31,15 @@ class Stuck(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """``frozen``: none of its callbacks runs. ``fuse``: ``on_fuse`` is called after so many more of them; 0: never."""
+    """``frozen``: none of its callbacks runs. ``fuse``: ``on_fuse`` is called after so many more of them; 0: never.
+    ``tasks``: all it ever had."""
 
     name: str
     number: int
     queue: deque[asyncio.Handle] = field(default_factory=deque)
     frozen: bool = False
     fuse: int = 0
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
     on_fuse: Callable[[], None] = lambda: None
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
@@ -71,6 +73,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process.context.run(PROCESS.set, process)
         self._processes.append(process)
         return process
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """A task that its process knows."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        context = options.get("context") or contextvars.copy_context()
+        context.get(PROCESS, self._outside).tasks.append(task)
+        return task
 
     def drop(self, process: Process) -> None:
         """Nothing of a process will ever run again."""

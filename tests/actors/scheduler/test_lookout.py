@@ -58,6 +58,19 @@ async def test_who_was_given_up_stays_so_though_the_bus_forgets_it(monkeypatch: 
     assert list(membership.ingresses) == [f"web@{again}"]
 
 
+async def test_who_was_given_up_in_a_takeover_ends_though_the_bus_forgets_it() -> None:
+    """Its results are closed: nobody would take it, and it would wait for ever."""
+    bus = MemoryBus(MemoryServer())
+    lookout = Lookout(bus, Membership(lambda event: None, lambda *_: None), TTL_S)
+    epoch = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=100.0)
+    frozen = await bus.acquire_lease("executor", "gpu-0", {}, ttl_s=100.0)
+    lookout.shut_out("executor", "gpu-0", frozen)
+    await lookout.look(epoch)
+    with pytest.raises(Fenced):
+        await bus.renew_lease("executor", "gpu-0", frozen, {}, ttl_s=100.0)
+    await bus.acquire_lease("executor", "gpu-0", {}, ttl_s=100.0)
+
+
 async def test_a_scheduler_that_others_have_heard_a_successor_of_ends() -> None:
     """The bus has forgotten that one, and the old one has its lease back; but nobody would listen to it."""
     bus = MemoryBus(MemoryServer())

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from kernels.paged_attention import paged_attention_invariant
-from tests.gpu.kernel_cases import SHAPES, relative_error
+from tests.gpu.kernel_cases import CUDA, SHAPES, relative_error
 from tests.gpu.test_attention import expected_attention
 from tests.kernels.attention_cases import AttentionCase, make_case
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-
-CUDA = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("seeded"),
+]
 
 
 def computed(case: AttentionCase, tokens: torch.Tensor, row_of: torch.Tensor, counts: list[int]) -> torch.Tensor:

@@ -81,6 +81,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context.get(PROCESS, self._outside).tasks.append(task)
         return task
 
+    def tasks_of(self, process: Process) -> list[asyncio.Task[Any]]:
+        """All of a process, in an order that a seed gives again; aiohttp makes some without the loop."""
+        others = (
+            sorted(asyncio.all_tasks(self), key=asyncio.Task.get_name) if hasattr(asyncio.Task, "get_context") else []
+        )
+        return process.tasks + [task for task in others if task.get_context().get(PROCESS) is process]
+
     def drop(self, process: Process) -> None:
         """Nothing of a process will ever run again."""
         process.queue.clear()

@@ -179,7 +179,7 @@ class World:
                 self.drain(life)
             for life in lives:
                 await life.ended.wait()
-        left = [*self._supervisors, *(task for life in self._ghosts for task in life.process.tasks)]
+        left = [*self._supervisors, *(task for life in self._ghosts for task in self.loop.tasks_of(life.process))]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

@@ -101,7 +101,8 @@ class ExecutorActor(Actor):
         """Load the model. Plans that are in the stream already were meant for an earlier life and are passed over."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        self._position = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
+        found = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
+        self._position = found or START  # a drain was asked for while the bus was away
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         began_s = self._phase_began_s = time.monotonic()
         path, config, _ = await asyncio.wrap_future(self._finding)

@@ -85,7 +85,7 @@ class Recorder:
         fields.pop("pid", None)
         self._tell(f"{name}: {event} {' '.join(f'{key}={value!r:.200}' for key, value in fields.items())}".strip())
 
-    debug = info = warning = error = _line
+    debug = info = warning = error = exception = _line
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ leads no more, may then take its lease back; so what the server forgets is remem
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from actors.scheduler.membership import Membership
-from bus.contract import Bus, Fenced, LeaseInfo
+from actors.scheduler.membership import Membership, positions_of
+from bus.contract import FENCE_INDEX, START, Bus, EntryId, Fenced, LeaseInfo
 
 LOOK_S = 0.25
 
@@ -48,7 +48,8 @@ class Lookout:
         if late or not any(lease.epoch == epoch for lease in leases):
             self.doubt()
         self.looked_s = time.monotonic()
-        leases = [lease for lease in leases if not await self._revoke_again(lease)]
+        told = [positions_of(lease) for lease in leases if lease.kind == "detokenizer"]
+        leases = [lease for lease in leases if not await self._revoke_again(lease, told)]
         revoked = set()
         if self.looked_s >= self._believe_absence_s:
             for kind, name in self._membership.absent(leases):
@@ -61,9 +62,13 @@ class Lookout:
         """Its holder of this epoch has been given up, though not by :meth:`look`."""
         self._revoked[kind, name] = epoch + 1
 
-    async def _revoke_again(self, lease: LeaseInfo) -> bool:
-        """Whether its holder was given up, which the bus must have forgotten."""
+    async def _revoke_again(self, lease: LeaseInfo, told: Iterable[Mapping[str, EntryId]]) -> bool:
+        """Whether its holder was given up, which the bus must have forgotten: here, or, as detokenizers that have read
+        the end of its results tell, by an earlier scheduler. They would not read what it writes after that."""
         below = self._revoked.get((lease.kind, lease.name), 0)
+        end = EntryId(lease.epoch, FENCE_INDEX)
+        if lease.kind == "executor" and any(each.get(f"results:{lease.name}", START) >= end for each in told):
+            below = lease.epoch + 1
         if lease.epoch >= below:
             return False
         await self._bus.revoke_lease(lease.kind, lease.name, below=below)

@@ -179,7 +179,7 @@ class Membership:
         for name in taking:
             self._detokenizers[name] = leases[name].epoch
         for name, lease in leases.items():
-            self.positions[name] = _positions(lease)
+            self.positions[name] = positions_of(lease)
         if taking != self._taking:
             self._taking = taking
             self._emit(DetokenizersLive(taking))
@@ -218,7 +218,7 @@ def _rate(lease: LeaseInfo, name: str) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else 0.0
 
 
-def _positions(lease: LeaseInfo) -> dict[str, EntryId]:
+def positions_of(lease: LeaseInfo) -> dict[str, EntryId]:
     """How far a detokenizer has read, by ``results:<replica>``."""
     told = lease.info.get("positions")
     return {str(name): EntryId.parse(str(at)) for name, at in told.items()} if isinstance(told, dict) else {}

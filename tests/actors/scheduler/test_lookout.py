@@ -9,7 +9,7 @@ import pytest
 from actors.scheduler.events import IngressLost, Input
 from actors.scheduler.lookout import LOOK_S, Lookout
 from actors.scheduler.membership import Membership
-from bus.contract import Fenced
+from bus.contract import FENCE_INDEX, EntryId, Fenced
 from bus.memory_bus import MemoryBus, MemoryServer
 
 TTL_S = 5.0
@@ -81,3 +81,21 @@ async def test_a_scheduler_that_others_have_heard_a_successor_of_ends() -> None:
     await bus.renew_lease("executor", "gpu-0", listener, {"scheduler_epoch": epoch + 1}, ttl_s=100.0)
     with pytest.raises(Fenced, match=f"'gpu-0' has heard of a scheduler of epoch {epoch + 1}, after {epoch}"):
         await lookout.look(epoch)
+
+
+async def test_an_executor_whose_results_have_been_closed_is_not_taken_back() -> None:
+    """An earlier scheduler had given it up, which the bus has forgotten; detokenizers read nothing of it any more."""
+    bus = MemoryBus(MemoryServer())
+    membership = Membership(lambda event: None, lambda *_: None)
+    lookout = Lookout(bus, membership, TTL_S)
+    epoch = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=100.0)
+    executor = await bus.acquire_lease("executor", "gpu-0", {}, ttl_s=100.0)
+    told = {"positions": {"results:gpu-0": str(EntryId(executor, FENCE_INDEX - 1))}}
+    detokenizer = await bus.acquire_lease("detokenizer", "text", told, ttl_s=100.0)
+    await lookout.look(epoch)
+    await bus.renew_lease("executor", "gpu-0", executor, {}, ttl_s=100.0)
+    told = {"positions": {"results:gpu-0": str(EntryId(executor, FENCE_INDEX))}}
+    await bus.renew_lease("detokenizer", "text", detokenizer, told, ttl_s=100.0)
+    await lookout.look(epoch)
+    with pytest.raises(Fenced):
+        await bus.renew_lease("executor", "gpu-0", executor, {}, ttl_s=100.0)

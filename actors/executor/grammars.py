@@ -101,7 +101,7 @@ class Grammars:
     def reset(self) -> None:
         """Every slot is empty; tokens that are still to come are nobody's."""
         self._slots.clear()
-        if self._builders is not None:  # some grammar has come
+        if self._thread is not None or not self._threaded:  # else there has been nothing to do
             self._do(self._forget)
 
     def apply(self, plan: StepPlan) -> None:

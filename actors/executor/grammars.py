@@ -101,8 +101,7 @@ class Grammars:
     def reset(self) -> None:
         """Every slot is empty; tokens that are still to come are nobody's."""
         self._slots.clear()
-        if self._thread is not None or not self._threaded:  # else there has been nothing to do
-            self._do(self._forget)
+        self._do(self._forget)
 
     def apply(self, plan: StepPlan) -> None:
         """Sequences leave, and enter with the tokens they have."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from actors.executor.layout import NUM_COLUMNS, BatchLimits
@@ -70,11 +68,9 @@ class DeviceBatch:
             self.masks = torch.full((len(self.seeds), rows.shape[1]), -1, dtype=torch.int32, device=self._device)
         self.masks[deltas["mask_slots"].long()] = rows
 
-    def constrain(self, slots: torch.Tensor, masks: Callable[[], torch.Tensor]) -> None:
-        """What these slots may sample in this step: ``masks`` gives [C, ceil(V / 32)] on the host, pinned if that
-        matters, and may wait for them."""
-        index = slots.long()
-        self.masks.index_copy_(0, index, masks().to(self._device, non_blocking=True))
+    def constrain(self, slots: torch.Tensor, masks: torch.Tensor) -> None:
+        """What these slots may sample in this step: ``masks`` [C, ceil(V / 32)] on the host, pinned if that matters."""
+        self.masks[slots.long()] = masks.to(self._device, non_blocking=True)
 
     def _set_words(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["word_slots"].long()

@@ -142,12 +142,11 @@ class Engine:
                     finally:
                         self._end_capturing()
                     self._free_host_memory()
+                    self._follow.close()
         except BaseException as error:
             self._fail(error)
         finally:
             self._completion.put(None)
-            if self._grammars is not None:
-                self._grammars.close()
 
     def _prepare(self, device: torch.device) -> None:
         settings, config = self._settings, self._config
@@ -155,9 +154,9 @@ class Engine:
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
         self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
-        runner, threaded = self._loaded.runner, device.type == "cuda"
-        self._grammars = Grammars(self._load_vocabulary, config.eos_token_ids, runner.masks, threaded=threaded)
-        runner.fill_masks = self._grammars.fill
+        limits, pinned = self._loaded.batch.limits, device.type == "cuda"
+        self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
+        self._loaded.runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
             self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
@@ -240,6 +239,7 @@ class Engine:
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
         give_scores(self._loaded.runner.scores, work)
         if len(work.constrained):
+            self._follow.launched(work)
             self._follow.landed(tokens)
         busy_s = time.perf_counter() - began
         self.stats.host_s += busy_s
@@ -256,6 +256,8 @@ class Engine:
         readback.started.record()
         sampled = self._loaded.runner.run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
+        if len(work.constrained):
+            self._follow.launched(work)
         self._completion.put(Launched(queued, work, launched_s, readback, copied))
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
@@ -307,8 +309,8 @@ class Engine:
             self._completion.run(self._pool, self._follow)
         except BaseException as error:
             self._fail(error)
-            self._pool.close()  # the device thread may wait for a buffer, or for masks, which wait for tokens
-            self._follow.abandon()
+            self._pool.close()  # the device thread may wait for a buffer, or for tokens
+            self._follow.close()
             self._plans.put(None)
 
     def _fail(self, error: BaseException) -> None:

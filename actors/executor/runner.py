@@ -18,7 +18,6 @@ from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
-from actors.executor.step_masks import StepMasks
 from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_decode import num_multiprocessors
@@ -57,9 +56,8 @@ class Runner:
         self._decodes_apart = decodes_apart
         self._sampler = Sampler(ops, self.state)
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
-        self.masks = StepMasks(limits, pinned=device.type == "cuda")
-        self.fill_masks: Callable[[StepWork], None] = _no_masks
-        """Has the masks of a step's constrained rows filled, behind the step before."""
+        self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
+        """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.takes_library: Callable[[tuple[LongRow, ...]], bool] = lambda rows: True
         """Whether prompts beside which nothing decodes may be left to a library's attention, if that is faster."""
         self.scores: Scores | None = None
@@ -88,8 +86,6 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
-        if len(work.constrained):
-            self.fill_masks(work)
         bucket = self._bucket(work)
         cut = None if work.decode_only else self._cut(work, bucket)
         deltas = self.uploader.send(work, bucket, cut)
@@ -252,7 +248,7 @@ class Runner:
         may_change = every_row and work.scoring is None
         logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
         if "constrained_slots" in deltas:
-            self.state.constrain(deltas["constrained_slots"], lambda: self.masks.take(len(work.constrained)))
+            self.state.constrain(deltas["constrained_slots"], self.fill_masks(work))
         tokens = self._sampler.extras(work, logits, slots, indexes)
         self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
         if every_row:
@@ -261,7 +257,7 @@ class Runner:
         return sampled
 
 
-def _no_masks(work: StepWork) -> None:
+def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
 
 

@@ -3,8 +3,8 @@
     python -m tests.actors.executor.bench_grammars [--batch 64] [--steps 150] [--repeats 5]
 
 64 sequences follow the schema of :mod:`tests.gpu.bench_grammars` over a vocabulary of 151,936 tokens, from their first
-token on, and sample evenly among the possible ones. Timed is what is done between the tokens of one step and the masks
-of the next. The same steps are repeated and each counts with its shortest time, so that other programs on
+token on, and sample evenly among the possible ones. Timed is what the device thread does between the tokens of one step
+and the masks of the next. The same steps are repeated and each counts with its shortest time, so that other programs on
 the machine disturb little.
 """
 
@@ -21,7 +21,6 @@ import numpy as np
 from actors.bench.shapes import write_model_folder
 from actors.executor.grammars import Grammars
 from actors.executor.layout import BatchLimits
-from actors.executor.step_masks import StepMasks
 from actors.executor.step_work import StepWork
 from actors.grammar import load_vocabulary, write_grammar
 from actors.model_config import ModelConfig
@@ -30,7 +29,7 @@ from tests.engine_driver import Grown, ints, new_sequence
 from tests.gpu.bench_grammars import SCHEMA
 
 
-def run(grammars: Grammars, masks: StepMasks, grammar: str, batch: int, steps: int, vocab_size: int) -> list[float]:
+def run(grammars: Grammars, grammar: str, batch: int, steps: int, vocab_size: int) -> list[float]:
     """Seconds of each step."""
     rng, rows = np.random.default_rng(0), np.arange(batch, dtype=np.int32)
     sequences = [Grown(slot, [0], steps, {"grammar": grammar}, slot=slot) for slot in range(batch)]
@@ -49,9 +48,10 @@ def run(grammars: Grammars, masks: StepMasks, grammar: str, batch: int, steps: i
     durations = []
     for _ in range(steps):
         began = time.perf_counter()
-        grammars.fill(work)
+        masks = grammars.masks(work)
         durations.append(time.perf_counter() - began)
-        allowed = np.unpackbits(masks.take(batch).numpy().view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
+        allowed = np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")[:, :vocab_size]
+        grammars.launched(work)
         grammars.landed(ints([int(rng.choice(np.flatnonzero(row))) for row in allowed]))
     return durations
 
@@ -73,9 +73,8 @@ def main() -> None:
     )  # fmt: skip
     repeats = []
     for _ in range(arguments.repeats):
-        masks = StepMasks(limits, pinned=False)
-        grammars = Grammars(lambda: vocabulary, config.eos_token_ids, masks, threaded=False)
-        repeats.append(run(grammars, masks, grammar, arguments.batch, arguments.steps, config.vocab_size))
+        grammars = Grammars(limits, lambda: vocabulary, config.eos_token_ids, pinned=False)
+        repeats.append(run(grammars, grammar, arguments.batch, arguments.steps, config.vocab_size))
         grammars.close()
     shortest_ms = 1e3 * np.array(repeats).min(0)[1:]  # the first step makes the grammar ready
     print(

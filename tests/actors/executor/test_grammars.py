@@ -13,11 +13,6 @@ import pytest
 from tokenizers import Tokenizer
 
 import actors.shipped_model
-from actors.executor.errors import EngineError
-from actors.executor.grammars import Grammars
-from actors.executor.graphs import empty_step
-from actors.executor.layout import BatchLimits
-from actors.executor.step_masks import StepMasks
 from actors.grammar import write_grammar
 from actors.model_config import ModelConfig
 from bus.messages import END_GRAMMAR, END_STOP, StructuredOutput
@@ -128,39 +123,6 @@ def test_a_slot_forgets_its_grammar(driver):
 
     assert after.output == alone.output
     assert beside.output == before.output
-
-
-def test_a_thread_fills_the_same_masks(driver, monkeypatch):
-    """Where a thread fills the masks, as for a GPU, outputs are the same."""
-    inline, threaded = driver.scheduler(), driver.scheduler()
-    params = {"temperature": 1.0, "seed": 5, **constrained(**LETTERS)}
-    expected = [inline.add(PROMPT, 60, **params), inline.add(PROMPT, 12, **params)]
-    driver.epoch -= 1
-    driver.drive(inline)
-    driver.epoch += 1
-    sequences = [threaded.add(PROMPT, 60, **params), threaded.add(PROMPT, 12, **params)]
-    monkeypatch.setattr(driver.engine._grammars, "_threaded", True)
-
-    driver.drive(threaded)
-
-    assert [sequence.output for sequence in sequences] == [sequence.output for sequence in expected]
-
-
-def test_masks_that_cannot_be_filled_are_told():
-    """Without the tokens of the step before there are no masks: whoever waits for them hears it."""
-    limits = BatchLimits(
-        max_num_seqs=1, max_model_len=64, max_num_batched_tokens=64, block_size=16, num_blocks=1, vocab_size=8
-    )
-    masks = StepMasks(limits, pinned=False)
-    grammars = Grammars(lambda: pytest.fail("no grammar came"), (), masks, threaded=True)
-    grammars.fill(empty_step())
-    masks.take(0)
-    grammars.fill(empty_step())
-
-    grammars.abandon()
-
-    with pytest.raises(EngineError, match="no tokens of the step before"):
-        masks.take(0)
 
 
 def test_a_grammar_that_cannot_be_followed_ends_its_sequence_alone(driver):

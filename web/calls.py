@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bus.messages import FinishReason, GenerateRequest
 from web.errors import ApiError
 from web.parsing.output import OutputParser
 from web.report import PromptInfo, Report, Token, TokenTexts
+
+SILENT_S = 20.0
+"""A request is asked for again when nothing of it has come for so long; then for twice as long, and so on. A scheduler
+keeps what has ended for longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +97,7 @@ class OpenRequest:
     """One prompt that the system works on; times are of the monotonic clock."""
 
     __slots__ = (
+        "asked_s",
         "attempt",
         "call",
         "choices",
@@ -103,10 +108,12 @@ class OpenRequest:
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_unfinished",
+        "patience_s",
         "prompt",
         "prompt_text",
         "request_id",
         "started_s",
+        "tokens_heard",
         "tokens_only",
     )
 
@@ -122,6 +129,9 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.first_token_seen = False
         self.started_s = now_s
+        self.asked_s, self.tokens_heard, self.patience_s = now_s, 0, SILENT_S
+        """When it was asked for, or the last look found new tokens; how many there were then; how long it may be silent
+        from then on."""
         self.finished_s = 0.0
         """When the last text came; 0: it has not."""
         self.tokens_only = False
@@ -133,6 +143,20 @@ class OpenRequest:
         """What was asked of the system."""
         self.prompt_text: str | None = None
         """The prompt as the client wrote it, if it did so as text."""
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether no token has come for so long that it may be lost."""
+        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        if num_tokens != self.tokens_heard:
+            self.asked_s, self.tokens_heard, self.patience_s = now_s, num_tokens, SILENT_S
+        return now_s - self.asked_s >= self.patience_s
+
+    def ask_again(self, now_s: float, attempt: str) -> GenerateRequest:
+        """What to ask for anew, as another attempt."""
+        assert self.message is not None
+        self.attempt, self.asked_s = attempt, now_s
+        self.message = replace(self.message, attempt=attempt)
+        return self.message
 
     @property
     def num_output_tokens(self) -> int:

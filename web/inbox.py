@@ -11,7 +11,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
 
 NOT_BEFORE = 2**31
 """The text offset of a reply that does not tell it: nothing of it can have come before."""
+LOOK_S = 3.0
+"""Between two looks for requests that are silent."""
 
 
 class Inbox:
@@ -76,6 +77,7 @@ class Inbox:
         self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
         self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
+        self._looked_s = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -154,13 +156,26 @@ class Inbox:
     def ask_again(self) -> None:
         """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
         A request that is under way is told again from its first token on, and what is here of it already is dropped."""
-        for request in self.open_requests():
-            assert request.message is not None
-            request.attempt = uuid.uuid4().hex
-            request.message = replace(request.message, attempt=request.attempt)
-            self._outbox.publish(self._names.requests, request.message)
-        if self._open:
-            self._log.warning("open requests are asked for again", requests=len(self._open))
+        self._ask_again(self.open_requests(), "the bus may have lost them")
+
+    def ask_for_silent(self) -> None:
+        """Ask again for those of which nothing has come for long. They may only wait for their turn, and keep it; but
+        whatever has been lost of them, wherever, they do not wait for ever."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
+            return
+        self._looked_s = now_s
+        silent = [each for each in self._open.values() if each.is_silent(now_s)]
+        for request in silent:
+            request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
+        self._ask_again(silent, "they are silent")
+
+    def _ask_again(self, requests: Collection[OpenRequest], reason: str) -> None:
+        now_s = time.monotonic()
+        for request in requests:
+            self._outbox.publish(self._names.requests, request.ask_again(now_s, uuid.uuid4().hex))
+        if requests:
+            self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)
 
     def abort(self, client: str, ids: Collection[str]) -> int:
         """End the calls of a client that have these ids of answers, or all of them if there are none; returns how many
@@ -202,6 +217,7 @@ class Inbox:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
                 await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
         await self.mailbox.trim(idle=not self._open)
+        self.ask_for_silent()
 
     def _try(self, message: Message) -> str:
         """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""

@@ -162,8 +162,9 @@ class Recovered:
         return len(self._outputs)
 
     def take(self, request: TokenizedRequest) -> tuple[TokenizedRequest, dict[int, SequenceOutput]]:
-        """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes."""
+        """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes.
+        (What the journal knows of a client may be older than this entry: that it came here was not stored any more.)"""
         moved = self._moved.pop(request.request_id, None)
-        if moved is not None:
+        if moved is not None and moved.asked >= request.asked:
             request = replace(request, ingress=moved.ingress, attempt=moved.attempt, asked=moved.asked)
         return request, self._outputs.pop(request.request_id, {})

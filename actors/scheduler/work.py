@@ -37,7 +37,7 @@ class Work:
         self._consumer = consumer
         self._outbox = outbox
         self._confirm = confirm
-        self._settled: deque[tuple[int, Entry]] = deque()
+        self._settled: deque[Entry] = deque()
         self._any_settled = asyncio.Event()
 
     async def create_groups(self) -> None:
@@ -74,8 +74,9 @@ class Work:
             self.settled(entry)
 
     def settled(self, entry: Entry) -> None:
-        """The entry has had its effect, once everything that is queued by now is stored."""
-        self._settled.append((self._outbox.queued, entry))
+        """The entry has been taken in. What follows from it is queued by the time that anybody else runs: the loop
+        plans and sends in the same turn."""
+        self._settled.append(entry)
         self._any_settled.set()
 
     @property
@@ -93,9 +94,9 @@ class Work:
         batch = list(self._settled)
         if not batch:
             return  # the drain, beside the task that waits for the next, was faster, or that task was
-        await self._outbox.stored(batch[-1][0])
+        await self._outbox.stored(self._outbox.queued)
         await self._confirm()
-        await self._bus.ack(SCHEDULER_GROUP, [entry for _, entry in batch])
+        await self._bus.ack(SCHEDULER_GROUP, batch)
         acked = set(map(id, batch))
         while self._settled and id(self._settled[0]) in acked:  # else the other one was faster
             self._settled.popleft()

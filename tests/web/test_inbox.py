@@ -109,6 +109,30 @@ async def test_what_the_bus_may_have_lost_is_asked_for_again(inbox: Inbox, outbo
     assert outbox.sent[1:] == [("control", RequestsDone(request_ids=("a", "b"), attempts=(request.attempt, "")))]
 
 
+async def test_what_is_silent_is_asked_for_again(inbox: Inbox, outbox: ListOutbox, monkeypatch: pytest.MonkeyPatch):
+    """Whatever became of it; ever less often, until something of it comes. What goes on is left in peace."""
+    now_s = 1000.0
+    monkeypatch.setattr("web.inbox.time.monotonic", lambda: now_s)
+    ask(inbox, "lost", "runs")
+    outbox.sent.clear()
+    asked: dict[str, list[float]] = {"lost": [], "runs": []}
+
+    for second in range(200):
+        now_s = 1000.0 + second
+        if second < 100 or second == 150:
+            inbox.deliver(batch([Delta("runs", "x", second + 1)]))
+        if second == 150:
+            inbox.deliver(batch([Delta("lost", "x", 1)]))
+        inbox.ask_for_silent()
+        for _, message in outbox.sent:
+            asked[message.request_id].append(second)
+        outbox.sent.clear()
+
+    # looks are 3 s apart
+    assert asked["lost"] == [21, 63, 144, 171]
+    assert asked["runs"] == [120, 171]
+
+
 async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     """What has ended is not aborted."""
     call = ask(inbox, "a", "b")

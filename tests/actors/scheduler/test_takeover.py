@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from actors.scheduler.takeover import Takeover
+import pytest
+from served_scheduler import ask
+
+from actors.scheduler.journal import Ledger
+from actors.scheduler.takeover import Recovered, Takeover
 from bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
 from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import ReplicaFenced
+from bus.messages import ReplicaFenced, RequestMoved
 from bus.outbox import Outbox
 from bus.streams import Names
 
@@ -45,3 +50,18 @@ async def test_an_executor_that_is_replaced_between_two_runs_is_not_waited_for()
     assert [(entry.id, type(entry.message)) for entry in entries] == [(EntryId(first, FENCE_INDEX), ReplicaFenced)]
     sending.cancel()
     await asyncio.wait([sending])
+
+
+@pytest.mark.parametrize("moved_asked", [4, 6])
+def test_replies_go_to_where_the_client_asked_last(moved_asked: int) -> None:
+    """Its entry or the journal may tell the later address: that it had moved was lost with the scheduler, or what
+    stands for the request is the entry before."""
+    ledger = Ledger()
+    ledger.read(RequestMoved(request_id="a", ingress="moved@1", attempt="moved", asked=moved_asked))
+    entry = replace(ask("a", max_tokens=8), ingress="entry@2", attempt="entry", asked=5)
+
+    request, outputs = Recovered(ledger).take(entry)
+
+    last = ("entry@2", "entry", 5) if moved_asked < 5 else ("moved@1", "moved", 6)
+    assert (request.ingress, request.attempt, request.asked) == last
+    assert outputs == {}

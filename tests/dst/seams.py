@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 import time
@@ -22,6 +23,7 @@ import actors.scheduler.actor
 import actors.steady_clock
 import actors.tokenizer.actor
 import bus.backoff
+import web.calls
 import web.listener
 from actors.executor.step_watch import StepWatch
 from actors.scheduler import sequence
@@ -36,6 +38,8 @@ from web.sse import Streams
 WALL_S = 1_700_000_000.0
 OWN_CLOCKS = (Admission, Membership, StepWatch, Streams)
 """Their ``clock`` is the real one unless they are told."""
+SILENT_S = math.inf
+"""Ingresses do not ask again for what is silent: that would hide that it was lost."""
 load_encoder = cache(actors.tokenizer.actor.load_encoder)
 load_decoder = cache(actors.detokenizer.actor.load_decoder)
 
@@ -121,6 +125,7 @@ def sealed(
         patch.setattr(actors.detokenizer.actor, "load_decoder", load_decoder)
         patch.setattr(actors.actor, "get_logger", partial(Recorder, tell))
         patch.setattr(actors.scheduler.actor, "Core", CheckedCore)
+        patch.setattr(web.calls, "SILENT_S", SILENT_S)
         # A seed may kill who works on one and the same request more often than anybody has such bad luck.
         patch.setattr(actors.tokenizer.actor, "MAX_DELIVERIES", 1000)
         patch.setattr(sequence, "MOST_LOSSES", 1000)

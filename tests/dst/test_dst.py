@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+import web.calls
 from actors.tokenizer.actor import TokenizerActor
 from bus.contract import Entry
 from bus.memory_bus import MemoryBus
+from tests.dst import seams
 from tests.dst.clients import Clients
 from tests.dst.run import run_seed, simulate
 from tests.dst.world import World
@@ -51,17 +53,18 @@ def test_actors_start_while_the_bus_is_in_trouble() -> None:
         assert simulate(seed, story, []).problems == []
 
 
-def until_noticed(victim: str, holds: Callable[[str], bool]) -> None:
-    """Try seeds that kill actors of a kind, until one shows the problem."""
+def until_noticed(victim: str, holds: Callable[[str], bool]) -> int:
+    """Try seeds that kill actors of a kind, until one shows the problem; which one it was."""
     for seed in range(PLANTED_SEEDS):
         outcome = run_seed(seed, ("kill at a turn", victim), PLANTED_PATIENCE_S)
         if any(holds(problem) for problem in outcome.problems):
-            return
+            return seed
     raise AssertionError("nobody noticed")
 
 
 def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer that acknowledges what it has not stored yet loses requests when it dies."""
+    """A tokenizer that acknowledges what it has not stored yet loses requests when it dies; but ingresses ask again for
+    what they hear nothing of."""
     process = TokenizerActor._process
 
     async def acks_first(self: TokenizerActor, entries: Sequence[Entry]) -> None:
@@ -69,7 +72,12 @@ def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         await process(self, entries)
 
     monkeypatch.setattr(TokenizerActor, "_process", acks_first)
-    until_noticed("tokenizer", lambda problem: "wait for ever" in problem)
+    seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem)
+
+    monkeypatch.setattr(seams, "SILENT_S", web.calls.SILENT_S)
+    outcome = run_seed(seed, ("kill at a turn", "tokenizer"), 2 * PLANTED_PATIENCE_S)
+    assert outcome.problems == []
+    assert any("they are silent" in line for line in outcome.log)
 
 
 def test_duplicates_that_are_not_dropped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

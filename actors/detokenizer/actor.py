@@ -107,7 +107,7 @@ class DetokenizerActor(Actor):
     async def drain(self) -> None:
         if self._outbox is not None:
             await self._outbox.flush()
-        await Patience(self.log).until_taken(self._trim)
+        await Patience(self.log).until_taken(lambda: self._trim(self._sequences_position))
 
     # -- one read -----------------------------------------------------------------------------------------------------
 
@@ -211,12 +211,14 @@ class DetokenizerActor(Actor):
     # -- beside the loop ----------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Find replicas, trim the own stream, report positions."""
+        """Find replicas, trim what was read of the own stream before (benchmarks read it too, and may be behind for a
+        moment), report positions."""
         while True:
+            read = self._sequences_position
             await asyncio.sleep(TICK_S)
             try:
                 await self._discover()
-                await self._trim()
+                await self._trim(read)
             except BusUnavailable:
                 continue  # the reading loop says so
             if self._position_info() != self._reported:
@@ -233,8 +235,7 @@ class DetokenizerActor(Actor):
             del self._positions[replica]
             self._fenced.discard(replica)
 
-    async def _trim(self) -> None:
-        through = self._sequences_position
+    async def _trim(self, through: EntryId) -> None:
         if through > self._trimmed:
             await self.bus.trim(self._mailbox, through)
             self._trimmed = through

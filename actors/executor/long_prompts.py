@@ -51,10 +51,10 @@ class LongPrompts:
 
         What is lost in that way adds up: once it is more than the plans cost, they are made.
         """
-        if self._always or (gain_s := self._gain_s(rows)) <= 0:
+        if self._always or (saved_s := self._saved_s(rows)) <= 0:
             return True
         missing = problems(rows) - self._planned
-        lost_s = gain_s + sum(self._lost_s.get(each, 0.0) for each in missing)
+        lost_s = saved_s + sum(self._lost_s.get(each, 0.0) for each in missing)
         if missing and lost_s < len(missing) * self.plan_s:
             self._lost_s.update((each, lost_s / len(missing)) for each in missing)
             self._batches.sort(key=lambda batch: len(missing - problems(batch)))
@@ -74,7 +74,8 @@ class LongPrompts:
         except torch.OutOfMemoryError:
             self._batches.clear()  # such prompts may never come
 
-    def _gain_s(self, rows: tuple[LongRow, ...]) -> float:
+    def _saved_s(self, rows: tuple[LongRow, ...]) -> float:
+        """Seconds that the library saves in all layers of a step."""
         config = self._runner.model.config
         per_layer_s: float = gain_s(rows, config.num_heads, config.head_dim)
         return per_layer_s * config.layer_windows.count(0)

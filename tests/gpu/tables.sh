@@ -2,13 +2,14 @@
 # Everything that the tables of docs/performance.md show, in parts of about four minutes each on an H200:
 #   tests/gpu/tables.sh offline|long|chat|clients|deterministic FOLDER [options of pagebus serve...]
 # writes JSON into FOLDER, for `pagebus bench tables FOLDER/*.json --into docs/performance.md`.
-# REPEATS (3) is the number of runs; SIZES adds options that make workloads smaller, for a try on a CPU.
+# REPEATS (3) is the number of runs, PORT (8790) the server's; SIZES adds options that make workloads smaller, for a try on
+# a CPU.
 set -u
 part=$1 out=$2 began=$(date +%s)
 shift 2
 options=("$@")
 read -ra sizes <<<"${SIZES:-}"
-repeats=${REPEATS:-3}
+repeats=${REPEATS:-3} port=${PORT:-8790}
 mkdir -p "$out"
 
 measure() { # NAME COMMAND...: run it, its figures go to NAME.json
@@ -33,16 +34,16 @@ start() { # MODEL
 
 online() { # WORKLOAD: of a server of llama8b that is started for the first
   if [ -z "${server:-}" ]; then
-    python3 -m actors.cli serve "$shapes/llama8b" --load-format dummy --served-model-name llama8b --port 8790 \
+    python3 -m actors.cli serve "$shapes/llama8b" --load-format dummy --served-model-name llama8b --port "$port" \
       --itl-target-ms 40 \
       "${options[@]}" >"$out/serve.log" 2>&1 &
     server=$!
     for _ in $(seq 600); do
-      python3 -c 'import urllib.request as r; r.urlopen("http://127.0.0.1:8790/health")' 2>/dev/null && break
+      python3 -c "import urllib.request as r; r.urlopen('http://127.0.0.1:$port/health')" 2>/dev/null && break
       sleep 0.2
     done
   fi
-  measure "serve-$1" serve --base-url http://127.0.0.1:8790 --model llama8b --workload "$1" --disable-tqdm \
+  measure "serve-$1" serve --base-url "http://127.0.0.1:$port" --model llama8b --workload "$1" --disable-tqdm \
     --continuous-usage-stats ${SERVE_SIZES:-}
 }
 

@@ -132,7 +132,7 @@ class Deployment:
         self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     def environ(self, name: str) -> dict[str, str]:
-        own = {key: self._replaced.get(key, value) for key, value in ACTORS[name]["environment"].items()}
+        own = {key: self._replaced.get(key, as_compose(value)) for key, value in ACTORS[name]["environment"].items()}
         assert from_environment(own)
         return {**os.environ, **self._extra, **own}
 

@@ -28,6 +28,7 @@ from web.context import CONTEXT, Context
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import open_store
+from web.hosts import open_hosts
 from web.inbox import Inbox
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
@@ -196,6 +197,7 @@ class IngressActor(Actor):
             "restarts_alone": not (self.settings.bus or "").startswith("memory:"),
         }
         own = self.name, self.metrics.snapshot
+        keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
         observatory = Observatory(self.bus, self.names, inbox.questions, lambda: membership.leases, own, facts)
         return Context(
             settings=self.settings,
@@ -206,9 +208,10 @@ class IngressActor(Actor):
             membership=membership,
             metrics=metrics,
             streams=Streams(),
-            keys=KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ()),
+            keys=keys,
             admission=Admission(self.settings.max_num_queued_requests, self.settings.max_num_queued_tokens),
             cors=Cors(self.settings.allowed_origins),
+            hosts=open_hosts(self.settings, keys),
             observatory=observatory,
             bodies=Bodies(max_body_bytes(model.max_model_len)),
             log=self.log,
@@ -237,6 +240,9 @@ class IngressActor(Actor):
             self._listening.append(await loop.create_server(self.connections, sock=sock, backlog=listener.BACKLOG))
             self.port = self.port or sock.getsockname()[1]
         self.log.info("listening", host=self.settings.host, port=self.port)
+        if context.keys.is_empty and not context.hosts.checked:
+            remedy = "set --api-key, or --allowed-hosts against pages of the web"
+            self.log.warning("open to the network: no API keys", host=self.settings.host, remedy=remedy)
 
     async def _keep_membership(self, membership: Membership, roster: Roster) -> None:
         while True:

@@ -59,6 +59,11 @@ class KeyRing:
         """Other keys from the file, beside those that were given as a setting."""
         self._keys = [*self._given, *listed]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key is needed."""
+        return not self._keys
+
     def named(self, name: str) -> ApiKey | None:
         """The key of this name; "" is anybody's, while no key is needed."""
         if not self._keys:

@@ -19,6 +19,7 @@ from web.bodies import Bodies
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import Store
+from web.hosts import Hosts
 from web.inbox import Inbox
 from web.limits import ID_CHARS, MAX_ID_CHARS
 from web.membership import Membership
@@ -51,6 +52,7 @@ class Context:
     bodies: Bodies
     observatory: Observatory
     cors: Cors
+    hosts: Hosts
     log: Log
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]

@@ -33,10 +33,14 @@ class Cors:
     def refuses(self, request: web.Request) -> bool:
         """Whether a page that may not use this server has sent this. It could not read the answer, but what it asked
         for would be done: browsers send forms and plain text without asking first, and say from where."""
-        from_here = request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
-        if from_here or request.method in HARMLESS or "*" in self._origins:
+        if request.method in HARMLESS or "*" in self._origins:
             return False
-        return request.headers.get("Origin") not in self._origins
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        if site is None:  # no browser, or one that is not sure whom it speaks to: plain HTTP to another machine
+            from_here = not is_page(origin) or origin == f"http://{request.headers.get('Host')}"
+        else:
+            from_here = site in ("none", "same-origin")
+        return not from_here and origin not in self._origins
 
     def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell the browser that its page may read the response, if so."""
@@ -49,3 +53,8 @@ class Cors:
         if origin is not None and (everybody or origin in self._origins):
             response.headers["Access-Control-Allow-Origin"] = "*" if everybody else origin
             response.headers["Access-Control-Expose-Headers"] = EXPOSED
+
+
+def is_page(origin: str | None) -> bool:
+    """Whether this is the origin of a page, or of one that hides it. Programs made of pages have other schemes."""
+    return origin is not None and origin.startswith(("http://", "https://", "null"))

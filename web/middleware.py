@@ -37,9 +37,10 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
 
 async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        context.hosts.check(request)
         if (preflight := context.cors.preflight(request)) is not None:
             return preflight
-        if context.cors.refuses(request):
+        if context.keys.is_empty and context.cors.refuses(request):  # a page has no key
             raise ApiError(403, "Pages of this origin may not use this server (--allowed-origins).", code="origin")
         key = context.keys.find(request)
         if key is None:

@@ -19,6 +19,11 @@ def _check_origins(origins: Any) -> str | None:
     return None if plain else "an origin is like https://example.org, without a path; * means any"
 
 
+def _check_hosts(names: Any) -> str | None:
+    plain = all(name == "*" or re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in names)
+    return None if plain else "a host is a name like llm.example.org, without a port; * means any"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
     """The HTTP endpoint and the limits on what clients may ask."""
@@ -34,6 +39,12 @@ class ServiceSettings:
     api_key_file: str | None = setting(None, help="TOML file with keys and their limits, read again when it changes")
     allowed_origins: tuple[str, ...] = setting(
         (), help="origins whose pages browsers may let use the API, or * (default: none)", check=_check_origins
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        help="names that clients may call the server by besides addresses and names of private networks, or * "
+        "(default: any, but none if there are no keys and --host is this machine only)",
+        check=_check_hosts,
     )
     max_connections_per_address: int | None = setting(
         None, help="connections that one address may have open (default: any number)", low=1, high=2**20

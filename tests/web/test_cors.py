@@ -72,6 +72,21 @@ async def test_what_other_pages_send_without_asking(serve, http, site, origin, s
         assert response.status == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("https://evil.example", 403), ("http://127.0.0.1:1", 403), ("null", 403), (ORIGIN, 200), (None, 200),
+     ("http://{host}", 200), ("vscode-webview://0a1b", 200)],
+)  # fmt: skip
+async def test_browsers_that_only_tell_the_origin(serve, http, origin, status):
+    """To other machines over plain HTTP they do not say whether a page is the server's own: its origin does."""
+    served = await serve(allowed_origins=(ORIGIN,))
+    headers = {"Origin": origin.format(host=served.url.removeprefix("http://"))} if origin else {}
+
+    async with http.post(served.url + "/v1/completions", data='{"prompt": "x"}', headers=headers) as response:
+        assert response.status == status
+    assert len(served.backend.requests) == (status == 200)
+
+
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", '["*"]', "https://a b", "null", ""])
 def test_bad_origins(origin):
     """What could never match is refused at the start."""

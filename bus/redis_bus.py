@@ -20,8 +20,9 @@ from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
 from bus.redis_groups import RedisGroups
 from bus.redis_leases import RedisLeases, RedisState
-from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Reply, Servers, info_of
+from bus.redis_link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Servers, info_of
 from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
+from bus.redis_stream import Reply
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
 from bus.why_fenced import why_fenced

@@ -11,7 +11,7 @@ from time import monotonic
 
 from bus.codec import encode
 from bus.contract import Answer, BusUnavailable, Entry, EntryId
-from bus.redis_link import Command, RedisLink, Reply
+from bus.redis_link import Command, RedisLink
 from bus.redis_replies import (
     checked,
     exec_results,
@@ -23,6 +23,7 @@ from bus.redis_replies import (
     stream_parts,
     to_entry,
 )
+from bus.redis_stream import Reply
 
 _PAGE = 256
 LOOK_AGAIN_S = 5.0

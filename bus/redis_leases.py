@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from bus.codec import decode_state, encode_state
 from bus.contract import BusUnavailable, CodecError, Fenced, LeaseInfo, LeaseTaken
 from bus.messages import JsonValue
-from bus.redis_link import Command, RedisLink, Reply
+from bus.redis_link import Command, RedisLink
 from bus.redis_replies import checked, exec_results
+from bus.redis_stream import Reply
 from bus.streams import Names
 
 _GRANT_MS = 24 * 3600 * 1000

@@ -1,8 +1,9 @@
-"""One Redis connection that many coroutines share: what they send while a round trip is under way goes out together.
+"""One Redis connection that many coroutines share: what they send in one turn of the event loop goes out together, and
+nothing waits for the answer to what was sent before.
 
-A link's own task is the only one that touches the connection, so a cancelled caller can never leave half a reply
-behind: its command completes and the reply is dropped. Nothing is sent twice; after a failure the outcome of what was
-under way is unknown, and callers hear :class:`BusUnavailable`. The next call opens a new connection.
+A caller that is cancelled leaves nothing behind: its command completes and the reply is dropped. Nothing is sent twice;
+after a failure the outcome of what was under way is unknown, and callers hear :class:`BusUnavailable`. The next call
+opens a new connection.
 
 What was to be said to one server is not said to another, which may have less than the caller built on: who learns of
 another server (:class:`Servers`) knows that all it has sent before went to the one of before, or nowhere.
@@ -11,16 +12,17 @@ another server (:class:`Servers`) knows that all it has sent before went to the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import AuthenticationError, ConnectionError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from bus.contract import BusUnavailable
+from bus.redis_replies import is_read_only
+from bus.redis_stream import RedisStream, Reply
 from bus.redis_url import CONNECT_TIMEOUT_S, RedisTarget
 
 COMMAND_TIMEOUT_S = 5.0
@@ -31,8 +33,6 @@ REPLICATION_TIMEOUT_MS = 1000
 
 Command = tuple[str | bytes | int, ...]
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)
-Reply = Any
-"""What hiredis makes of a RESP2 reply: bytes, int, None, lists of these, or a ResponseError in its place."""
 
 
 def info_of(reply: bytes) -> dict[str, str]:
@@ -63,7 +63,7 @@ class Servers:
 
 
 class _Call:
-    __slots__ = ("block_s", "count", "done", "generation", "packed", "server")
+    __slots__ = ("block_s", "count", "deadline_s", "done", "generation", "packed", "replies", "server")
 
     def __init__(self, commands: Sequence[Command], block_s: float, generation: int | None, server: str) -> None:
         self.packed = b"".join([_pack(command) for command in commands])
@@ -71,6 +71,8 @@ class _Call:
         self.block_s = block_s
         self.generation = generation
         self.server = server
+        self.deadline_s = 0.0
+        self.replies: list[Reply] = []
         self.done: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
 
 
@@ -101,18 +103,25 @@ class RedisLink:
         self._servers = servers or Servers()
         self._server = ""
         self._timeout_s = timeout_s
-        self._connection: AbstractConnection | None = None
+        self._stream: RedisStream | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._calls: list[_Call] = []
-        self._under_way: list[_Call] = []
-        self._wake: asyncio.Event = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        """Not sent yet."""
+        self._under_way: deque[_Call] = deque()
+        """Sent and not answered by the server, in this order."""
+        self._unconfirmed: list[_Call] = []
+        """Answered by the server, not known to be on its replicas."""
+        self._will_send = False
+        self._is_demoted = False
+        """Whether the server does not take writes any more: the next connection asks again who is master."""
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.reserved = False
 
     @property
     def busy(self) -> bool:
         """Whether a command is queued or under way."""
-        return bool(self._calls or self._under_way)
+        return bool(self._calls or self._under_way or self._unconfirmed)
 
     def submit(
         self, commands: Sequence[Command], *, block_s: float = 0.0, generation: int | None = None
@@ -128,9 +137,7 @@ class RedisLink:
             call.done.set_exception(BusUnavailable("this bus is closed"))
             return call.done
         self._calls.append(call)
-        self._wake.set()
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"redis link {self._client_name}")
+        self._send_soon()
         return call.done
 
     async def call(self, *commands: Command, generation: int | None = None) -> list[Reply]:
@@ -144,59 +151,38 @@ class RedisLink:
     async def close(self) -> None:
         """Drop the connection; whatever waits on it hears BusUnavailable. Idempotent."""
         self._closed = True
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        self._fail(self._under_way + self._calls, BusUnavailable("this bus is closed"))
-        self._under_way, self._calls = [], []
-        await self._drop()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._lose(BusUnavailable("this bus is closed"), *self._calls)
+        self._calls = []
+        await asyncio.sleep(0)  # the loop closes the socket
 
-    async def _run(self) -> None:
-        while True:
-            if not self._calls:
-                self._wake.clear()
-                await self._wake.wait()
-            self._under_way, self._calls = [call for call in self._calls if not call.done.cancelled()], []
-            if not self._under_way:
-                continue
-            try:
-                await self._exchange(self._under_way)
-            except Exception as error:
-                self._fail(self._under_way, self._explain(error))
-                with contextlib.suppress(Exception):  # whatever it says about the end of a connection that has failed
-                    await self._drop()
-            self._under_way = []
+    # -- out ----------------------------------------------------------------------------------------------------------
+    def _send_soon(self) -> None:
+        """In the next turn of the loop, when it has seen what has become of the connection."""
+        if not self._will_send:
+            self._will_send = True
+            asyncio.get_running_loop().call_soon(self._send)
 
-    async def _exchange(self, calls: list[_Call]) -> None:
-        connection = await self._ready_connection()
-        calls = [call for call in calls if self._may_run(call)]
-        if not calls:
+    def _send(self) -> None:
+        """Send what is queued, if it can go now; else what hinders it calls this again."""
+        self._will_send = False
+        self._calls = [call for call in self._calls if not call.done.cancelled()]
+        if not self._calls or self._closed or self._opening is not None:
             return
-        stale = False
-        async with asyncio.timeout(self._timeout_s + max(call.block_s for call in calls)):
-            packed = [call.packed for call in calls]
-            if self._replicas:
-                packed.append(_pack(("WAIT", self._replicas, REPLICATION_TIMEOUT_MS)))
-            await connection.send_packed_command(b"".join(packed), check_health=False)
-            answers = []
-            for call in calls:
-                replies = [await self._read_reply(connection) for _ in range(call.count)]
-                stale = stale or any(isinstance(reply, ReadOnlyError) for reply in replies)
-                answers.append((call, replies))
-                if not self._replicas:
-                    self._answer(call, replies)
-            if self._replicas and not stale:
-                self._check_replicated(await self._read_reply(connection))
-        for call, replies in answers:
-            self._answer(call, replies)
-        if stale:
-            await self._drop()  # this server was demoted; the next connection asks again who is master
-
-    def _check_replicated(self, reached: Reply) -> None:
-        """What is not on enough replicas may be lost in a failover: to the caller it has not been written."""
-        if not isinstance(reached, int) or reached < self._replicas:
-            raise BusUnavailable(f"a write has reached {reached} of {self._replicas} replicas of {self.target.text}")
+        waits_for_answers = bool(self._under_way or self._unconfirmed)
+        if self._stream is None or self._is_demoted or self._server != self._servers.last:
+            if not waits_for_answers:
+                self.drop()
+                self._opening = asyncio.get_running_loop().create_task(self._open(), name=self._client_name)
+        elif not (self._replicas and waits_for_answers):  # then all go together, and wait for the replicas once
+            calls, self._calls = [call for call in self._calls if self._may_run(call)], []
+            if calls and self._replicas:
+                calls.append(_Call([("WAIT", self._replicas, REPLICATION_TIMEOUT_MS)], 0.0, None, ""))
+            self._write(self._stream, calls)
 
     def _may_run(self, call: _Call) -> bool:
         if call.generation not in (None, self.generation):
@@ -207,42 +193,108 @@ class RedisLink:
             return True
         return False
 
-    @staticmethod
-    async def _read_reply(connection: AbstractConnection) -> Reply:
+    def _write(self, stream: RedisStream, calls: Sequence[_Call]) -> None:
+        if not calls:
+            return
+        loop = asyncio.get_running_loop()
+        for call in calls:
+            call.deadline_s = loop.time() + self._timeout_s + call.block_s
+        self._under_way += calls
+        if self._timer is None:
+            self._timer = loop.call_at(calls[0].deadline_s, self._look_at_clock)
+        stream.write(b"".join([call.packed for call in calls]))
+
+    async def _open(self) -> None:
+        """Open a connection, ask which server that is, and send what is queued."""
         try:
-            return await connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            return error
+            async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
+                writer = await self.target.open(self._client_name)
+                stream = self._stream = RedisStream(writer, self._replied, self._lost)
+                asking = _Call([("INFO", "server")], 0.0, None, "")
+                self._write(stream, [asking])
+                (server,) = await asking.done
+        except Exception as error:
+            self._lose(self._explain(error), *self._calls)
+            self._calls = []
+        else:
+            self.generation += 1
+            self._server = info_of(server).get("run_id", "") if isinstance(server, bytes) else ""  # no right to INFO
+            self._servers.found(self._server)
+        finally:
+            self._opening = None
+        self._send()
 
-    async def _ready_connection(self) -> AbstractConnection:
-        """The open connection; one that the server closed while it was idle, or to a server that is not the one any
-        more, is replaced before anything is sent."""
-        if self._connection is not None:
-            is_open = self._connection.is_connected and not await self._connection.can_read()
-            if is_open and self._server == self._servers.last:
-                return self._connection
-            await self._drop()
-        async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
-            connection = self._connection = await self.target.open(self._client_name)
-            await connection.send_packed_command(_pack(("INFO", "server")), check_health=False)
-            server = await self._read_reply(connection)
-        self.generation += 1
-        self._server = info_of(server).get("run_id", "") if isinstance(server, bytes) else ""  # no right to INFO
-        self._servers.found(self._server)
-        return connection
+    # -- in -----------------------------------------------------------------------------------------------------------
+    def _replied(self, reply: Reply) -> None:
+        if not self._under_way:
+            self._lost(ConnectionError("it answers what nobody asked"))
+            return
+        call = self._under_way[0]
+        call.replies.append(reply)
+        self._is_demoted = self._is_demoted or is_read_only(reply)
+        if len(call.replies) < call.count:
+            return
+        self._under_way.popleft()
+        if not self._replicas or self._opening is not None:
+            self._answer(call)
+        elif self._under_way:
+            self._unconfirmed.append(call)
+        else:
+            self._check_replicated(reply)
+        if not self._under_way:
+            if self._is_demoted:
+                self.drop()
+            if self._calls:
+                self._send_soon()
 
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+    def _check_replicated(self, reached: Reply) -> None:
+        """What is not on enough replicas may be lost in a failover: to the caller it has not been written."""
+        if not self._is_demoted and (not isinstance(reached, int) or reached < self._replicas):
+            text = f"a write has reached {reached} of {self._replicas} replicas of {self.target.text}"
+            self._lose(BusUnavailable(text))
+        for call in self._unconfirmed:
+            self._answer(call)
+        self._unconfirmed = []
 
     @staticmethod
-    def _answer(call: _Call, replies: list[Reply]) -> None:
+    def _answer(call: _Call) -> None:
         if not call.done.done():
-            call.done.set_result(replies)
+            call.done.set_result(call.replies)
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+    def drop(self) -> None:
+        """End the connection; what is under way there fails."""
+        self._lose(BusUnavailable(f"the connection to {self.target.text} was dropped"))
+
+    def _lost(self, error: Exception) -> None:
+        self._lose(self._explain(error))
+        if self._calls:
+            self._send_soon()
+
+    def _lose(self, error: BusUnavailable, *others: _Call) -> None:
+        """End the connection with ``error`` for what is under way there, and for ``others``."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.drop()
+        self._is_demoted = False
+        calls = (*self._unconfirmed, *self._under_way, *others)
+        self._unconfirmed = []
+        self._under_way.clear()
+        self._fail(calls, error)
+
+    def _look_at_clock(self) -> None:
+        """Whether the first answer that is waited for is late."""
+        self._timer = None
+        if not self._under_way:
+            return
+        loop = asyncio.get_running_loop()
+        if self._under_way[0].deadline_s > loop.time():
+            self._timer = loop.call_at(self._under_way[0].deadline_s, self._look_at_clock)
+        else:
+            self._lost(TimeoutError())
 
     @staticmethod
-    def _fail(calls: list[_Call], error: BusUnavailable) -> None:
+    def _fail(calls: Iterable[_Call], error: BusUnavailable) -> None:
         for call in calls:
             if not call.done.done():
                 call.done.set_exception(error)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import ResponseError
 
 from bus.codec import Frame, decode
 from bus.contract import BusError, BusRefused, CodecError, Entry, EntryId
 
 _TRANSIENT = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS")
+_FORBIDDEN = ("NOPERM", "NOAUTH", "WRONGPASS")
 _REMEDIES = (
     ("MISCONF", "Redis cannot write its data to disk: check its disk and log"),
     ("OOM", "Redis has reached maxmemory: give it more memory, with maxmemory-policy noeviction"),
@@ -27,15 +21,11 @@ _REMEDIES = (
 
 def raise_error(error: ResponseError, what: str) -> BusError:
     """The exception for an error reply to ``what``: :class:`BusRefused` where waiting may help."""
-    text = str(error)
-    if isinstance(error, ReadOnlyError):
-        text = f"READONLY {text}"
-    elif isinstance(error, OutOfMemoryError):
-        text = f"OOM {text}"
+    text = str(error).removeprefix("ERR ")
     if text.startswith(_TRANSIENT):
         remedy = next((remedy for code, remedy in _REMEDIES if text.startswith(code)), "")
         return BusRefused(f"{what}: {text}" + (f" ({remedy})" if remedy else ""))
-    if isinstance(error, NoPermissionError | AuthorizationError | AuthenticationError):
+    if text.startswith(_FORBIDDEN):
         return BusError(f"{what}: Redis does not permit it ({text}): check the user's ACL")
     return BusError(f"{what}: {text}")
 
@@ -75,6 +65,11 @@ def exec_results(replies: list[Any], what: str) -> list[Any] | None:
     if results is None:
         return None
     return [checked(result, what) for result in results]
+
+
+def is_read_only(reply: Any) -> bool:
+    """Whether the server is a replica, or has become one."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("READONLY")
 
 
 def is_no_group(reply: Any) -> bool:

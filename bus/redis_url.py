@@ -14,6 +14,7 @@ there are, a failover loses nothing that was stored; while one of them is away, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -24,7 +25,7 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from bus.contract import BusError, BusUnavailable
 
@@ -55,8 +56,8 @@ class RedisTarget:
     sentinel_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     replicas: int = 0
 
-    async def open(self, client_name: str) -> AbstractConnection:
-        """Connect, authenticate and select the database.
+    async def open(self, client_name: str) -> asyncio.StreamWriter:
+        """Connect, authenticate and select the database; returns the connection for somebody else to read.
 
         Raises:
             RedisError, OSError: the server does not answer or refuses us.
@@ -70,10 +71,14 @@ class RedisTarget:
             await connection.connect()  # type: ignore[no-untyped-call]
             if self.sentinels:
                 await self._check_master(connection)
+            writer = connection._writer
+            if writer is None:
+                raise ConnectionError("the connection was lost at once")
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return connection
+        connection._reader = connection._writer = None  # it has nothing more to do with them
+        return writer
 
     async def _find_master(self) -> tuple[str, int]:
         sentinel = Sentinel(list(self.sentinels), sentinel_kwargs=self._sentinel_client_options())  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ async def test_a_restart_is_told_once(private_redis: PrivateRedis) -> None:
     bus.on_restart = lambda: told.append(len(told))
     await bus.connect()
     await bus.acquire_lease("scheduler", "leader", {}, ttl_s=60)
-    await bus._writer._drop()
+    bus._writer.drop()
     await read_when_back(bus)
     assert told == []
     for number in range(2):

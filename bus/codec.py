@@ -1,8 +1,9 @@
 """Frames: one message as the fields of one stream entry, and back.
 
 A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 1, "t": "StepPlan", ...fields}``;
-each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Unknown fields are ignored and
-missing ones take their defaults, so two versions can read each other.
+each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields with their default values,
+as most of a request's are, are left out. Unknown fields are ignored and missing ones take their defaults, so two
+versions can read each other; a default is part of the format.
 
 What comes from the bus is untrusted: every value is checked against the type hints of :mod:`bus.messages`, and anything
 that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable with the
@@ -15,9 +16,10 @@ fields of the entry, and the first one tells which message it is.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -30,7 +32,7 @@ VERSION = 1
 HEADER = b"h"
 
 _INT32 = np.dtype("<i4")
-_ENCODE_OPTIONS = orjson.OPT_NON_STR_KEYS
+_ENCODE_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 _INT_KEY_MIN, _INT_KEY_MAX = -(2**63), 2**64 - 1
 
 Frame = dict[bytes, bytes]
@@ -211,21 +213,33 @@ def _decoder_of(hint: Any) -> _Decoder:
 # -- one layout per class ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the fields of a dataclass lie in a frame. ``required`` fields have no default."""
+    """How the fields of a dataclass lie in a frame. ``required`` ones have no default; the values of ``scalars`` are
+    had by one ``get``, and not sent where they equal what stands in ``defaults``."""
 
     cls: type
-    scalars: tuple[tuple[str, _Decoder, bool], ...]
-    scalar_names: tuple[str, ...]
+    decoders: Mapping[str, _Decoder]
+    scalars: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    get: Callable[[Any], tuple[Any, ...]]
+    required: tuple[str, ...]
     arrays: tuple[tuple[str, bytes, bool], ...]
+
+    def encode_header(self, message: Any) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value, default in zip(self.scalars, self.get(message), self.defaults, strict=True)
+            if value is not default and value != default
+        }
 
     def decode_header(self, header: dict[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        name = ""
+        name, decoders = "", self.decoders
         try:
-            for name, decoder, required in self.scalars:
-                if name in header:
-                    values[name] = decoder(header[name])
-                elif required:
+            for name, raw in header.items():
+                if (decoder := decoders.get(name)) is not None:
+                    values[name] = decoder(raw)
+            for name in self.required:
+                if name not in values:
                     raise _Mismatch("is missing")
         except _Mismatch as mismatch:
             raise mismatch.under(name) from None
@@ -240,17 +254,30 @@ def _layout_of(cls: type) -> _Layout:
     if layout is not None:
         return layout
     hints = get_type_hints(cls)
-    scalars: list[tuple[str, _Decoder, bool]] = []
-    arrays: list[tuple[str, bytes, bool]] = []
-    for item in fields(cls):
-        required = item.default is MISSING and item.default_factory is MISSING
-        if hints[item.name] == Int32Array:
-            arrays.append((item.name, item.name.encode(), required))
-        else:
-            scalars.append((item.name, _decoder_of(hints[item.name]), required))
-    layout = _Layout(cls, tuple(scalars), tuple(name for name, _, _ in scalars), tuple(arrays))
+    arrays = [item for item in fields(cls) if hints[item.name] == Int32Array]
+    scalars = [item for item in fields(cls) if hints[item.name] != Int32Array]
+    layout = _Layout(
+        cls,
+        decoders={item.name: _decoder_of(hints[item.name]) for item in scalars},
+        scalars=tuple(item.name for item in scalars),
+        defaults=tuple(map(_default_of, scalars)),
+        get=_getter([item.name for item in scalars]),
+        required=tuple(item.name for item in scalars if _default_of(item) is MISSING),
+        arrays=tuple((item.name, item.name.encode(), _default_of(item) is MISSING) for item in arrays),
+    )
     _layouts[cls] = layout
     return layout
+
+
+def _default_of(item: Field[Any]) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """All these attributes of an object, in one call where there are several."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 _BY_NAME: dict[str, _Layout] = {cls.__name__: _layout_of(cls) for cls in get_args(Message) if cls not in PLAIN_MESSAGES}
@@ -271,11 +298,9 @@ def encode(message: Message) -> Frame:
     layout = _layouts.get(cls)
     if layout is None or cls.__name__ not in _BY_NAME:
         raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages")
-    header: dict[str, Any] = {"v": VERSION, "t": cls.__name__}
-    for name in layout.scalar_names:
-        header[name] = getattr(message, name)
+    header = {"v": VERSION, "t": cls.__name__, **layout.encode_header(message)}
     try:
-        frame = {HEADER: orjson.dumps(header, None, _ENCODE_OPTIONS)}
+        frame = {HEADER: orjson.dumps(header, _encode_nested, _ENCODE_OPTIONS)}
     except (TypeError, RecursionError) as error:
         raise CodecError(f"{cls.__name__} cannot be encoded: {error}") from error
     for name, key, _ in layout.arrays:
@@ -286,6 +311,12 @@ def encode(message: Message) -> Frame:
         if array.size:
             frame[key] = array.tobytes()
     return frame
+
+
+def _encode_nested(value: Any) -> dict[str, Any]:
+    if not is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} cannot be sent")
+    return _layout_of(type(value)).encode_header(value)
 
 
 def decode(frame: Mapping[bytes, bytes]) -> Message:

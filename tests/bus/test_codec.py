@@ -180,6 +180,21 @@ def test_missing_fields_take_defaults_and_unknown_ones_are_ignored() -> None:
     assert message == AbortRequest(request_id="r")
 
 
+def test_what_nobody_asked_for_is_not_sent() -> None:
+    """Fields with their defaults are left out, in nested objects too; what is 0 or false where that is not the default
+    travels."""
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, skip_special_tokens=False)
+    request = GenerateRequest(request_id="r", ingress="i", sampling=sampling)
+    header = orjson.loads(codec.encode(request)[b"h"])
+    assert header == {
+        "v": 1,
+        "t": "GenerateRequest",
+        "request_id": "r",
+        "ingress": "i",
+        "sampling": {"max_tokens": 4, "temperature": 0.0, "skip_special_tokens": False},
+    }
+
+
 def test_empty_arrays_are_not_sent() -> None:
     """Only the header and the arrays that hold something travel."""
     plan = StepPlan(step=1, planned_s=0.0, num_decodes=0, freed_slots=np.array([1, -2], np.int32))

@@ -145,7 +145,7 @@ class TokenizerActor(Actor):
         return wanted is not None and self._grammars.known(wanted) is None
 
     async def _process(self, entries: Sequence[Entry]) -> None:
-        """Encode off the loop, store the outcomes, then ack."""
+        """Encode (off the loop, if it takes long), store the outcomes, then ack."""
         good = [entry for entry in entries if isinstance(entry.message, GenerateRequest)]
         requests = [entry.message for entry in good if isinstance(entry.message, GenerateRequest)]
         checked = [await self._with_grammar(request) for request in requests]
@@ -184,6 +184,8 @@ class TokenizerActor(Actor):
         if not requests:
             return []
         try:
+            if self._encoder.is_quick(requests):
+                return self._encoder.encode(requests)
             return await asyncio.to_thread(self._encoder.encode, requests)
         except Exception as error:
             if len(requests) == 1:

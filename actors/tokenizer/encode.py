@@ -22,6 +22,9 @@ MAX_BAD_WORD_TOKENS = 1024
 SPARE_CANDIDATES = 32
 """Tokens that a vocabulary must have beyond the beams and end tokens of a search: the model's own end tokens, what is
 reported."""
+QUICK_LENGTH = 2048
+"""Token ids, or characters of text, that are encoded in less time (about 0.3 ms) than a thread takes to be woken for
+them on a quiet machine, and to wake the loop again."""
 INTERNAL = "The prompt could not be tokenized; the server's log has the request id."
 
 
@@ -61,6 +64,11 @@ class Encoder:
         """End what renders chats."""
         if self._chat is not None:
             self._chat.close()
+
+    def is_quick(self, requests: Sequence[GenerateRequest]) -> bool:
+        """Whether encoding them holds nobody up. A chat has to be rendered, which is another process's work."""
+        length = sum(len(request.prompt or "") + len(request.prompt_token_ids) for request in requests)
+        return length <= QUICK_LENGTH and all(request.messages is None for request in requests)
 
     def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
         """One outcome per request, in order. Never raises for what a request holds."""

@@ -144,6 +144,10 @@ class Fails:
             raise RuntimeError("bug")
         return outcomes
 
+    def is_quick(self, requests: Sequence[GenerateRequest]) -> bool:
+        """Not that anybody knew."""
+        return False
+
     def close(self) -> None:
         """Nothing runs."""
 

@@ -353,3 +353,11 @@ def test_bad_words_that_are_refused():
         reply = coder.encode([request([5, 6], sampling=sampling)])[0].reply
         assert isinstance(reply, RequestFailed)
         assert (reply.status, reply.param) == (400, param)
+
+
+def test_what_takes_long_is_not_quick() -> None:
+    """Short prompts hold nobody up; long ones, many together, and chats, which another process renders, would."""
+    quick, long = encoder().is_quick, 1500
+    assert quick([request("short"), request([1] * long)])
+    assert not quick([request([1] * long), request("x" * long)])
+    assert not quick([request((user("hi"),))])

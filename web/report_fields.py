@@ -13,8 +13,6 @@ from web.limits import MAX_LOGPROBS, MAX_N
 from web.parsing.output import Parsing
 from web.report import Report
 
-PLAIN = Report()
-
 
 def read_completion_report(
     fields: Fields, sampling: SamplingParams, *, echo: bool, prompt_only: bool, stream: bool
@@ -27,15 +25,15 @@ def read_completion_report(
         raise bad_field("best_of", "must not be more than n when stream is true: the best are known only at the end")
     logprobs = _read_count(fields, "logprobs")
     asked, report = _read(fields, sampling, logprobs, stream=stream, echo=echo)
-    report = replace(report, prompt_only=prompt_only)
     if sampling.beam_width:  # the search itself gives the best
         asked, best_of = replace(asked, beam_width=best_of), sampling.n
-    asked = replace(asked, n=best_of)
-    if best_of > sampling.n and logprobs is None:
-        asked = replace(asked, logprobs=0)  # to tell which are the best
+    if best_of > sampling.n:
+        # How likely each is tells which are the best.
+        asked = replace(asked, n=best_of, logprobs=0 if logprobs is None else logprobs)
     if prompt_only:
+        report = replace(report, prompt_only=True)
         asked = replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
-    plain = best_of == sampling.n and report == replace(PLAIN, num_choices=sampling.n)
+    plain = best_of == sampling.n and report == Report(num_choices=sampling.n)
     return asked, None if plain else report
 
 
@@ -54,10 +52,11 @@ def read_chat_report(
     if num_top and not wanted:
         raise bad_field("top_logprobs", "needs logprobs to be true")
     asked, report = _read(fields, sampling, num_top if wanted else None, stream=stream, echo=False)
-    report = replace(report, parsing=parsing)
+    if parsing is not None:
+        report = replace(report, parsing=parsing)
     if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
         report = replace(report, said=messages[-1]["content"])
-    return asked, None if report == replace(PLAIN, num_choices=sampling.n) else report
+    return asked, None if report == Report(num_choices=sampling.n) else report
 
 
 def _read(
@@ -77,6 +76,8 @@ def _read(
         token_ids=fields.boolean("return_token_ids", False),
         tokens_as_ids=fields.boolean("return_tokens_as_token_ids", False),
     )
+    if report == Report(num_choices=sampling.n):
+        return sampling, report
     if echo and logprobs is not None:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     asked = replace(

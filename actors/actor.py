@@ -342,12 +342,14 @@ class Actor(ABC):
         usage = Usage(self.metrics, self.name)
         while True:
             usage.measure()
-            await self.measure()
-            with contextlib.suppress(BusUnavailable):
-                await self.bus.put_state(
-                    metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S
-                )
+            await self.publish_metrics()
             await asyncio.sleep(METRICS_INTERVAL_S)
+
+    async def publish_metrics(self) -> None:
+        """Put all metrics on the bus, as happens once a second."""
+        await self.measure()
+        with contextlib.suppress(BusUnavailable):
+            await self.bus.put_state(metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S)
 
 
 def describe(error: BaseException) -> str:

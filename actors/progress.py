@@ -35,6 +35,12 @@ def summary(executors: Iterable[Mapping[str, Any]], wanted: int) -> tuple[str, f
     return str(slowest.get("phase") or "loading"), float(slowest.get("progress") or 0.0)
 
 
+def graphs_of(info: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many CUDA graphs an executor has captured, of how many, by its lease; None where there are none."""
+    planned = info.get("num_planned_graphs")
+    return (int(info["num_graphs"]), int(planned)) if planned else None
+
+
 class Progress:
     """Draws the startup on ``out``; other lines for the same terminal must go through :meth:`line`.
 

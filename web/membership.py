@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from actors.probe import is_stalled
+from actors.progress import graphs_of
 from bus.contract import Bus, LeaseInfo
 
 REFRESH_S = 0.5
@@ -53,9 +55,16 @@ class Membership:
         view: dict[str, dict[str, object]] = {kind: {} for kind in NEEDED}
         for lease in self.leases:
             if lease.kind in view:
-                progress = lease.info.get("progress")
-                state = lease.info.get("state")
-                loading = state == "loading" and isinstance(progress, float)
-                stalled = f"stalled for {lease.info['stalled_s']} s" if is_stalled(lease.info) else state
-                view[lease.kind][lease.name] = f"loading ({progress:.0%})" if loading else stalled
+                view[lease.kind][lease.name] = _state(lease.info)
         return view
+
+
+def _state(info: Mapping[str, Any]) -> object:
+    state, progress, graphs = info.get("state"), info.get("progress"), graphs_of(info)
+    if is_stalled(info):
+        return f"stalled for {info['stalled_s']} s"
+    if state == "loading" and isinstance(progress, float):
+        return f"loading ({progress:.0%})"
+    if state == "ready" and graphs is not None and graphs[0] < graphs[1]:
+        return f"ready ({graphs[0]} of {graphs[1]} graphs)"
+    return state

@@ -59,6 +59,7 @@ def _add_engine(benchmarks: Commands) -> None:
     )  # fmt: skip
     _add_sizes(run)
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (default: 3)")
+    _add_waiting(run)
     run.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
     _add_settings(engine)
 
@@ -112,6 +113,7 @@ def _add_serve(benchmarks: Commands) -> None:
     load.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="(default: on)")
     load.add_argument("--continuous-usage-stats", action="store_true", help="count tokens by usage in every event")
     load.add_argument("--num-warmups", type=int, default=4, metavar="N", help="requests not counted (default: 4)")
+    _add_waiting(load)
     load.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and arrivals (default: 0)")
     load.add_argument("--processes", type=int, default=1, metavar="N", help="that share the load (default: 1)")
     load.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request (default: 3600)")
@@ -160,6 +162,13 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--requests", type=int, metavar="N", help="requests of a workload (default: its own number)")
     group.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts (default: 0)")
+
+
+def _add_waiting(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--wait-for-graphs", action=argparse.BooleanOptionalAction, default=True,
+        help="begin when all CUDA graphs are captured (default: on; who says nothing of any is not waited for)",
+    )  # fmt: skip
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

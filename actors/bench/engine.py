@@ -16,6 +16,7 @@ from typing import Any
 from actors.bench.costs import Costs
 from actors.bench.deployment import BenchError, Deployment, as_served, deployed, scratch
 from actors.bench.figures import Figures, make_figures, summary
+from actors.bench.graphs import told_by_lease, until_captured
 from actors.bench.points import Point, Workload, make_workloads
 from actors.bench.requests import make_prompts, make_requests
 from actors.bench.watch import Watch
@@ -67,12 +68,16 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
         "scale": arguments.scale,
         "requests": arguments.requests,
         "repeats": arguments.repeats,
+        "wait_for_graphs": arguments.wait_for_graphs,
         "ceilings": measure_ceilings() if uses_cuda(settings) else {},
         "points": [],
     }
     for served, names in by_settings(workloads, settings, vars(arguments)):
         part = {name: workloads[name] for name in names}
-        results["points"] += asyncio.run(_run_all(served, part, arguments.repeats, arguments.workload_seed))
+        running = _run_all(
+            served, part, arguments.repeats, arguments.workload_seed, wait_for_graphs=arguments.wait_for_graphs
+        )
+        results["points"] += asyncio.run(running)
     print(table(results))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
@@ -111,7 +116,7 @@ def served_for(workload: Workload, settings: Settings, given: Iterable[str]) -> 
 
 
 async def _run_all(
-    settings: Settings, workloads: Mapping[str, Workload], repeats: int, seed: int
+    settings: Settings, workloads: Mapping[str, Workload], repeats: int, seed: int, *, wait_for_graphs: bool
 ) -> list[dict[str, Any]]:
     """Every point of the workloads, ``repeats`` times, on one deployment."""
     with scratch() as folder:
@@ -119,8 +124,10 @@ async def _run_all(
         config = ModelConfig.load(resolve_model(served, weights=False))
         async with deployed(served, folder / "serve.log") as deployment:
             watch, costs = Watch(deployment), Costs.of(config, deployment.info)
-            await watch.run(warm_up(deployment))
             progress = Progress(sys.stderr, terminal=sys.stderr.isatty())
+            await watch.run(warm_up(deployment))
+            if wait_for_graphs:
+                await until_captured(told_by_lease(deployment), progress)
             rows = []
             for workload in workloads.values():
                 runs: dict[str, list[Figures]] = {point.name: [] for point in workload.points if point.shown}

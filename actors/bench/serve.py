@@ -21,6 +21,7 @@ import uvloop
 from actors.bench.client import Outcome, run_calls
 from actors.bench.deployment import BenchError
 from actors.bench.figures import Figures, summary
+from actors.bench.graphs import told_by_metrics, until_captured
 from actors.bench.load import ENDPOINTS, Spec, make_calls, warm_up_calls
 from actors.progress import Progress
 from actors.settings import SettingsError
@@ -53,7 +54,13 @@ def bench_serve(arguments: argparse.Namespace) -> int:
     if arguments.json:
         row = {"name": f"serve/{spec.workload}", "figures": figures, "runs": runs}
         told = {key: value for key, value in asdict(spec).items() if key not in ("headers", "extra_body")}
-        results = {"benchmark": "serve", "spec": told, "repeats": arguments.repeats, "points": [row]}
+        results = {
+            "benchmark": "serve",
+            "spec": told,
+            "repeats": arguments.repeats,
+            "wait_for_graphs": arguments.wait_for_graphs,
+            "points": [row],
+        }
         Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
     return 1 if failed else 0
 
@@ -157,6 +164,8 @@ async def _run(spec: Spec, arguments: argparse.Namespace) -> list[Outcome]:
             raise BenchError(f"{spec.url}: {broken.error}")
     terminal = sys.stderr.isatty() and not arguments.disable_tqdm
     progress = Progress(sys.stderr, terminal=terminal, tell=None if not arguments.disable_tqdm else _say_nothing)
+    if arguments.wait_for_graphs:
+        await until_captured(told_by_metrics(spec), progress)
     outcomes: list[Outcome] = []
     count = spec.requests or WORKLOADS[spec.workload].requests
 

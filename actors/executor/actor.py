@@ -51,6 +51,7 @@ MEMORY = (
     ("pagebus:gpu_memory_capacity_bytes", "Device memory there is."),
 )
 """Metrics of an executor on a GPU."""
+GRAPHS = ("pagebus:cuda_graphs", "CUDA graphs: captured by now, and all that are planned.")
 
 
 class ExecutorActor(Actor):
@@ -75,6 +76,7 @@ class ExecutorActor(Actor):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
         self._watch = StepWatch()
+        self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
@@ -87,11 +89,13 @@ class ExecutorActor(Actor):
 
     def lease_info(self) -> dict[str, Any]:
         """Besides the base's: whose plans it has read last; progress and phase of loading; once ready, what the engine
-        can hold, and whether its steps advance."""
+        can hold, whether its steps advance, and how many of its CUDA graphs are captured."""
         told = asdict(self._info) if self._info is not None else {}
         if self._info is not None and self._engine is not None:
             told["num_host_blocks"] = self._engine.num_host_blocks
             told["stalled_s"] = round(self._watch.stalled_s, 1)
+            if graphs := self._engine.graphs_progress:
+                told["num_graphs"], told["num_planned_graphs"] = graphs
         told |= {"progress": self._progress, "phase": self._phase, "scheduler_epoch": self._position.epoch}
         return {**super().lease_info(), **told}
 
@@ -141,6 +145,7 @@ class ExecutorActor(Actor):
         text = "1 for the state the engine is in; there is no sleeping here."
         self.metrics.gauge("vllm:engine_sleep_state", text, engine=self.name, sleep_state="awake").set(1)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
+        await self.publish_metrics()  # so that whoever finds it ready finds what is left to capture, too
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
         """The model's folder, what its files say, and the GPU if there is one to use."""
@@ -217,13 +222,24 @@ class ExecutorActor(Actor):
             self.log.warning("engine did not end in time", after_s=timeout_s)
 
     async def measure(self) -> None:
-        """The device's memory, asked in a thread: the driver may be busy. A GPU that failed is the engine's to tell."""
+        """Graphs and the device's memory; that is asked in a thread: the driver may be busy. A GPU that failed is the
+        engine's to tell."""
         if self._info is None or self._engine is None or self._failure is None or self._failure.done():
             return
+        self._show_graphs(self._engine.graphs_progress)
         with contextlib.suppress(RuntimeError):
             if memory := await asyncio.to_thread(self._engine.memory_in_use):
                 for (name, text), value in zip(MEMORY, memory, strict=True):
                     self.metrics.gauge(name, text, engine=self.name).set(value)
+
+    def _show_graphs(self, graphs: tuple[int, int] | None) -> None:
+        if graphs is None or graphs == self._graphs:
+            return
+        self._graphs = captured, planned = graphs
+        for state, count in (("captured", captured), ("planned", planned)):
+            self.metrics.gauge(*GRAPHS, engine=self.name, state=state).set(count)
+        if captured >= planned:
+            self.set_state(self.state)
 
     # -- plans in, results out ----------------------------------------------------------------------------------------
 

@@ -124,6 +124,11 @@ class Engine:
         """Blocks of the host tier that are ready; grows for a while after the start. Any thread."""
         return self._loaded.copies.memory.num_ready
 
+    @property
+    def graphs_progress(self) -> tuple[int, int] | None:
+        """CUDA graphs that are captured, and all that will be; None where steps run without. Any thread."""
+        return None if self._graphs is None else self._graphs.progress
+
     def memory_in_use(self) -> tuple[int, int] | None:
         """Bytes of device memory in use, and all there is; None on a CPU. Any thread, once the engine is ready."""
         return memory_in_use(torch.device(self._loaded.info.device))

@@ -44,6 +44,7 @@ class Graphs:
         self.buckets = buckets
         self._captured: dict[Bucket, _Captured] = {}
         self._later = deque(buckets.later())
+        self._planned = {*buckets.first(), *self._later}
         self._missed: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._asked: set[Bucket] = set()
         self._closed = False
@@ -61,6 +62,7 @@ class Graphs:
             return bucket
         if bucket not in self._asked:
             self._asked.add(bucket)
+            self._planned.add(bucket)
             self._missed.put(bucket)
         return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
 
@@ -113,9 +115,15 @@ class Graphs:
             self._undisturbed.set()
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """How many are captured, of how many: those that a step has missed count once it has. Any thread."""
+        return len(self._captured), len(self._planned)
+
+    @property
     def complete(self) -> bool:
         """Nothing is missing, and nothing is being captured. Any thread."""
-        return {*self.buckets.first(), *self.buckets.later(), *self._asked} <= self._captured.keys()
+        captured, planned = self.progress
+        return captured >= planned
 
     def close(self) -> None:
         """End :meth:`capture_missing`, after the graph at which it is."""

@@ -151,6 +151,7 @@ class OracleEngine:
         self._epoch = self._step = self._copied = 0
         self._failure: BaseException | None = None
         self.num_host_blocks = machine.num_host_blocks
+        self.graphs_progress = None
 
     def start(self) -> Future[EngineInfo]:
         """Loading takes a while."""

@@ -43,6 +43,17 @@ async def test_an_executor_stalls(serve, http):
     assert (await get(http, served, "/livez"))[0] == 200
 
 
+async def test_graphs_are_captured(serve, http):
+    """It is ready, and how far it is with its graphs can be seen until all are there."""
+    served = await serve()
+    for captured, state in ((12, "ready (12 of 96 graphs)"), (96, "ready")):
+        await served.backend.leave("executor")
+        await served.backend.join("executor", num_graphs=captured, num_planned_graphs=96)
+        await served.refresh()
+        status, body = await get(http, served, "/health")
+        assert (status, body["actors"]["executor"]) == (200, {"executor-0": state})
+
+
 async def test_busy_is_not_dead(serve, http):
     """A full server is ready, and its probes are answered although every request is refused."""
     served = await serve(answers=False, max_num_queued_requests=1)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.progress import graphs_of
 from bus.contract import Bus, LeaseInfo
 from bus.streams import Names
 
@@ -84,13 +85,14 @@ class Roster:
 
         counted, unit = RATES.get(lease.kind, ("", ""))
         state = "gone" if member.gone_s is not None else str(info.get("state"))
+        phase, progress = _progress(state, info)
         return {
             "kind": lease.kind,
             "name": actor_of(lease),
             "epoch": lease.epoch,
             "state": f"stalled {info['stalled_s']} s" if state == "ready" and info.get("stalled_s") else state,
-            "phase": info.get("phase") if state not in ("ready", "gone") else None,
-            "progress": info.get("progress") if state == "starting" or state == "loading" else None,
+            "phase": phase,
+            "progress": progress,
             "gone_s": member.gone_s,
             "pid": info.get("pid"),
             "host": info.get("host"),
@@ -103,6 +105,15 @@ class Roster:
             "gpu_memory_bytes": values.get(GPU_MEMORY),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
         }
+
+
+def _progress(state: str, info: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What an actor is getting ready, and the done share of it; graphs go on being captured when it is ready."""
+    if state == "ready":
+        captured, planned = graphs_of(info) or (0, 0)
+        return ("graphs", captured / planned) if captured < planned else (None, None)
+    phase = info.get("phase") if state != "gone" else None
+    return phase, info.get("progress") if state in ("starting", "loading") else None
 
 
 def actor_of(lease: LeaseInfo) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from actors.actor import metrics_state
 from actors.executor.actor import ExecutorActor
+from actors.executor.engine import Engine
 from actors.executor.errors import EngineError, EngineStalled, PlanError, is_device_fault
 from actors.model_config import ModelError
 from actors.settings import Settings
@@ -51,12 +53,12 @@ class World:
         self.running = asyncio.create_task(self.actor.run())
         self.position = START
 
-    async def until_state(self, state: str) -> dict[str, Any]:
-        """The lease's info once it says ``state``."""
+    async def until_state(self, state: str, **info: Any) -> dict[str, Any]:
+        """The lease's info once it says ``state``, and what else is wanted."""
         async with asyncio.timeout(60):
             while not self.running.done():
                 for lease in await self.bus.leases("executor"):
-                    if lease.info["state"] == state:
+                    if lease.info.items() >= {"state": state, **info}.items():
                         return dict(lease.info)
                 await asyncio.sleep(0.01)
         await self.running
@@ -247,6 +249,30 @@ async def test_a_gpus_memory_is_measured(folder: Path, monkeypatch: pytest.Monke
 
         monkeypatch.setattr("actors.executor.engine.memory_in_use", failed)
         await running.actor.measure()
+
+
+async def test_how_far_captures_are_is_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the lease and in a metric that is there as soon as the executor is ready; the lease says at once when all are
+    there. A CPU has none."""
+
+    async def shown(running: World) -> list[tuple[str, float]]:
+        (snapshot,) = await running.bus.get_state(metrics_state("executor", NAME))
+        series = [] if snapshot is None else snapshot["series"]
+        return [(labels["state"], data["value"]) for name, labels, data in series if name == "pagebus:cuda_graphs"]
+
+    async with world(settings(folder)) as running:
+        assert "num_graphs" not in await running.until_state("ready")
+        assert await shown(running) == []
+    progress = [(3, 8)]
+    monkeypatch.setattr(Engine, "graphs_progress", property(lambda engine: progress[-1]))
+    async with world(settings(folder, lease_ttl_s=60.0)) as running:
+        info = await running.until_state("ready")
+        assert (info["num_graphs"], info["num_planned_graphs"]) == (3, 8)
+        assert await shown(running) == [("captured", 3), ("planned", 8)]
+        progress.append((8, 8))
+        await running.actor.publish_metrics()
+        assert await shown(running) == [("captured", 8), ("planned", 8)]
+        await running.until_state("ready", num_graphs=8)
 
 
 async def test_a_fenced_executor_ends_with_its_first_write(folder: Path) -> None:

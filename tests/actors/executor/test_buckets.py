@@ -159,6 +159,28 @@ def test_missing_graphs_are_captured_until_told_otherwise() -> None:
     assert set(order) == wanted
 
 
+def test_how_many_graphs_are_captured() -> None:
+    """Of those planned; one that a step misses besides is planned from then on."""
+    buckets = Buckets(256, 512, 64)
+    graphs, planned = CountingGraphs(buckets), len(buckets.first()) + len(buckets.later())
+    runner = cast("Any", SimpleNamespace(kv_cache=torch.empty(0, device="meta")))
+    seen = [graphs.progress]
+    for bucket in buckets.first():
+        graphs._capture(runner, bucket)
+    seen.append(graphs.progress)
+    graphs.bucket(rows_of(*[1] * 40, 60, num_decodes=40))
+    seen.append(graphs.progress)
+    assert not graphs.complete
+
+    def captured(began_s: float) -> None:
+        if graphs.complete:
+            graphs.close()
+
+    graphs.capture_missing(runner, captured)
+    few = len(buckets.first())
+    assert [*seen, graphs.progress] == [(0, planned), (few, planned), (few, planned + 1), (planned + 1, planned + 1)]
+
+
 def test_steps_that_do_not_suit_a_bucket_have_none() -> None:
     """More short prompts than there are blocks of queries for; long chunks behind long contexts."""
     buckets = Buckets(64, 2048, 64)

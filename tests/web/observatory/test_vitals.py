@@ -116,6 +116,17 @@ def test_the_roster_shows_rates() -> None:
     assert (row["rate"], row["unit"]) == (10.0, "steps/s")
 
 
+def test_the_roster_shows_captures() -> None:
+    """As a phase with its share, until all graphs are there."""
+    roster = Roster()
+    shown = []
+    for info in ({}, {"num_graphs": 24, "num_planned_graphs": 96}, {"num_graphs": 96, "num_planned_graphs": 96}):
+        roster.take([lease("a", 1, **info)], 100.0)
+        (row,) = roster.rows({}, 100.0)
+        shown.append((row["state"], row["phase"], row["progress"]))
+    assert shown == [("ready", None, None), ("ready", "graphs", 0.25), ("ready", None, None)]
+
+
 def test_the_roster_shows_the_memory_of_a_gpu() -> None:
     """Used and all of it, where an executor tells of it."""
     roster, metrics = Roster(), Metrics()

@@ -69,6 +69,9 @@ class ServiceSettings:
     max_file_bytes: int = setting(200 * 2**20, help="bytes of one file", low=1, high=2**40)
     max_files_bytes: int = setting(16 * 2**30, help="bytes of all files", low=1, high=2**50)
     max_batch_lines: int = setting(50_000, help="requests of one batch", low=1, high=2**31)
+    max_batches: int = setting(
+        100, help="batches of one key that may be under way; more are answered 429", low=1, high=2**20
+    )
     response_ttl_s: float = setting(
         3600.0, help="seconds that a response of /v1/responses is kept", low=1, high=31 * 86400
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputToken
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from web.files import store
 from web.files.store import Store, new_id
 from web.jobs.actor import JobsActor
 
@@ -293,6 +294,61 @@ async def test_limits(tmp_path: Path) -> None:
         await create(file=("a", b"x" * 500), purpose="user_data")
         assert Store(tmp_path, 1).num_bytes() == 1500
         assert not list(tmp_path.glob("*.part"))  # noqa: ASYNC240
+
+
+async def test_very_many_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty ones count too."""
+    monkeypatch.setattr(store, "MAX_FILES", 2)
+    create = world.client.files.create
+    files = [await create(file=("a", b""), purpose="user_data") for _ in range(2)]
+    with pytest.raises(openai.APIStatusError) as caught:
+        await create(file=("a", b""), purpose="user_data")
+    assert caught.value.status_code == 507
+    await world.client.files.delete(files[0].id)
+    await create(file=("a", b""), purpose="user_data")
+
+
+async def test_batches_of_a_key(tmp_path: Path) -> None:
+    """So many may be under way, however many are asked for at once; another key has its own, and one that ends makes
+    room."""
+    async with world_in(tmp_path, api_key=("one", "two"), max_batches=2) as world:
+        mine, yours = (world.client.with_options(api_key=key) for key in ("one", "two"))
+        inputs = [await each.files.create(file=("a", json.dumps(ask("a"))), purpose="batch") for each in (mine, yours)]
+
+        def create(client: openai.AsyncOpenAI, file: openai.types.FileObject) -> Awaitable[openai.types.Batch]:
+            return client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+
+        made = await asyncio.gather(*(create(mine, inputs[0]) for _ in range(5)), return_exceptions=True)
+        refused = [each for each in made if isinstance(each, openai.RateLimitError)]
+        assert [(each.code, each.response.headers["retry-after"]) for each in refused] == [
+            ("too_many_requests", "60")
+        ] * 3
+        assert "batches" in refused[0].message
+        await create(yours, inputs[1])
+        await world.begin()
+        world.client = mine
+        for each in made:
+            if isinstance(each, openai.types.Batch):
+                assert (await world.ended(each.id)).status == "completed"
+        await create(mine, inputs[0])
+
+
+async def test_batches_that_are_over_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest ones, beyond so many; their files stay."""
+    monkeypatch.setattr(store, "MAX_ENDED", 1)
+    await world.begin()
+    file_id = await world.upload(ask("a"))
+    ended = []
+    for _ in range(3):
+        ended.append(await world.ended(await world.batch(file_id)))
+        record = Store(world.folder, 1).find(ended[-1].id)
+        assert record is not None
+        older = {**record, "id": f"batch_{len(ended):024x}"}  # ids sort by age, to the second
+        Store(world.folder, 1).save(older)
+        Store(world.folder, 1).delete(record["id"])
+    running = await world.batch(file_id)
+    assert [each.id async for each in world.client.batches.list()] == [running, f"batch_{3:024x}"]
+    assert await world.lines(ended[0].output_file_id)
 
 
 async def test_keys_see_their_own_only(tmp_path: Path) -> None:

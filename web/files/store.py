@@ -7,6 +7,7 @@ jobs actor that works on it; what clients want of it meanwhile is a file beside 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -25,6 +26,10 @@ Record = dict[str, Any]
 """What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it."""
 UPLOAD_TIMEOUT_S = 600.0
 """How long the bytes of a file may be on their way."""
+MAX_FILES = 20_000
+"""Files of everybody: each has a record too, however few bytes it has."""
+MAX_ENDED = 1000
+"""Batches of one owner that are over and still shown."""
 OVER = ("failed", "completed", "expired", "cancelled")
 """States of a batch that nothing changes any more."""
 
@@ -44,6 +49,8 @@ class Store:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self.making = asyncio.Lock()
+        """Held by who counts batches to make one more."""
         folder.mkdir(parents=True, exist_ok=True)
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -76,8 +83,8 @@ class Store:
         return [record for name in names if (record := self.find(name, owner)) is not None]
 
     def delete(self, record_id: str) -> None:
-        """Forget a file, its record first."""
-        for suffix in (".json", ".data"):
+        """Forget a file or a batch, its record first."""
+        for suffix in (".json", ".data", ".cancel"):
             (self._folder / f"{record_id}{suffix}").unlink(missing_ok=True)
 
     # -- bytes of files -----------------------------------------------------------------------------------------------
@@ -87,7 +94,10 @@ class Store:
 
     def num_bytes(self) -> int:
         """Bytes of all files, and of those on their way here."""
-        total, late_s = 0, time.time() - UPLOAD_TIMEOUT_S
+        return sum(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        sizes, late_s = [], time.time() - UPLOAD_TIMEOUT_S
         for path in self._folder.iterdir():
             if path.suffix in (".data", ".part"):
                 with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
@@ -95,16 +105,17 @@ class Store:
                     if path.suffix == ".part" and stat.st_mtime < late_s:  # its ingress has died
                         path.unlink()
                     else:
-                        total += stat.st_size
-        return total
+                        sizes.append(stat.st_size)
+        return sizes
 
     def check_room(self) -> None:
-        """Raises if files have more bytes than they may.
+        """Raises if there are more files, or bytes of them, than there may be.
 
         Raises:
-            Full: they have.
+            Full: there are.
         """
-        if self.num_bytes() > self._max_bytes:
+        sizes = self._sizes()
+        if sum(sizes) > self._max_bytes or len(sizes) > MAX_FILES:
             raise Full
 
     @contextlib.contextmanager
@@ -139,6 +150,16 @@ class Store:
     def partial(self, batch_id: str, kind: str) -> Path:
         """Where the lines of a batch's output or errors are collected."""
         return self._folder / f"{batch_id}.{kind}.partial"
+
+    def num_under_way(self, owner: str) -> int:
+        """Batches of an owner that are not over."""
+        return sum(batch["status"] not in OVER for batch in self.all("batch_", owner))
+
+    def forget_ended(self, owner: str) -> None:
+        """Forget the oldest batches of an owner that are over, if there are too many. (Their files stay.)"""
+        ended = [batch["id"] for batch in self.all("batch_", owner) if batch["status"] in OVER]
+        for batch_id in ended[MAX_ENDED:]:
+            self.delete(batch_id)
 
     def cancel(self, batch_id: str) -> None:
         """The client wants no more of a batch."""

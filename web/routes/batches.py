@@ -14,7 +14,7 @@ from bus.contract import BusUnavailable
 from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
 from web.context import API_KEY, CONTEXT
-from web.errors import ApiError, bad_field, unavailable
+from web.errors import ApiError, bad_field, overloaded, unavailable
 from web.fields import Fields
 from web.files.store import OVER, Record, Store, new_id, page, shown
 from web.jobs.worker import ENDPOINTS
@@ -26,6 +26,8 @@ from web.schemas import is_metadata, parse_json
 WINDOW_S = 86400
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 MAX_PAGE = 100
+RETRY_AFTER_S = 60
+"""For who has too many batches under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,16 @@ async def create_batch(request: web.Request) -> web.Response:
     if file is None or file["purpose"] != "batch":
         raise bad_field("input_file_id", "there is no such file with the purpose batch")
     batch = new_batch(wanted, key.name, key.salted(None) if key.private_cache else None)
-    try:
-        await context.queue_batch(BatchQueued(batch_id=batch["id"], traceparent=traceparent_of(request)))
-    except BusUnavailable:
-        raise unavailable("The bus is away.") from None
-    await asyncio.to_thread(store.save, batch)  # last: a batch that is seen will be worked on
+    async with store.making:
+        most = context.settings.max_batches
+        if await asyncio.to_thread(store.num_under_way, key.name) >= most:
+            raise overloaded("batches", most, RETRY_AFTER_S)
+        try:
+            await context.queue_batch(BatchQueued(batch_id=batch["id"], traceparent=traceparent_of(request)))
+        except BusUnavailable:
+            raise unavailable("The bus is away.") from None
+        await asyncio.to_thread(store.save, batch)  # last: a batch that is seen will be worked on
+        await asyncio.to_thread(store.forget_ended, key.name)
     return json_response(shown(batch))
 
 

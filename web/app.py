@@ -30,6 +30,7 @@ from web.errors import unavailable
 from web.files.store import open_store
 from web.hosts import open_hosts
 from web.inbox import Inbox
+from web.kept import Kept
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
 from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
@@ -219,11 +220,16 @@ class IngressActor(Actor):
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
             queue_batch=queue_batch,
-            responses=Responses(self.bus, self.names, self.settings.response_ttl_s),
+            responses=self._make_responses(),
             store=open_store(self.settings),
             tracing=tracing,
             request_log=request_log,
         )
+
+    def _make_responses(self) -> Responses:
+        settings = self.settings
+        kept = Kept(settings.max_responses_bytes, settings.max_responses_bytes_per_key, settings.response_ttl_s)
+        return Responses(self.bus, self.names, settings.response_ttl_s, kept)
 
     async def _listen(self, context: Context) -> None:
         self._runner = web.AppRunner(

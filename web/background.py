@@ -110,12 +110,11 @@ class Background:
         if not events.is_over:
             async with aclosing(self._told(record, events, seen, deliveries)) as told:
                 async for piece in told:
-                    await responses.add(response_id, place, piece)
+                    await responses.add(record["owner"], response_id, place, piece)
                     place += 1
-        if await responses.record(response_id) is not None:  # it has not been deleted meanwhile
-            kept = {name: value for name, value in record.items() if name not in ("chat", "instructions")}
-            messages = [*record["messages"], *events.messages()]
-            await responses.keep({**kept, "messages": messages, "response": events.response})
+        kept = {name: value for name, value in record.items() if name not in ("chat", "instructions")}
+        messages = [*record["messages"], *events.messages()]
+        await responses.end({**kept, "messages": messages, "response": events.response}, place)
 
     async def _told(
         self, record: Record, events: ResponseEvents, seen: tuple[int, int], deliveries: int

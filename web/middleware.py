@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from actors.actor import describe
+from bus.contract import BusUnavailable
 from web.auth import forbidden, may_call, unauthorized
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
-from web.errors import ApiError, from_http, internal
+from web.errors import ApiError, from_http, internal, unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CLIENT_CLOSED_REQUEST = 499
@@ -36,6 +37,14 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What the handler answers, or why it does not. A response that has begun can only be broken off."""
+    response = await _response(context, request, handler)
+    if request.writer.output_size > 0 and not response.prepared:
+        raise ConnectionResetError
+    return response
+
+
+async def _response(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         context.hosts.check(request)
         if (preflight := context.cors.preflight(request)) is not None:
@@ -53,6 +62,9 @@ async def _answer(context: Context, request: web.Request, handler: Handler) -> w
         if error.status >= 500:
             context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
         return error.response()
+    except BusUnavailable as error:
+        context.log.warning("bus unavailable", request_id=request[REQUEST_ID], error=describe(error))
+        return unavailable("The bus is away.").response()
     except web.HTTPException as error:
         return from_http(error).response() if error.status >= 400 else error
     except (asyncio.CancelledError, ConnectionResetError):

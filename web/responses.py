@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,16 +13,32 @@ import orjson
 from bus.contract import Bus
 from bus.messages import ResponseQueued
 from bus.streams import Names
+from web.errors import ApiError, overloaded
+from web.kept import Kept
+from web.limits import UNSTATED_OUTPUT_TOKENS
 from web.shapes.response_events import OVER
 from web.shapes.translated import Event
 
 POLL_S = 0.05
-"""How often it is looked for further events of a response that is computed in the background."""
+"""How often it is looked for further events of a response that is computed in the background; less often, up to
+``MAX_POLL_S``, while there are none."""
+MAX_POLL_S = 0.5
 GONE_POLLS = 20
 """After so many looks without any it is asked whether it has been deleted."""
+EVENT_BYTES = 512
+"""Of the bus, for a token of a background response: its event, and the key of that."""
+FULL_RETRY_S = 10
+"""When to come again to a server that is full of responses under way."""
+REFRESH_S = 1.0
+"""Between two looks for what other ingresses have ended."""
+DELETE_COUNT = 1000
+"""Keys of Redis that are deleted at once."""
+UNDER_WAY = "response-under-way"
+"""What a mark is called by that is there until a background response is over."""
 Record = dict[str, Any]
 """``response``; ``items``, its input; ``messages``, the whole conversation as a chat; ``owner``, the name of the key.
-Of one that is under way in the background also ``chat``, the rest of what is asked for, and its ``instructions``."""
+Of one from the background also ``pieces``, how many its events are in; while it is under way ``chat``, the rest of what
+is asked for, and its ``instructions``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +57,29 @@ class Piece:
         return [orjson.loads(event.partition(b"data: ")[2]) for event in self.written()]
 
 
-class Responses:
-    """Records, and the events of background responses in pieces, each kept for ``ttl_s``."""
+def num_bytes(value: Any) -> int:
+    """As it is written."""
+    return len(orjson.dumps(value))
 
-    def __init__(self, bus: Bus, names: Names, ttl_s: float) -> None:
-        self._bus, self._names, self._ttl_s = bus, names, ttl_s
+
+class Responses:
+    """Records, and the events of background responses in pieces, each kept for ``ttl_s``, as far as there is room."""
+
+    def __init__(self, bus: Bus, names: Names, ttl_s: float, kept: Kept) -> None:
+        self._bus, self._names, self._ttl_s, self._kept = bus, names, ttl_s, kept
+        self._next_refresh_s = 0.0
         self.news = asyncio.Event()
         """Something has been queued here."""
 
     async def keep(self, record: Record) -> None:
+        """Keep one that is over. Where there is no room, older ones go."""
+        owner, response_id = record["owner"], record["response"]["id"]
+        self._kept.put(owner, response_id, num_bytes(record))
+        await self._put(record)
+        for other, pieces in self._kept.make_room(owner):
+            await self._forget(other, pieces)
+
+    async def _put(self, record: Record) -> None:
         await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=self._ttl_s)
 
     async def record(self, response_id: str) -> Record | None:
@@ -61,18 +92,66 @@ class Responses:
         found = await self.record(response_id)
         return found if found is not None and found["owner"] == owner else None
 
-    async def delete(self, response_id: str) -> None:
-        await self._bus.delete_state(f"response:{response_id}", f"response-cancel:{response_id}")
+    async def delete(self, record: Record, pieces: int = 0) -> None:
+        """Forget a response, of whose events so many pieces are there."""
+        response_id = record["response"]["id"]
+        known = self._kept.remove(record["owner"], response_id)
+        await self._forget(response_id, max(known, pieces, record.get("pieces", 0)))
+
+    async def _forget(self, response_id: str, pieces: int) -> None:
+        await self._bus.delete_state(*(f"{each}:{response_id}" for each in ("response", "response-cancel", UNDER_WAY)))
+        events = [f"response-events:{response_id}:{place}" for place in range(pieces)]
+        for start in range(0, pieces, DELETE_COUNT):
+            await self._bus.delete_state(*events[start : start + DELETE_COUNT])
 
     # -- in the background --------------------------------------------------------------------------------------------
+    async def reserve(self, record: Record, output_tokens: int | None) -> None:
+        """See to it that there is room for a background response of at most so many tokens.
+
+        Raises:
+            ApiError: 429, others that are under way fill it; 400, there never is.
+        """
+        output_tokens = min(output_tokens or UNSTATED_OUTPUT_TOKENS, UNSTATED_OUTPUT_TOKENS)  # more counts as it comes
+        owner, wanted = record["owner"], num_bytes(record) + output_tokens * EVENT_BYTES
+        if wanted > (limit := self._kept.limit(owner)):
+            text = f"The response may need {wanted} bytes; at most {limit} are kept."
+            raise ApiError(400, text, code="too_many_bytes")
+        for other, pieces in self._kept.make_room(owner, wanted):
+            await self._forget(other, pieces)
+        if not self._kept.has_room(owner, wanted):
+            await self._refresh()
+        if not self._kept.has_room(owner, wanted):
+            raise overloaded("bytes of responses", limit, FULL_RETRY_S)
+        self._kept.reserve(owner, record["response"]["id"], wanted)
+
+    async def _refresh(self) -> None:
+        """Other ingresses may have computed what was queued here: it counts there."""
+        if time.monotonic() >= self._next_refresh_s and (names := self._kept.under_way()):
+            self._next_refresh_s = time.monotonic() + REFRESH_S
+            found = await self._bus.get_state(*(f"{UNDER_WAY}:{response_id}" for _, response_id in names))
+            for name, mark in zip(names, found, strict=True):
+                if mark is None:
+                    self._kept.remove(*name)
+
     async def queue(self, record: Record) -> None:
-        """Have an ingress compute it, whether or not its client waits."""
-        await self.keep(record)
+        """Have an ingress compute it, whether or not its client waits. Room has been reserved."""
+        response_id = record["response"]["id"]
+        await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=self._ttl_s)
+        await self._put(record)
         await self._bus.publish([(self._names.responses, ResponseQueued(response_id=record["response"]["id"]))])
         self.news.set()
 
-    async def add(self, response_id: str, place: int, piece: Piece) -> None:
+    async def end(self, record: Record, pieces: int) -> None:
+        """Keep one from the background, which is over; or what was added meanwhile goes, if it has been deleted."""
+        response_id = record["response"]["id"]
+        if await self.record(response_id) is None:
+            return await self.delete(record, pieces)
+        await self.keep({**record, "pieces": pieces})
+        await self._bus.delete_state(f"{UNDER_WAY}:{response_id}")
+
+    async def add(self, owner: str, response_id: str, place: int, piece: Piece) -> None:
         """Keep some events, the ``place``-th ones."""
+        self._kept.grow(owner, response_id, place, len(piece.events))
         told = {"events": piece.events.decode(), "seen": list(piece.seen)}
         await self._bus.put_state(f"response-events:{response_id}:{place}", told, ttl_s=self._ttl_s)
 
@@ -91,7 +170,7 @@ class Responses:
                 waited += 1
                 if waited % GONE_POLLS == 0 and await self.record(response_id) is None:
                     return
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(min(POLL_S * (1 + waited / GONE_POLLS), MAX_POLL_S))
                 continue
             place, waited = place + 1, 0
             for event, data in zip(piece.read(), piece.written(), strict=True):

@@ -75,6 +75,12 @@ class ServiceSettings:
     response_ttl_s: float = setting(
         3600.0, help="seconds that a response of /v1/responses is kept", low=1, high=31 * 86400
     )
+    max_responses_bytes: int = setting(
+        4 * 2**30, help="bytes of responses that an ingress keeps; older ones go", low=2**20, high=2**50
+    )
+    max_responses_bytes_per_key: int = setting(
+        2**30, help="bytes of responses of one key that an ingress keeps", low=2**20, high=2**50
+    )
     max_beam_width: int = setting(
         16, help="most beams of one beam search, each of which takes a place in the batch", low=1, high=64
     )

@@ -10,11 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from bus.contract import BusUnavailable
 from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
 from web.context import API_KEY, CONTEXT
-from web.errors import ApiError, bad_field, overloaded, unavailable
+from web.errors import ApiError, bad_field, overloaded
 from web.fields import Fields
 from web.files.store import OVER, Record, Store, new_id, page, shown
 from web.jobs.worker import ENDPOINTS
@@ -80,10 +79,7 @@ async def create_batch(request: web.Request) -> web.Response:
         most = context.settings.max_batches
         if await asyncio.to_thread(store.num_under_way, key.name) >= most:
             raise overloaded("batches", most, RETRY_AFTER_S)
-        try:
-            await context.queue_batch(BatchQueued(batch_id=batch["id"], traceparent=traceparent_of(request)))
-        except BusUnavailable:
-            raise unavailable("The bus is away.") from None
+        await context.queue_batch(BatchQueued(batch_id=batch["id"], traceparent=traceparent_of(request)))
         await asyncio.to_thread(store.save, batch)  # last: a batch that is seen will be worked on
         await asyncio.to_thread(store.forget_ended, key.name)
     return json_response(shown(batch))

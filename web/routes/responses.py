@@ -21,7 +21,7 @@ from web.asked import Asked
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field, not_supported
 from web.files.store import page
-from web.responses import Piece, Record
+from web.responses import Piece, Record, num_bytes
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
@@ -49,12 +49,16 @@ async def create(request: web.Request) -> web.StreamResponse:
     if wanted.previous is not None:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
     kept: Record = {**wanted.kept(before), "owner": key.name}
+    if before and num_bytes(kept["messages"]) > context.bodies.max_bytes:
+        raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
     asked = of_client(parse_chat(chat_body(kept), context.model), key)
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
     with context.admission.admitted(key, asked, context.model) as charge:
         if wanted.background:
             charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
-            await context.responses.queue({**kept, "response": events.response})
+            record = {**kept, "response": events.response}
+            await context.responses.reserve(record, asked.sampling.max_tokens)
+            await context.responses.queue(record)
         else:
             try:
                 return await _in_foreground(request, wanted, asked, events, kept)
@@ -185,7 +189,7 @@ async def delete(request: web.Request) -> web.Response:
     """Forget a response."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     found = await find(context, response_id, request[API_KEY].name)
-    await context.responses.delete(response_id)
+    await context.responses.delete(found)
     if found["response"]["status"] not in OVER:
         context.inbox.cancel(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})

@@ -1,0 +1,126 @@
+"""How many bytes of responses an ingress has on the bus, of each key and of all together.
+
+Where there are too many, those that are over make room, the oldest first: of the key that has too many, or of the one
+that has most. What is under way stays; if that alone fills the room, nothing more is taken on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+KEY_BYTES = 256
+"""What a key of Redis takes beside its value."""
+
+
+@dataclass(slots=True)
+class Item:
+    """Bytes of a response's record and of its events, of which there are ``num_pieces``; or what was ``reserved`` for
+    it, if that is more."""
+
+    until_s: float = 0.0
+    record_bytes: int = 0
+    events_bytes: int = 0
+    reserved: int = 0
+    num_pieces: int = 0
+    is_over: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return max(self.record_bytes + self.events_bytes, self.reserved)
+
+
+class Kept:
+    """``owner`` is the name of a key, "" where none is needed: then only ``max_bytes`` counts. A response is there for
+    ``ttl_s`` from when something of it was last written."""
+
+    def __init__(
+        self, max_bytes: int, max_bytes_of_key: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._max_bytes_of_key = max_bytes_of_key
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._items: defaultdict[str, dict[str, Item]] = defaultdict(dict)
+        """By owner and id; what was written last comes last."""
+        self._bytes: Counter[str] = Counter()
+
+    def limit(self, owner: str) -> int:
+        """What one key may have."""
+        return min(self.max_bytes, self._max_bytes_of_key) if owner else self.max_bytes
+
+    def num_bytes(self, owner: str) -> int:
+        return self._bytes[owner]
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+    def reserve(self, owner: str, response_id: str, num_bytes: int) -> None:
+        """A response is under way that will need so much."""
+        self._lay(owner, response_id, Item(reserved=num_bytes))
+
+    def grow(self, owner: str, response_id: str, place: int, num_bytes: int) -> None:
+        """The ``place``-th piece of its events is there."""
+        item = self._take(owner, response_id)
+        item.events_bytes += num_bytes + KEY_BYTES
+        item.num_pieces = place + 1
+        self._lay(owner, response_id, item)
+
+    def put(self, owner: str, response_id: str, num_bytes: int) -> None:
+        """It is over, and this is its record."""
+        item = self._take(owner, response_id)
+        item.record_bytes, item.reserved, item.is_over = num_bytes + KEY_BYTES, 0, True
+        self._lay(owner, response_id, item)
+
+    def remove(self, owner: str, response_id: str) -> int:
+        """It is there no longer; how many pieces it had, as far as is known here."""
+        return self._take(owner, response_id).num_pieces
+
+    def under_way(self) -> list[tuple[str, str]]:
+        """Owner and id of what is not over, as far as is known here."""
+        return [(owner, each) for owner, items in self._items.items() for each in items if not items[each].is_over]
+
+    def _take(self, owner: str, response_id: str) -> Item:
+        item = self._items[owner].pop(response_id, None) or Item()
+        self._bytes[owner] -= item.num_bytes
+        return item
+
+    def _lay(self, owner: str, response_id: str, item: Item) -> None:
+        item.until_s = self._clock() + self._ttl_s
+        self._items[owner][response_id] = item
+        self._bytes[owner] += item.num_bytes
+
+    # -- what has to go -----------------------------------------------------------------------------------------------
+    def has_room(self, owner: str, more: int) -> bool:
+        """Whether a key can have so many bytes more."""
+        return self._bytes[owner] + more <= self.limit(owner) and self._bytes.total() + more <= self.max_bytes
+
+    def make_room(self, owner: str, more: int = 0) -> list[tuple[str, int]]:
+        """What has to go so that it can: ids and numbers of pieces, which are not counted any more. (It may not be
+        enough: what is under way does not go.)"""
+        self._expire()
+        gone = self._drop(owner, self._bytes[owner] + more - self.limit(owner))
+        if self._bytes[owner] + more > self.limit(owner):
+            return gone
+        for largest, _ in self._bytes.most_common():
+            gone += self._drop(largest, self._bytes.total() + more - self.max_bytes)
+        return gone
+
+    def _drop(self, owner: str, excess: int) -> list[tuple[str, int]]:
+        """The oldest of a key that are over, until so many bytes are free."""
+        found: list[str] = []
+        for response_id, item in self._items[owner].items():
+            if excess <= 0:
+                break
+            if item.is_over:
+                found.append(response_id)
+                excess -= item.num_bytes
+        return [(response_id, self.remove(owner, response_id)) for response_id in found]
+
+    def _expire(self) -> None:
+        now_s = self._clock()
+        for owner, items in list(self._items.items()):
+            while items and items[first := next(iter(items))].until_s <= now_s:
+                self.remove(owner, first)
+            if not items:
+                del self._items[owner], self._bytes[owner]

@@ -26,6 +26,10 @@ TYPES = {
 }
 
 
+ASKED_ELSEWHERE = "asked_elsewhere"
+"""The code of an attempt that came to nothing because another one, at another address, goes on."""
+
+
 class ApiError(Exception):
     """An error whose text a client may read. ``param`` names the field at fault, ``code`` is for programs."""
 
@@ -116,10 +120,10 @@ def from_failure(failure: RequestFailed) -> ApiError:
     """What a tokenizer, scheduler or detokenizer said about a request that cannot go on."""
     status = failure.status if 400 <= failure.status <= 599 else 500
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    return ApiError(
-        status, failure.message, param=failure.param, headers=headers,
-        code="context_length_exceeded" if status == 400 and is_too_long(failure) else None,
-    )  # fmt: skip
+    code = ASKED_ELSEWHERE if failure.attempt else None
+    if status == 400 and is_too_long(failure):
+        code = "context_length_exceeded"
+    return ApiError(status, failure.message, param=failure.param, code=code, headers=headers)
 
 
 def is_too_long(failure: RequestFailed) -> bool:

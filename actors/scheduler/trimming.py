@@ -13,6 +13,10 @@ from actors.scheduler.membership import Membership
 from bus.contract import START, Bus, EntryId
 from bus.streams import Names
 
+AGAIN_ROUNDS = 30
+"""After so many rounds all is trimmed once more: a scheduler that was frozen as it was replaced may still write a plan
+for an executor that this one has sent none, and so has not shut it out there."""
+
 
 class Trimmer:
     """Remembers what has been trimmed, so that an idle deployment is left in peace."""
@@ -25,6 +29,7 @@ class Trimmer:
         self._read: dict[str, EntryId] = {}
         self._last_steps: dict[str, int] = {}
         self._unread: dict[str, EntryId] = {}
+        self._rounds = 0
 
     def bus_restarted(self) -> None:
         """What had been trimmed may be there again."""
@@ -44,6 +49,9 @@ class Trimmer:
         Raises:
             BusUnavailable: some may have been trimmed.
         """
+        self._rounds += 1
+        if self._rounds % AGAIN_ROUNDS == 0:
+            self._done.clear()
         for replica, own in positions.items():
             landed = self._last_steps.get(replica, 0)
             if replica in core.replicas:

@@ -6,6 +6,8 @@ import asyncio
 
 from actors.scheduler.actor import SchedulerActor
 from tests.dst.world import World
+from web.inbox import Inbox
+from web.jobs.actor import JobsActor
 
 KEPT_STATES = ("metrics:", "history:")
 
@@ -23,9 +25,11 @@ def leftovers(world: World) -> list[str]:
     for life in world.living:
         if isinstance(life.actor, SchedulerActor) and life.actor.state == "ready":
             found += _of_scheduler(life.actor)
-        context = getattr(life.actor, "context", None)
-        if context is not None and context.inbox.num_open:
-            found.append(f"{life.name} has {context.inbox.num_open} open requests")
+        if isinstance(life.actor, JobsActor) and life.actor.window.jobs:
+            found.append(f"{life.name} has {life.actor.window.jobs} jobs")
+        inbox = getattr(getattr(life.actor, "context", None), "inbox", None) or getattr(life.actor, "_inbox", None)
+        if isinstance(inbox, Inbox) and inbox.num_open:
+            found.append(f"{life.name} has {inbox.num_open} open requests")
         outbox = getattr(life.actor, "_outbox", None)
         if outbox is not None and outbox.depth:
             found.append(f"{life.name} has {outbox.depth} messages to send")

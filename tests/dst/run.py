@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from actors.actor import describe
 from actors.settings import Settings
 from tests.chaos.load import Job
 from tests.dst.checker import until_clean
@@ -21,6 +22,7 @@ from tests.dst.clients import Clients, simple_jobs
 from tests.dst.engine import Machine
 from tests.dst.loop import START_S, SimulatedLoop, Stuck
 from tests.dst.nemesis import Nemesis
+from tests.dst.queued import Queued
 from tests.dst.seams import WallClock, sealed
 from tests.dst.world import World
 from tests.oracle import make_oracle
@@ -31,7 +33,7 @@ RESUME_TIMEOUT_S = 8.0
 PATIENCE_S = 300.0
 """How long clients may wait, and things may be left over, once there are no more faults."""
 MAX_MODEL_LEN = 256
-KINDS = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer")
+KINDS = ("ingress", "tokenizer", "scheduler", "executor", "detokenizer", "jobs")
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Outcome:
     turns: int = 0
     virtual_s: float = 0.0
     answers: int = 0
+    jobs: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -133,9 +136,14 @@ def run_seed(seed: int, only: tuple[str, str] | None = None, patience_s: float =
     known = expected()
     rng = random.Random(seed)
     places = rng.sample(range(NUM_JOBS), rng.randint(3, 10))
+    queued_places = rng.sample(range(NUM_JOBS), rng.choice((0, 3, 6)))
 
     async def story(world: World, clients: Clients, wall: WallClock, outcome: Outcome) -> None:
         clients.expected = [known[place] for place in places]
+        queued = Queued(
+            world, [jobs()[place] for place in queued_places], [known[place] for place in queued_places],
+            world.rng, world.tell,
+        )  # fmt: skip
         nemesis = Nemesis(world, wall, world.rng, only)
         for_s = world.rng.choice((3.0, 8.0, 15.0))
         asking = asyncio.create_task(
@@ -146,15 +154,19 @@ def run_seed(seed: int, only: tuple[str, str] | None = None, patience_s: float =
                 leaves=world.rng.choice((0.0, 0.2)),
             )
         )
+        pushing = asyncio.create_task(queued.ask_all(spread_s=for_s / 2, cancels=world.rng.random() < 0.3))
         await nemesis.run(for_s)
         world.heal()
-        until_s = world.loop.time() + patience_s
-        while not (asking.done() or world.problems or clients.problems):
+        until_s, both = world.loop.time() + patience_s, (asking, pushing)
+        while not (asking.done() and pushing.done()) and not (world.problems or clients.problems or queued.problems):
             if world.loop.time() > until_s:
-                clients.problems.append("clients wait for ever")
-            await asyncio.wait([asking], timeout=1.0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        outcome.faults = nemesis.done
+                told = f"jobs wait for ever: {queued.waiting}" if asking.done() else "clients wait for ever"
+                clients.problems.append(told)
+            await asyncio.wait(both, timeout=1.0)
+        for task in both:
+            task.cancel()
+        ends = await asyncio.gather(*both, return_exceptions=True)
+        clients.problems += queued.problems + [describe(end) for end in ends if isinstance(end, Exception)]
+        outcome.faults, outcome.jobs = nemesis.done, queued.answers
 
     return simulate(seed, story, [jobs()[place] for place in places], patience_s=patience_s)

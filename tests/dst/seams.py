@@ -24,6 +24,7 @@ import actors.steady_clock
 import actors.tokenizer.actor
 import bus.backoff
 import web.calls
+import web.jobs.actor
 import web.listener
 from actors.executor.step_watch import StepWatch
 from actors.scheduler import sequence
@@ -128,6 +129,7 @@ def sealed(
         patch.setattr(web.calls, "SILENT_S", SILENT_S)
         # A seed may kill who works on one and the same request more often than anybody has such bad luck.
         patch.setattr(actors.tokenizer.actor, "MAX_DELIVERIES", 1000)
+        patch.setattr(web.jobs.actor, "MAX_DELIVERIES", 1000)
         patch.setattr(sequence, "MOST_LOSSES", 1000)
         patch.setattr(sequence, "SUSPECT_LOSSES", 1000)
         patch.setattr("actors.scheduler.planner.MOST_LOSSES", 1000)

@@ -12,8 +12,10 @@ import web.calls
 from actors.tokenizer.actor import TokenizerActor
 from bus.contract import Entry
 from bus.memory_bus import MemoryBus
+from bus.messages import AbortRequest
 from tests.dst import seams
 from tests.dst.clients import Clients
+from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
 from tests.dst.run import run_seed, simulate
 from tests.dst.world import World
 from web.calls import Choice
@@ -94,3 +96,23 @@ def test_pending_entries_that_nobody_claims_are_noticed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemoryBus, "claim", claim)
     until_noticed("scheduler", lambda problem: "wait for ever" in problem)
+
+
+def test_what_a_dead_process_was_handed_is_found_by_its_next_life() -> None:
+    """The server may serve a read of the dead after the next life has looked for what was left pending."""
+
+    async def story(world: World, *_: object) -> None:
+        before, bus = (SimulatedBus(world.network, world.names, "c") for _ in range(2))
+        stream = "work"
+        await before.create_group(stream, "g")
+        dead = asyncio.create_task(before.read_group("g", "c", [stream], block_ms=5000))
+        await asyncio.sleep(1.0)
+        assert await bus.read_group("g", "c", [stream], block_ms=0) == []
+        await bus.publish([(stream, AbortRequest(request_id="a"))])
+        assert len(await dead) == 1
+        assert await bus.read_group("g", "c", [stream], block_ms=0) == []
+        await asyncio.sleep(LOOK_AGAIN_S)
+        (entry,) = await bus.read_group("g", "c", [stream], block_ms=0)
+        await bus.ack("g", [entry])
+
+    assert simulate(0, story, []).problems == []

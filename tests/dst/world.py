@@ -18,7 +18,7 @@ from bus.streams import Names
 from tests.dst.loop import Process, SimulatedLoop
 from tests.dst.network import Network, SimulatedBus
 
-WAVES = (("ingress",), ("tokenizer", "scheduler", "detokenizer"), ("executor",))
+WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "detokenizer"), ("executor",))
 FAULT = "an injected fault of the device"
 
 
@@ -57,7 +57,7 @@ class World:
         self.lives: dict[str, Life] = {}
         self.problems: list[str] = []
         self.restart_s = (0.05, 3.0)
-        self.stopping = False
+        self.stopping = self.healed = False
         self._supervisors: list[asyncio.Task[None]] = []
         self._ghosts: list[Life] = []
         loop.set_exception_handler(self._unhandled)
@@ -164,6 +164,7 @@ class World:
     def heal(self) -> None:
         """No more faults."""
         self.tell("HEAL")
+        self.healed = True
         self.network.heal()
         self.restart_s = (0.05, 0.2)
         for life in self.lives.values():

@@ -17,7 +17,7 @@ from typing import Any
 from actors.actor import Actor, describe
 from actors.patience import Patience
 from actors.settings import Settings
-from bus.contract import Answer, Bus, BusError, BusUnavailable, Entry
+from bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
 from bus.messages import BatchQueued, Job, JobResult
 from bus.outbox import Outbox
 from bus.streams import JOBS_GROUP, address_of
@@ -58,6 +58,8 @@ class JobsActor(Actor):
         self._patience = Patience(self.log)
         self._running: dict[asyncio.Task[Any], str] = {}
         """The name of its batch, by task."""
+        self._under_way: set[EntryId] = set()
+        """Entries that have been begun and whose end is not stored."""
         self._next_look_s = 0.0
         self._store = open_store(settings)
 
@@ -71,7 +73,7 @@ class JobsActor(Actor):
         self._tracing = open_tracing(self.settings, model.name, self.log, queued=True)
         self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing)
         self.worker = Worker(model, self._inbox, address)
-        await self.bus.create_group(self.names.jobs, JOBS_GROUP)
+        await self._patience.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
         for coro, name in (
             (self._outbox.run(), "outbox"),
             (self._inbox.mailbox.keep_for_ever(), "mailbox"),
@@ -140,6 +142,10 @@ class JobsActor(Actor):
         self._next_look_s = now_s + self.settings.lease_ttl_s
 
     async def _begin(self, entries: Sequence[Entry]) -> None:
+        """What has been handed to this actor. Some of it may never have ended here: another one took it over while this
+        one's lease had expired, and is gone now itself."""
+        entries = [entry for entry in entries if entry.id not in self._under_way]
+        self._under_way.update(entry.id for entry in entries)
         jobs = [entry.message for entry in entries if isinstance(entry.message, Job)]
         unwanted = await self._cancelled_of({job.batch for job in jobs})
         for entry in entries:
@@ -194,6 +200,7 @@ class JobsActor(Actor):
         elif batch["status"] not in OVER:
             await self._run_batch(self._store, batch, entry.deliveries)
         await self._settling.end(entry)
+        self._under_way.discard(entry.id)
 
     async def _run_batch(self, store: Store, batch: Record, deliveries: int) -> None:
         """A disk that is full is waited for; nothing else keeps a batch from its end."""
@@ -232,6 +239,7 @@ class JobsActor(Actor):
         while True:
             for outcome in await self._settling.settled():
                 self.window.leave(outcome.size)
+                self._under_way.discard(outcome.answer.entry.id)
 
     async def _look(self) -> None:
         """See which batches have been cancelled, and what waits."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from itertools import count
 
 from bus.backoff import Backoff
 from web.asked import Asked
 from web.context import bus_request_ids
-from web.errors import ApiError, bad_field, internal, too_late
+from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from web.inbox import Inbox
 from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
 from web.model import ServedModel
@@ -23,6 +24,8 @@ ENDPOINTS: dict[str, Endpoint] = {
 }
 MAX_TRIES = 6
 """Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""
+ELSEWHERE_S, MOST_ELSEWHERE_S = 5.0, 60.0
+"""Pauses after which a job that another actor has asked for is asked for again. What it has come to is told at once."""
 
 
 class Worker:
@@ -63,16 +66,19 @@ class Worker:
         return answered(job_id, line.custom_id, request_id, body)
 
     async def _compute(self, endpoint: Endpoint, asked: Asked, request_id: str) -> dict[str, object]:
-        """Sent again, as a new attempt, while the system has no room."""
-        backoff = Backoff()
-        for attempt in range(MAX_TRIES):
+        """Sent again, as a new attempt, while the system has no room. Another actor that has taken the job over answers
+        it; should it be this one that has the entry, or that other one die, it is answered here."""
+        backoff, patience, tries = Backoff(), Backoff(ELSEWHERE_S, MOST_ELSEWHERE_S), 0
+        for attempt in count():
             try:
                 return await self._try(endpoint, asked, request_id, f"{self._address}#{attempt}")
             except ApiError as error:
-                if error.status not in (429, 503) or attempt == MAX_TRIES - 1:
+                is_elsewhere = error.code == ASKED_ELSEWHERE
+                tries += not is_elsewhere
+                if error.status not in (429, 503) or tries == MAX_TRIES:
                     raise
-            await asyncio.sleep(backoff.next_s())
-        raise internal()
+            await asyncio.sleep((patience if is_elsewhere else backoff).next_s())
+        raise AssertionError("endless")
 
     async def _try(self, endpoint: Endpoint, asked: Asked, request_id: str, attempt: str) -> dict[str, object]:
         arrived_s = time.time()

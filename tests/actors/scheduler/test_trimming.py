@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from actors.scheduler.checkpoints import Checkpoints
-from actors.scheduler.trimming import Trimmer
+from actors.scheduler.trimming import AGAIN_ROUNDS, Trimmer
 from bus.contract import START, EntryId, LogEntry
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
@@ -61,6 +61,21 @@ async def test_a_drain_may_trim_beside_the_housekeeping() -> None:
     trimmer.detokenizer_lost(NAMES.sequences("text"), EntryId(EPOCH, 3))
     await asyncio.gather(*(trimmer.trim(core, membership, {}) for _ in range(2)))
     assert not trimmer._unread
+
+
+async def test_what_a_replaced_scheduler_writes_late_is_trimmed() -> None:
+    """It was frozen; its successor has trimmed the stream of an executor since, and has no plan for it."""
+    bus = MemoryBus(MemoryServer())
+    core: Any = SimpleNamespace(replicas={"gpu-0": SimpleNamespace(landing=SimpleNamespace(landed=0))})
+    membership: Any = SimpleNamespace(positions={}, live_detokenizers=set())
+    trimmer = Trimmer(bus, NAMES, EPOCH)
+    for _ in range(2):
+        await trimmer.trim(core, membership, {"gpu-0": START})
+    plan = StepPlan(step=73, planned_s=0.0, num_decodes=0)
+    await bus.append([LogEntry(NAMES.steps("gpu-0"), EntryId(EPOCH - 1, 73), plan)])
+    for _ in range(AGAIN_ROUNDS):
+        await trimmer.trim(core, membership, {"gpu-0": START})
+    assert await bus.length(NAMES.steps("gpu-0")) == 0
 
 
 async def test_what_comes_back_with_a_server_is_trimmed_again() -> None:

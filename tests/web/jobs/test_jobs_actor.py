@@ -24,9 +24,10 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import Job, JobResult, RequestFailed
 from bus.redis_bus import RedisBus
-from bus.streams import Names
+from bus.streams import JOBS_GROUP, Names
 from web.jobs.actor import JobsActor
 from web.jobs.lines import LineError, read_line
+from web.jobs.worker import MAX_TRIES
 
 CHAT = {"messages": [{"role": "user", "content": "What is a dog?"}]}
 
@@ -285,3 +286,39 @@ async def test_busy_is_tried_again(world: World) -> None:
     await world.backend.send(first.ingress, busy)
     assert (await world.results(1))["a"]["response"]["status_code"] == 200
     assert len({each.attempt for each in world.backend.requests}) == 2
+
+
+async def test_a_job_that_is_asked_for_elsewhere_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two actors work on a job, because the lease of one had expired: however often one of them is turned away, the
+    other one's answer counts, or its own."""
+    monkeypatch.setattr("web.jobs.worker.ELSEWHERE_S", 0.01)
+    world.backend.answers = False
+    await world.begin()
+    await world.push(Job(request=line("a")))
+    for count in range(1, MAX_TRIES + 2):
+        request = (await world.backend.requested(count))[-1]
+        if count > MAX_TRIES:
+            world.backend.answers = True
+        elsewhere = RequestFailed(
+            request_id=request.request_id, status=503, error_type="", message="elsewhere", attempt=request.attempt
+        )
+        await world.backend.send(request.ingress, elsewhere)
+    assert (await world.results(1))["a"]["response"]["status_code"] == 200
+    await until_empty(world.bus, world.names.jobs)
+
+
+async def test_a_job_that_comes_back_goes_on(world: World) -> None:
+    """Another actor had taken it over, while this one's lease had expired, and is gone: it is not begun once more."""
+    world.backend.answers = False
+    actor = await world.begin()
+    await world.push(Job(request=line("a")))
+    await world.backend.requested(1)
+    await world.bus.claim(world.names.jobs, JOBS_GROUP, "gone", "jobs-0")
+    for _ in range(2):  # a look may be under way
+        looked_s = actor._next_look_s
+        await until(lambda since_s=looked_s: actor._next_look_s > since_s)
+    assert await world.bus.consumers(world.names.jobs, JOBS_GROUP) == {"jobs-0": 1}
+    (request,) = world.backend.requests
+    await world.backend._answer(request)
+    assert (await world.results(1))["a"]["response"]["status_code"] == 200
+    assert len(world.backend.requests) == 1

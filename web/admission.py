@@ -120,9 +120,25 @@ def of_client(asked: Asked, key: ApiKey) -> Asked:
 
 @dataclass(slots=True)
 class Charge:
-    """What a call turned out to need, once that is known."""
+    """What a call turned out to need, once that is known, and whether its client has all of it. ``stays_s``: the client
+    is away and may come back for so long, while the call goes on."""
 
     used_tokens: int | None = None
+    delivered: bool = False
+    stays_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Held:
+    """What a call is charged, and of whom; while its client is away, until when."""
+
+    loads: tuple[Load, ...]
+    key: ApiKey
+    part: float
+    requests: int
+    tokens: int
+    began_s: float
+    until_s: float = 0.0
 
 
 class Admission:
@@ -134,40 +150,73 @@ class Admission:
         self._places = Places(clock)
         self._of_key: dict[str, Load] = {}
         self._rates: dict[str, Rate] = {}
+        self._away: dict[tuple[str, int, int], Held] = {}
+        """Of calls that go on without their clients, by name, requests and tokens; who left first comes first."""
 
-    def check_room(self, key: ApiKey) -> None:
-        """Look before the body is read.
+    def check_room(self, key: ApiKey, name: str = "") -> None:
+        """Look before the body is read. A call whose ``name`` ends so may be there already.
 
         Raises:
             ApiError: 429, not even the smallest call would be taken.
         """
-        self._check(key, 1, 0)
+        try:
+            self._check(key, 1, 0)
+        except ApiError:
+            if not name or not any(each.endswith(name) for each, *_ in self._away):
+                raise
 
     @contextmanager
-    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel) -> Iterator[Charge]:
-        """While a call is under way. Whoever knows in the end how many tokens it needed, notes them.
+    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel, name: str = "") -> Iterator[Charge]:
+        """While a call is under way. Whoever knows in the end how many tokens it needed, notes them. One with a
+        ``name`` whose client is back is charged already.
 
         Raises:
             ApiError: 429 or 400, it is too much.
         """
         requests, tokens = len(asked.prompts), cost_of(asked, model)
-        self._check(key, requests, tokens)
-        loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
-        rate = self._rate_of(key)
-        if rate is not None:
-            rate.take(tokens)
-        for load in loads:
-            load.enter(requests, tokens)
-        self._places.enter(key, part)
-        began_s, charge = self._clock(), Charge()
+        place, rate, charge = (name, requests, tokens), self._rate_of(key), Charge()
+        was_away = self._away.pop(place, None) if name else None
+        held = was_away or self._enter(key, requests, tokens, rate)
         try:
             yield charge
         finally:
-            for load in loads:
-                load.leave(requests, tokens, self._clock() - began_s)
-            self._places.leave(key, part)
-            if rate is not None and charge.used_tokens is not None:
-                rate.give_back(tokens - charge.used_tokens)
+            if charge.stays_s:
+                held.until_s = self._clock() + charge.stays_s
+            if charge.stays_s or (was_away and not charge.delivered):  # which goes on, for all we know
+                self._stay_away(place, held)
+            else:
+                self._leave(held)
+                if rate is not None and charge.used_tokens is not None:
+                    rate.give_back(tokens - charge.used_tokens)
+
+    def _enter(self, key: ApiKey, requests: int, tokens: int, rate: Rate | None) -> Held:
+        self._check(key, requests, tokens)
+        if rate is not None:
+            rate.take(tokens)
+        loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
+        for load in loads:
+            load.enter(requests, tokens)
+        self._places.enter(key, part)
+        return Held(loads, key, part, requests, tokens, self._clock())
+
+    def _leave(self, held: Held) -> None:
+        for load in held.loads:
+            load.leave(held.requests, held.tokens, self._clock() - held.began_s)
+        self._places.leave(held.key, held.part)
+
+    def _stay_away(self, place: tuple[str, int, int], held: Held) -> None:
+        if (other := self._away.pop(place, None)) is not None:  # two connections for one call
+            self._leave(other)
+        self._away[place] = held
+
+    def _forget_away(self) -> None:
+        """Those who were not back in time: their calls have been given up."""
+        now_s = self._clock()
+        while self._away:
+            first = next(iter(self._away))
+            if self._away[first].until_s > now_s:
+                return
+            self._leave(self._away.pop(first))
 
     def _rate_of(self, key: ApiKey) -> Rate | None:
         if key.tokens_per_minute is None:
@@ -180,6 +229,7 @@ class Admission:
     def _check(self, key: ApiKey, requests: int, tokens: int) -> None:
         """The key's own limits first, which are the narrower ones; then whether there is room, and whether it is for
         this key."""
+        self._forget_away()
         for load in self._own_loads(key):
             load.check(requests, tokens)
         total, part = self.total, self.total.part(requests, tokens)

@@ -123,11 +123,11 @@ class Inbox:
         says = not (request.tokens_only or request.sampling.pooling)
         return says and self._request_log is not None and self._request_log.outputs
 
-    def close(self, call: Call, *, delivered: bool) -> None:
+    def close(self, call: Call, *, delivered: bool) -> bool:
         """The handler is done with the call. What still runs is aborted, once, and what has ended need not be kept any
-        longer, unless the client is gone (not ``delivered``) and said that it may come back."""
+        longer, unless the client is gone (not ``delivered``) and said that it may come back; then it goes on: true."""
         if call.closed:
-            return
+            return False
         call.closed, stays = True, call.resumable and not delivered
         running = [request for request in call.requests if self._open.get(request.request_id) is request]
         for request in running:
@@ -147,6 +147,7 @@ class Inbox:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
             self._idle.set()
+        return stays and bool(running)
 
     def end(self, call: Call, error: ApiError) -> None:
         """What still waits or runs is aborted for good, and the call ends with ``error``."""

@@ -278,3 +278,52 @@ async def test_an_answer_in_time(serve, http):
 
     assert (await post(http, served, {"prompt": "x", "timeout": 60}))[0] == 200
     assert served.backend.aborts == []
+
+
+def under_way(admission: Admission) -> tuple[int, int]:
+    """Requests, and tokens per minute that a key has left."""
+    return admission.total.requests, int(admission._rates["a"]._tokens)
+
+
+def test_calls_of_clients_that_are_away():
+    """They count as long as they go on: until the client is back and has all, or for as long as it may come back."""
+    clock = Clock()
+    admission, key = Admission(100, 10**6, clock), ApiKey("a", b"", max_requests=2, tokens_per_minute=1000)
+    call = asked(max_tokens=99)  # and a token of the prompt
+    for name in ("one", "two"):
+        with admission.admitted(key, call, LARGE, name) as charge:
+            charge.stays_s, charge.used_tokens = 30.0, 5
+    with pytest.raises(ApiError):
+        admission.check_room(key)
+    with pytest.raises(ApiError):
+        admission.check_room(key, "three")
+    admission.check_room(key, "one")
+    with admission.admitted(key, call, LARGE, "one"):  # back, and refused or broken off: it still goes on
+        assert under_way(admission) == (2, 800)
+    with admission.admitted(key, call, LARGE, "one") as charge:
+        charge.used_tokens, charge.delivered = 5, True
+    assert under_way(admission) == (1, 895)
+    with admission.admitted(key, asked(max_tokens=49), LARGE, "two"):  # another request of the same name
+        assert under_way(admission) == (2, 845)
+    assert under_way(admission)[0] == 1
+
+    clock.now_s += 30.0
+    admission.check_room(key)
+
+    assert under_way(admission)[0] == 0
+    assert admission._away == {}
+    assert admission._places._holders == {}
+
+
+def test_one_call_on_two_connections():
+    """Whichever leaves last, it is counted once."""
+    admission, key = Admission(100, 10**6, Clock()), ApiKey("a", b"", max_requests=3)
+    with admission.admitted(key, asked(), LARGE, "one") as charge:
+        charge.stays_s = 30.0
+    with (
+        admission.admitted(key, asked(), LARGE, "one"),
+        admission.admitted(key, asked(), LARGE, "one") as charge,
+    ):
+        charge.stays_s = 30.0
+
+    assert (admission.total.requests, len(admission._away)) == (1, 1)

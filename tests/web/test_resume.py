@@ -144,3 +144,29 @@ async def test_plain_streams_have_no_event_ids(serve, http):
     async with http.post(served.url + "/v1/completions", json=BODY) as response:
         lines = [line async for line in response.content if line.strip()]
     assert all(line.startswith(b"data: ") for line in lines)
+
+
+async def test_who_leaves_and_may_come_back_counts(serve, http, tmp_path):
+    """A key that leaves one call after the other has no more under way than it may; each can be taken up again."""
+    path = tmp_path / "keys.toml"
+    path.write_text('[alice]\nkey = "alices-long-secret"\nmax_requests = 1\n')
+    served = await serve(answers=False, api_key_file=str(path))
+    alice = {"Authorization": "Bearer alices-long-secret"}
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers={**KEY, **alice}))
+    await served.backend.requested()
+    asking.cancel()
+    await served.backend.aborted()
+    for headers in (alice, {**alice, "Idempotency-Key": "order 67"}):
+        async with http.post(served.url + "/v1/completions", json=BODY, headers=headers) as response:
+            assert response.status == 429
+
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers={**KEY, **alice}))
+    _, again = await served.backend.requested(2)
+    await served.backend.send(
+        again.ingress, batch([Delta(again.request_id, "y", 1, text_offset=0, finish_reason="stop")])
+    )
+    async with await asking as response:
+        assert (await events(response))[2]
+    served.backend.answers = True
+    async with http.post(served.url + "/v1/completions", json=BODY, headers=alice) as response:
+        assert response.status == 200

@@ -105,13 +105,15 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
     context.check_ready()
     key = request[API_KEY]
     resumption = read_resumption(request.headers, key.name)
-    context.admission.check_room(key)
+    returns = resumption.request_id if resumption is not None else ""
+    context.admission.check_room(key, returns)
     data = parse_json(await context.bodies.read(request))
     endpoint = endpoint_of(data)
     asked = of_client(endpoint.parse(data, context.model), key)
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
-    with context.admission.admitted(key, asked, context.model) as charge:
+    name = returns and f"{endpoint.id_prefix}-{returns}"
+    with context.admission.admitted(key, asked, context.model, name) as charge:
         return await answer(request, endpoint, asked, resumption, charge)
 
 
@@ -154,7 +156,8 @@ async def answer(
     finally:
         if deadline is not None:
             deadline.cancel()
-        context.inbox.close(call, delivered=delivered)
+        goes_on = context.inbox.close(call, delivered=delivered)
+        charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 

@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -30,12 +30,13 @@ ENDS = ("completed", "failed", "cancelled")
 
 @dataclass(slots=True)
 class Pushed:
-    """A job: its entry, the life of the server that has it, and how often it was answered since it was pushed."""
+    """A job: its entries (several if a server has lost it), the life of the server that has the last one, and how often
+    it was answered."""
 
     place: int
     batch: str
-    at: tuple[int, int]
-    life: int
+    entries: set[tuple[int, int]] = field(default_factory=set)
+    life: int = 0
     answers: int = 0
 
 
@@ -104,14 +105,16 @@ class Queued:
         request = {"custom_id": custom_id, "method": "POST", "url": job.path, "body": dict(job.body)}
         queued = QueuedJob(request=orjson.dumps(request).decode(), batch=batch)
         at = self._server.publish(self._names.jobs, encode(queued))
-        self._pushed[custom_id] = Pushed(place, batch, at, self._network.life)
+        pushed = self._pushed.setdefault(custom_id, Pushed(place, batch))
+        pushed.entries.add(at)
+        pushed.life = self._network.life
         self._tell(f"queue pushes {custom_id} as {at[0]}-{at[1]}")
 
     def _push_lost(self) -> None:
         """Again, what a server has lost."""
         for custom_id in self.waiting:
             pushed = self._pushed[custom_id]
-            if pushed.life != self._network.life and pushed.at not in self._entries:
+            if pushed.life != self._network.life and not pushed.entries & self._entries.keys():
                 self._push(custom_id, pushed.place, pushed.batch)
 
     # -- out ----------------------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ class Queued:
         pushed.answers += 1
         about = f"{result.custom_id} ({result.job})"
         if pushed.answers > 1:
-            if pushed.life == self._network.life:
+            if pushed.life == self._network.life and len(pushed.entries) == 1:
                 self.problems.append(f"{about} is answered {pushed.answers} times")
             return
         self.answers += 1

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -31,8 +33,7 @@ BATCH_OVERHEAD_S, PAST_OVERHEAD_S = 40e-6, 20e-6
 """Of the copies of a batch, and of those of a past and the merge, per layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class LongRow:
+class LongRow(NamedTuple):
     """One row as the host knows it: ``num_queries`` tokens from ``first_token`` on, at the end of ``context_len``."""
 
     row: int
@@ -86,7 +87,12 @@ Batch = tuple[LongRow, ...]
 """Rows without a past whose squares are alike, or one row."""
 
 
-def batches(rows: Sequence[LongRow]) -> list[Batch]:
+once_per_step = lru_cache(maxsize=4)
+"""For what every layer of a step asks again."""
+
+
+@once_per_step
+def batches(rows: tuple[LongRow, ...]) -> tuple[Batch, ...]:
     """Which rows go together."""
     alike: dict[int, list[LongRow]] = {}
     others: list[Batch] = []
@@ -95,22 +101,24 @@ def batches(rows: Sequence[LongRow]) -> list[Batch]:
             alike.setdefault(row.square, []).append(row)
         else:
             others.append((row,))
-    return [*map(tuple, alike.values()), *others]
+    return (*map(tuple, alike.values()), *others)
 
 
-def takes_all(rows: Sequence[LongRow], num_tokens: int) -> bool:
+@once_per_step
+def takes_all(rows: tuple[LongRow, ...], num_tokens: int) -> bool:
     """Whether the rows are a single batch whose result, as it lies, is that of all ``num_tokens`` of a pass."""
     if len(rows) == 1:
         return rows[0].num_queries == num_tokens
     return len(batches(rows)) == 1 and _is_filled(rows) and len(rows) * rows[0].square == num_tokens
 
 
-def is_faster(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> bool:
+@once_per_step
+def is_faster(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> bool:
     """Whether cuDNN takes less time for these rows than our kernel."""
     return gain_s(rows, q_heads, head_dim) > 0
 
 
-def gain_s(rows: Sequence[LongRow], q_heads: int, head_dim: int) -> float:
+def gain_s(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> float:
     """Seconds by which cuDNN takes less than our kernel for these rows, in one layer, by measured rates."""
     per_pair = 4 * q_heads * head_dim
     own = library = 0.0
@@ -135,7 +143,7 @@ class Problem:
     causal: bool
 
 
-def problems(rows: Sequence[LongRow]) -> set[Problem]:
+def problems(rows: tuple[LongRow, ...]) -> set[Problem]:
     """All of which the attention of ``rows`` consists."""
     found = set()
     for group in batches(rows):
@@ -211,6 +219,7 @@ def long_prefill(
 ) -> torch.Tensor:
     """Attention of ``rows`` of q, written to ``out`` and returned; without ``out``, which rows that `takes_all` may
     leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`."""
+    rows = tuple(rows)
     assert out is not None or takes_all(rows, len(q))
     groups = batches(rows)
     longest = max(max(len(group) * group[0].square, min(group[0].past, SEGMENTS[0])) for group in groups)

@@ -201,7 +201,7 @@ def paged_attention(
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
-    num_decodes = 0 if invariant else num_decodes
+    num_decodes, prefills = 0 if invariant else num_decodes, tuple(prefills)
     assert k_cache.shape == v_cache.shape
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.shape[3] == head_dim
@@ -266,7 +266,7 @@ def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
 
 
 def _takes_library(
-    q: torch.Tensor, k_cache: torch.Tensor, prefills: Sequence[LongRow], num_decodes: int, sliding_window: int,
+    q: torch.Tensor, k_cache: torch.Tensor, prefills: tuple[LongRow, ...], num_decodes: int, sliding_window: int,
     backend: str, *, invariant: bool,
 ) -> bool:  # fmt: skip
     """Whether the rows after the decodes go to the library; see `paged_attention`."""

@@ -1,7 +1,8 @@
 """The fixed shapes that steps are padded to, so that one CUDA graph serves many steps.
 
 A step of decodes alone is padded to a number of rows. Any other step is padded to a number of tokens and a number of
-rows; which of its rows are decodes is told on the device, so decodes and prompts may come in any proportion.
+rows; which of its rows are decodes is told on the device, so decodes and prompts may come in any proportion. Of the
+largest steps, and of long chunks, only what lies between attentions is padded, to a number of tokens.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ SPARE_SPANS = 32
 """A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
 whose keys are cut take what is left of them."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
-"""Attention of longer queries over longer contexts has launch shapes of its own, and takes long enough to launch as it
-runs."""
+"""Attention of longer queries over longer contexts has launch shapes of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Room for ``rows`` rows of ``tokens`` tokens together, ``spans`` blocks of queries of rows that are no decodes.
 
-    Without spans it is for decodes alone, and has one token per row.
+    Without spans it is for decodes alone, and has one token per row. In ``pieces`` it is for the tokens of any rows,
+    outside attention (see :mod:`actors.executor.pieces`).
     """
 
     rows: int
     tokens: int
     spans: int = 0
+    pieces: bool = False
 
 
 def decode_sizes(largest: int) -> list[int]:
@@ -64,10 +66,19 @@ def _shares(size: int, factor: int) -> list[int]:
 class Buckets:
     """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block.
 
-    Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each.
+    Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
+    steps of up to ``largest_pieces`` tokens are for buckets in pieces.
     """
 
-    def __init__(self, max_num_seqs: int, largest: int, block_queries: int, *, decodes_apart: bool = True) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        largest: int,
+        block_queries: int,
+        *,
+        decodes_apart: bool = True,
+        largest_pieces: int = 0,
+    ) -> None:
         self._block_queries = block_queries
         self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
@@ -75,11 +86,16 @@ class Buckets:
         self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
+        self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
         self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
 
     def largest(self) -> Bucket:
-        """The largest that is not for decodes alone."""
+        """The largest of those for whole steps that are not for decodes alone."""
         return self._mixed(self._rows[-1], self._tokens[-1])
+
+    def largest_pieces(self) -> Bucket | None:
+        """The largest of those in pieces, if there are any."""
+        return self._pieces[-1] if self._pieces else None
 
     def first(self) -> list[Bucket]:
         """Few that hold any step that a bucket holds: those with prompts padded to at most twice its tokens, decodes to
@@ -90,35 +106,42 @@ class Buckets:
         return list(dict.fromkeys(mixed + decodes))
 
     def telling(self) -> list[Bucket]:
-        """The first, and decodes of powers of two: together they need every kernel that there is."""
+        """The first, decodes of powers of two, and the largest pieces: together they need every kernel that there
+        is."""
         powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
-        return list(dict.fromkeys([*self.first(), *powers]))
+        return list(dict.fromkeys([*self.first(), *powers, *self._pieces[-1:]]))
 
     def later(self) -> list[Bucket]:
-        """All others for decodes alone, and those of prompts beside a full batch and a nearly empty one."""
+        """The pieces of steps too large for others; all others for decodes alone, and those of prompts beside a full
+        batch and a nearly empty one."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
-        return [bucket for bucket in dict.fromkeys(decodes + mixed) if bucket not in self.first()]
+        pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
+        return [bucket for bucket in dict.fromkeys(pieces + decodes + mixed) if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
-        """The larger ones of its kind, those with the fewest tokens first."""
+        """The larger ones of its kind that may stand for it, those with the fewest tokens first."""
+        if bucket.pieces:
+            return []
         if not bucket.spans:
             return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
         return [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
 
     def fitting(self, work: StepWork) -> Bucket | None:
-        """The smallest that holds the step; None if none does, or if its attention would suffer."""
+        """The smallest that holds the step; None if none does."""
         num_rows = len(work.slots)
         if work.decode_only:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
-        if work.num_tokens > self._tokens[-1]:
+        is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
+        if work.num_tokens <= self._tokens[-1] and not is_long:
+            bucket = self._mixed(num_rows, work.num_tokens)
+            queries = np.diff(work.query_start[work.num_decodes :])
+            if int((-(-queries // self._block_queries)).sum()) <= bucket.spans:
+                return bucket
+        if work.num_tokens < LONG_QUERY:
             return None
-        if work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT:
-            return None
-        bucket = self._mixed(num_rows, work.num_tokens)
-        queries = np.diff(work.query_start[work.num_decodes :])
-        return bucket if int((-(-queries // self._block_queries)).sum()) <= bucket.spans else None
+        return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)
 
     def _decode(self, num_rows: int) -> Bucket:
         if not self._decodes_apart:

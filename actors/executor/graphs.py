@@ -24,6 +24,8 @@ import torch
 
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
+from actors.executor.models import Piece
+from actors.executor.pieces import Pieces, borrow, capture_pieces, run_pieces
 from actors.executor.step_work import StepWork
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Graphs:
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
-        self._captured: dict[Bucket, _Captured] = {}
+        self._captured: dict[Bucket, _Captured | Pieces] = {}
         self._later = deque(buckets.later())
         self._planned = {*buckets.first(), *self._later}
         self._missed: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
@@ -69,8 +71,15 @@ class Graphs:
     def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
         captured = self._captured[bucket]
+        assert isinstance(captured, _Captured)
         captured.graph.replay()
         return captured.logits, captured.sampled
+
+    def piece(self, runner: Runner, bucket: Bucket, num_tokens: int) -> Piece:
+        """What stands for the model's own piece in a step of so many tokens that is padded to ``bucket``."""
+        captured = self._captured[bucket]
+        assert isinstance(captured, Pieces)
+        return captured.of(num_tokens)
 
     def capture(self, runner: Runner, progress: Callable[[float], None]) -> None:
         """Capture the first few; the largest before all, so that the others find the pool large enough.
@@ -131,19 +140,33 @@ class Graphs:
         self._missed.put(None)
 
     def _capture(self, runner: Runner, bucket: Bucket) -> None:
+        pause = self._undisturbed.wait
+        try:
+            if bucket.pieces:
+                tokens = runner.tokens(bucket.tokens)
+                self._captured[bucket] = capture_pieces(runner.model, tokens, self._capturing, pause)
+                return
+            with self._capturing() as graph:
+                logits, sampled = padded_pass(runner, bucket, pause)
+        except BaseException as error:
+            raise EngineError(
+                f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
+            ) from error
+        self._captured[bucket] = _Captured(graph, borrow(logits), sampled)
+
+    @contextmanager
+    def _capturing(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """What is launched in this block goes into a new graph, what is allocated comes from the pool."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                logits, sampled = padded_pass(runner, bucket, self._undisturbed.wait)
-            except BaseException as error:
+                yield graph
+            except BaseException:
                 _end_broken_capture(graph)
-                raise EngineError(
-                    f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
-                ) from error
+                raise
             graph.capture_end()
-        self._captured[bucket] = _Captured(graph, _borrow(logits), sampled)
 
 
 def empty_step() -> StepWork:
@@ -175,41 +198,24 @@ def _set_up_library(runner: Runner) -> None:
 
 
 def _run_empty(runner: Runner, bucket: Bucket) -> None:
-    runner.uploader.send(empty_step(), bucket)
-    padded_pass(runner, bucket)
+    if bucket.pieces:
+        run_pieces(runner.model, runner.tokens(bucket.tokens))
+    else:
+        runner.uploader.send(empty_step(), bucket)
+        padded_pass(runner, bucket)
 
 
 def pool_bytes(runner: Runner) -> int:
-    """Bytes that the largest graph's pass takes on top of what stays: the pool will hold them."""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    _run_empty(runner, runner.buckets.largest())
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-class _DeviceMemory:
-    """Names a piece of device memory without owning it, in numba's array interface."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": "<f4",
-            "data": (tensor.data_ptr(), False),
-            "strides": None,
-            "version": 3,
-        }
-
-
-def _borrow(logits: torch.Tensor) -> torch.Tensor:
-    """A view of float32 ``logits`` that does not keep them: the pool gives the memory to the next capture too.
-
-    Held by the graphs themselves, the logits of all buckets would take gigabytes. Between one replay and the next
-    nobody writes there, and that is the only time they are read.
-    """
-    assert logits.dtype == torch.float32
-    assert logits.is_contiguous()
-    return torch.as_tensor(_DeviceMemory(logits), device=logits.device)
+    """Bytes that the passes of the largest graphs, whole and in pieces, take on top of what stays: the pool will hold
+    them, at worst side by side."""
+    taken = 0
+    for bucket in filter(None, (runner.buckets.largest(), runner.buckets.largest_pieces())):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _run_empty(runner, bucket)
+        torch.cuda.synchronize()
+        taken += torch.cuda.max_memory_allocated() - before
+    return taken
 
 
 def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:

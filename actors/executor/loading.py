@@ -135,7 +135,7 @@ def _load(
     most_tokens = graph_tokens(settings, config, device)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
-        decodes_apart=not settings.deterministic,
+        pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
     )  # fmt: skip
     long_prompts = LongPrompts(settings, runner)
     runner.takes_library = long_prompts.take
@@ -183,8 +183,19 @@ def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) 
         return 0
     if settings.max_cudagraph_capture_size is not None:
         return settings.max_cudagraph_capture_size
-    hidden_by_computing = LAUNCH_FLOPS // (2 * num_layer_weights(config))
-    return max(settings.max_num_seqs, min(MAX_GRAPH_TOKENS, hidden_by_computing))
+    return max(settings.max_num_seqs, min(MAX_GRAPH_TOKENS, _hidden_by_computing(config)))
+
+
+def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
+    """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
+    may round otherwise, so ``deterministic`` outputs have none."""
+    limited = settings.enforce_eager or settings.max_cudagraph_capture_size is not None
+    return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
+
+
+def _hidden_by_computing(config: ModelConfig) -> int:
+    """Tokens of a step that computes for as long as it takes to launch."""
+    return LAUNCH_FLOPS // (2 * num_layer_weights(config))
 
 
 def _profile(

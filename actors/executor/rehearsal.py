@@ -13,7 +13,7 @@ from actors.executor.device import resolve_kv_dtype
 from actors.executor.graphs import Graphs
 from actors.executor.kv_cache import allocate_kv_cache, is_float8
 from actors.executor.kv_scales import calculate_scales
-from actors.executor.loading import batch_limits, choose_ops, graph_tokens
+from actors.executor.loading import batch_limits, choose_ops, graph_tokens, pieces_tokens
 from actors.executor.models import build_model
 from actors.executor.runner import Runner
 from actors.executor.warmup import run_all_steps
@@ -34,8 +34,9 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     most_tokens = graph_tokens(settings, config, META)
     apart = not settings.deterministic
     return PersistentBatch(limits, decodes_apart=apart), Runner(
-        model, ops, limits, META, cache, settings.pipeline_depth, most_tokens, decodes_apart=apart
-    )
+        model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
+        pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
+    )  # fmt: skip
 
 
 @torch.inference_mode()

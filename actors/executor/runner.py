@@ -13,7 +13,7 @@ from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
 from actors.executor.layers.attention import LastTokens, attention_shape
 from actors.executor.layout import BatchLimits
-from actors.executor.models import AttentionBatch, Model
+from actors.executor.models import AttentionBatch, Model, Piece, Tokens
 from actors.executor.ops import Ops
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
@@ -31,6 +31,7 @@ class Runner:
 
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
+        pieces_tokens: the most of one that may run from graphs of its pieces.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only those that are sampled from: these would be decodes.
     """
@@ -45,6 +46,7 @@ class Runner:
         depth: int,
         graph_tokens: int = 0,
         *,
+        pieces_tokens: int = 0,
         decodes_apart: bool = True,
     ) -> None:
         self.model = model
@@ -70,8 +72,9 @@ class Runner:
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
         block_queries = self._config.block_queries
         self.buckets = Buckets(
-            limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart
-        )
+            limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
+            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
+        )  # fmt: skip
         shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
@@ -87,6 +90,7 @@ class Runner:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
         bucket = self._bucket(work)
+        in_pieces, bucket = (bucket, None) if bucket is not None and bucket.pieces else (None, bucket)
         cut = None if work.decode_only else self._cut(work, bucket)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
@@ -98,7 +102,7 @@ class Runner:
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(self, bucket)
         else:
-            hidden = self.forward(work, cut)
+            hidden = self.forward(work, cut, in_pieces)
             if work.scoring is not None:
                 self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
@@ -128,17 +132,22 @@ class Runner:
         assert bucket is None or cut.config == self._config
         return cut
 
-    def forward(self, work: StepWork, cut: QuerySpans | None) -> torch.Tensor:
+    def forward(self, work: StepWork, cut: QuerySpans | None, in_pieces: Bucket | None = None) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
-        behind which one is sampled."""
+        behind which one is sampled. What is padded to ``in_pieces`` runs from its graphs."""
         spans, header, prefills = None, self.uploader.header, _prefills(work)
         all_wanted = work.scoring is not None and work.scoring.reads_prompts
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         if work.num_decodes == 0 and not self.takes_library(prefills):
             prefills = ()
+        piece = None
+        if in_pieces is not None:
+            assert self.graphs is not None
+            piece = self.graphs.piece(self, in_pieces, work.num_tokens)
         return self._forward(
-            len(work.slots), work.num_tokens, num_decodes=work.num_decodes, max_query_len=work.max_query_len,
+            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, piece=piece,
+            num_decodes=work.num_decodes, max_query_len=work.max_query_len,
             max_context_len=work.max_context_len, spans=spans, prefills=prefills,
             sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
         )  # fmt: skip
@@ -166,13 +175,13 @@ class Runner:
         padded: bool = False,
         prefills: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
+        piece: Piece | None = None,
         sampled: int | None,
     ) -> torch.Tensor:
         """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
-        input_ids, positions = self._input_ids[:num_tokens], self._positions[:num_tokens]
-        slot_mapping, context_lens = self._slot_mapping[:num_tokens], self._context_lens[:num_rows]
+        tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
         self._ops.prepare_inputs(
             state.tokens,
             state.block_tables,
@@ -180,9 +189,9 @@ class Runner:
             header.starts[:num_rows],
             query_start,
             self.limits.block_size,
-            input_ids=input_ids,
-            positions=positions,
-            slot_mapping=slot_mapping,
+            input_ids=tokens.ids,
+            positions=tokens.positions,
+            slot_mapping=tokens.slot_mapping,
             context_lens=context_lens,
         )
         index = None if sampled is None else header.hidden_index[:sampled]
@@ -193,7 +202,7 @@ class Runner:
             slots=slots,
             query_start=query_start,
             context_lens=context_lens,
-            slot_mapping=slot_mapping,
+            slot_mapping=tokens.slot_mapping,
             block_tables=state.block_tables,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
@@ -203,8 +212,12 @@ class Runner:
             spans=spans,
             last=last,
         )
-        hidden = self.model.forward(input_ids, positions, self.kv_cache, batch, pause)
+        hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause, piece)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
+
+    def tokens(self, count: int) -> Tokens:
+        """The first ``count`` of a pass, where every pass has them."""
+        return Tokens(self._input_ids[:count], self._positions[:count], self._slot_mapping[:count], self.kv_cache)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""

@@ -194,6 +194,28 @@ def test_graphs_equal_eager_in_random_mixed_batches(driver: Driver, seed: int, m
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_steps_in_pieces_give_the_tokens_of_transformers(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of more tokens than there are whole graphs for: prompts, and chunks of them beside decodes, with buffers
+    full of garbage."""
+    monkeypatch.setattr("actors.executor.loading.MAX_GRAPH_TOKENS", 256)
+    folder, rng = make_model(tmp_path, arch, seed=9), random.Random(9)
+    prompts = [[rng.randrange(300) for _ in range(rng.randint(60, 200))] for _ in range(48)]
+    expected = reference_generate(folder, prompts, MAX_TOKENS)
+    driver = Driver(folder, **SETTINGS)
+    driver.synchronize()
+
+    for budget in (2048, 1100):
+        poison = Poison(runner_of(driver))
+        monkeypatch.setattr(runner_of(driver), "run", poison.run)
+        assert run(driver, prompts, budget) == expected
+        assert any(bucket.pieces for bucket in poison.buckets)
+        monkeypatch.undo()
+    driver.close()
+
+
 def test_graphs_are_captured_beside_the_steps(folder: Path) -> None:
     """Those that are always wanted, and those that a step missed; answers are the same meanwhile and afterwards."""
     driver = Driver(folder, **SETTINGS)

@@ -159,26 +159,28 @@ class Attention:
         self.norms: dict[str, Any] = {}
         self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
-    def add(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        kv_cache: torch.Tensor,
-        attention: AttentionPass,
-        last: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
-        """x [T, H] and positions [T] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`.
-
-        Writes the tokens' keys and values into ``kv_cache``. With ``last`` [N] only these tokens attend, ``attention``
-        is theirs, and so is ``residual`` [N, H]."""
+    def write(
+        self, x: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, H], positions and slot_mapping [T] -> queries [T, Hq, D]; keys and values go into ``kv_cache``."""
         qkv = self.qkv(x).view(len(x), self._num_heads, self._head_dim)
-        k_cache, v_cache = kv_cache.select(1, self._layer).unbind(1)
-        scales = self.kv_scales if is_float8(kv_cache.dtype) else None
-        q = self._ops.rotary_kv_write(
-            qkv, positions, self._rotary, k_cache, v_cache, attention.batch.slot_mapping, kv_scales=scales, **self.norms
-        )
-        if last is not None:
-            q = q.index_select(0, last)
-        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales)
+        queries: torch.Tensor = self._ops.rotary_kv_write(
+            qkv, positions, self._rotary, *self._caches(kv_cache), slot_mapping, kv_scales=self._scales(kv_cache),
+            **self.norms,
+        )  # fmt: skip
+        return queries
+
+    def add(
+        self, q: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
+    ) -> torch.Tensor | None:
+        """Queries [T, Hq, D] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        k_cache, v_cache = self._caches(kv_cache)
+        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, self._scales(kv_cache))
         return self.out.add(attended.flatten(1), residual)
+
+    def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This layer's keys and values [num_blocks, block_size, Hkv, D]."""
+        return kv_cache.select(1, self._layer).unbind(1)
+
+    def _scales(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
+        return self.kv_scales if is_float8(kv_cache.dtype) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,21 @@ from actors.executor.layers.parameters import Parameters
 from actors.executor.layers.rotary import rotary_table
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What T tokens of a pass are, and where their keys and values go: ``ids``, ``positions`` and ``slot_mapping`` [T]
+    (negative: nowhere)."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    kv_cache: torch.Tensor
+
+
+Piece = Callable[[int, torch.Tensor | None, torch.Tensor | None, Tokens], tuple[torch.Tensor, torch.Tensor]]
+"""What lies between the attentions of two layers: :meth:`LlamaModel.piece`, or what computes the same."""
 
 
 class LlamaLayer:
@@ -81,26 +97,48 @@ class LlamaModel:
         kv_cache: torch.Tensor,
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
+        piece: Piece | None = None,
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm, or [N, H] of the batch's last
         tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer.
+        ``piece`` may stand for :meth:`piece`.
 
         ``residual`` is the sum of all outputs so far; each norm adds the newest output to it on the way.
         """
-        attention, last = self._begin(batch), None
+        attention, piece = self._begin(batch), piece or self.piece
         ending = attention if batch.last is None else self._begin(batch.of_last_tokens(batch.last))
-        residual = self.embedding(input_ids)
-        hidden = self.layers[0].attention_norm(residual)
-        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+        tokens = Tokens(input_ids, positions, batch.slot_mapping, kv_cache)
+        residual, added = None, None
+        for index, layer in enumerate(self.layers):
             pause()
+            residual, queries = piece(index, residual, added, tokens)
             if layer is self.layers[-1] and batch.last is not None:
                 attention, last = ending, batch.last.index
-            residual = residual if last is None else residual.index_select(0, last)
-            added = layer.attention.add(hidden, residual, positions, kv_cache, attention, last)
-            added = layer.mlp.add(layer.mlp_norm.add(added, residual), residual)
-            hidden = next_norm.add(added, residual)
-        return hidden
+                residual, queries = residual.index_select(0, last), queries.index_select(0, last)
+            added = layer.attention.add(queries, residual, kv_cache, attention)
+            del queries  # the next piece may have their memory
+        assert residual is not None
+        return self._feed_forward(self.layers[-1], self.norm, residual, added)
+
+    def piece(
+        self, index: int, residual: torch.Tensor | None, added: torch.Tensor | None, tokens: Tokens
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual``
+        [T, H], None before the first layer, and what is still to be added to it -> itself and the queries [T, Hq, D].
+        Keys and values are written."""
+        layer = self.layers[index]
+        if residual is None:
+            residual = self.embedding(tokens.ids)
+            hidden = layer.attention_norm(residual)
+        else:
+            hidden = self._feed_forward(self.layers[index - 1], layer.attention_norm, residual, added)
+        return residual, layer.attention.write(hidden, tokens.positions, tokens.slot_mapping, tokens.kv_cache)
+
+    def _feed_forward(
+        self, layer: LlamaLayer, norm: RMSNorm, residual: torch.Tensor, added: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``norm`` of ``residual`` with what was ``added`` and the output of the layer's MLP."""
+        return norm.add(layer.mlp.add(layer.mlp_norm.add(added, residual), residual), residual)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from actors.executor.layers.attention import AttentionBatch
-from actors.executor.models.llama import LlamaModel
+from actors.executor.models.llama import LlamaModel, Piece
 
 MASK = 2**32 - 1
 LOGIT_RANGE = 8.0
@@ -33,6 +33,7 @@ class OracleModel(LlamaModel):
         kv_cache: torch.Tensor,
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
+        piece: Piece | None = None,
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens."""
         time.sleep(0.001 * self.config.num_layers)

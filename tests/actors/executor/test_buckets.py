@@ -15,7 +15,7 @@ import torch
 from actors.bench.shapes import write_model_folder
 from actors.executor.buckets import Bucket, Buckets, decode_sizes, token_sizes
 from actors.executor.graphs import Graphs, empty_step
-from actors.executor.loading import graph_tokens
+from actors.executor.loading import graph_tokens, pieces_tokens
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
 from actors.model_config import ModelConfig
@@ -43,15 +43,19 @@ def test_token_buckets_waste_an_eighth_at_most() -> None:
 def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
     """Larger steps compute for as long as they take to launch; decodes of all slots always have one."""
 
-    def tokens(name: str, **settings: Any) -> int:
+    def tokens(name: str, **settings: Any) -> tuple[int, int]:
         config = ModelConfig.load(write_model_folder(name, tmp_path))
-        return graph_tokens(Settings(model=name, **settings), config, torch.device("cuda"))
+        arguments = Settings(model=name, **settings), config, torch.device("cuda")
+        return graph_tokens(*arguments), pieces_tokens(*arguments)
 
-    assert tokens("qwen06b") == 4096
-    assert 1024 < tokens("llama8b") < 2048
-    assert tokens("llama8b", max_num_seqs=3000) == 3000
-    assert tokens("llama8b", max_cudagraph_capture_size=1000) == 1000
-    assert tokens("llama8b", enforce_eager=True) == 0
+    whole, pieces = tokens("qwen06b")
+    assert (whole, pieces > 8192) == (4096, True)
+    whole, pieces = tokens("llama8b")
+    assert 1024 < whole == pieces < 2048
+    assert tokens("llama8b", max_num_seqs=3000) == (3000, pieces)
+    assert tokens("llama8b", max_cudagraph_capture_size=1000) == (1000, 0)
+    assert tokens("llama8b", enforce_eager=True) == (0, 0)
+    assert tokens("qwen06b", deterministic=True) == (4096, 0)
 
 
 def rows_of(*lengths: int, num_decodes: int = 0) -> StepWork:
@@ -190,6 +194,27 @@ def test_steps_that_do_not_suit_a_bucket_have_none() -> None:
     assert buckets.fitting(rows_of(*[3] * 40)) is None
     assert buckets.fitting(long) == Bucket(16, 1536, 56)
     assert buckets.fitting(dataclasses.replace(long, max_context_len=8192)) is None
+
+
+def test_what_suits_no_other_bucket_goes_in_pieces() -> None:
+    """From so many tokens on that launching takes longest: all beyond the largest, long chunks behind long contexts,
+    more short prompts than there are blocks of queries for. The largest are captured unasked, and nothing larger
+    stands for one that is missing."""
+    buckets = Buckets(64, 2048, 64, largest_pieces=4000)
+    long = dataclasses.replace(rows_of(1500), max_context_len=8192)
+
+    assert buckets.fitting(rows_of(1, 2048, num_decodes=1)) == Bucket(0, 2304, pieces=True)
+    assert buckets.fitting(rows_of(3900)) == buckets.largest_pieces() == Bucket(0, 4000, pieces=True)
+    assert buckets.fitting(rows_of(4001)) is None
+    assert buckets.fitting(long) == Bucket(0, 1536, pieces=True)
+    assert buckets.fitting(rows_of(*[18] * 64)) == Bucket(0, 1152, pieces=True)
+    assert buckets.fitting(rows_of(*[3] * 64)) is None
+    assert [each.tokens for each in buckets.later() if each.pieces] == [4000, 3840, 3584, 3328, 3072, 2816, 2560, 2304]
+    assert [each for each in buckets.telling() if each.pieces] == [buckets.largest_pieces()]
+    graphs = Graphs(buckets)
+    graphs._captured = dict.fromkeys([Bucket(0, 4000, pieces=True)])  # type: ignore[assignment]
+    assert graphs.bucket(rows_of(3500)) is None
+    assert graphs._missed.get() == Bucket(0, 3584, pieces=True)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "largest"), [(1, 1), (1, 2048), (3, 2), (100, 64), (256, 2048), (8192, 8192)])

@@ -18,6 +18,8 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError, PlanError
 from actors.executor.graphs import Graphs, padded_pass
 from actors.executor.layers.attention import KernelPass
+from actors.executor.models import Piece
+from actors.executor.pieces import Pieces
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader
@@ -310,6 +312,51 @@ def test_padded_steps_with_extras_and_scores_have_the_same_tokens(
     for (_, scores), (_, wanted) in zip(again, plain, strict=True):
         assert scores == pytest.approx(wanted, abs=1e-4)
     assert any(bucket.spans for bucket in graphs.replayed)
+
+
+class EagerPieces(EagerGraphs):
+    """Runs every step with prompts in pieces, padded to ``SIZE`` tokens: each is computed where its graph would be."""
+
+    SIZE = 64
+
+    def bucket(self, work: StepWork) -> Bucket | None:
+        return None if work.decode_only else Bucket(0, self.SIZE, pieces=True)
+
+    def piece(self, runner: Runner, bucket: Bucket, num_tokens: int) -> Piece:
+        self.replayed.add(bucket)
+        model, config, size = runner.model, runner.model.config, bucket.tokens
+        residual = torch.full((size, config.hidden_size), torch.nan)
+        queries = torch.full((size, config.num_heads, config.head_dim), torch.nan)
+
+        class Computed:
+            """Leaves behind what the graph of a layer's piece does."""
+
+            def __init__(self, index: int) -> None:
+                self.index = index
+
+            def replay(self) -> None:
+                given = residual if self.index else None
+                for kept, found in zip(
+                    (residual, queries), model.piece(self.index, given, None, runner.tokens(size)), strict=True
+                ):
+                    kept.copy_(found)
+
+        graphs = [Computed(index) for index in range(config.num_layers)]
+        return Pieces(graphs, residual, [queries] * len(graphs)).of(num_tokens)
+
+
+@pytest.mark.parametrize("budget", [5, 17, 64])
+def test_steps_in_pieces_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], expected: list[list[int]], padded: EagerGraphs, budget: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What lies between attentions may be padded, with garbage behind the tokens of rows of any kind."""
+    runner = driver.engine._loaded.runner
+    pieces = EagerPieces(runner.buckets)
+    monkeypatch.setattr(runner, "graphs", pieces)
+
+    assert outputs(driver, driver.scheduler(budget), prompts) == expected
+    assert pieces.replayed == {Bucket(0, pieces.SIZE, pieces=True)}
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

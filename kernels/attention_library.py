@@ -87,7 +87,7 @@ Batch = tuple[LongRow, ...]
 """Rows without a past whose squares are alike, or one row."""
 
 
-once_per_step = lru_cache(maxsize=4)
+once_per_step = lru_cache(maxsize=16)
 """For what every layer of a step asks again."""
 
 
@@ -246,19 +246,20 @@ class _Pages:
     def copy(self, slots: torch.Tensor, begin: int, end: int, size: int, first: int = 0) -> None:
         """Keys and values of the positions begin..end of each slot, zeros after them: ``size`` of each, from ``first``
         on."""
-        k, v = self.scratch[:, first : first + len(slots) * size]
+        k, v = self.scratch[:, first : first + len(slots) * size].unbind()
         count = end - begin
         if count < size:  # of one slot
             self.scratch[:, first + count : first + size].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
             k, v = k[:count], v[:count]
         gather_tokens(self.k_cache, self.v_cache, slots, begin, k, v, self.block_tables, self.kv_scales)
 
-    def taken(self, count: int, size: int) -> torch.Tensor:
-        """Keys and values [2, count, size, Hkv, D] as they were copied."""
-        return self.scratch[:, : count * size].unflatten(1, (count, size))
+    def taken(self, count: int, size: int) -> tuple[torch.Tensor, ...]:
+        """Keys and values [count, size, Hkv, D] as they were copied."""
+        return self.scratch[:, : count * size].unflatten(1, (count, size)).unbind()
 
 
-def _is_filled(rows: Sequence[LongRow]) -> bool:
+@once_per_step
+def _is_filled(rows: tuple[LongRow, ...]) -> bool:
     """Whether the rows' queries, as they lie in the pass, are their squares one behind the other."""
     size, first = rows[0].square, rows[0].first_token
     return all(row.num_queries == size and row.first_token == first + i * size for i, row in enumerate(rows))

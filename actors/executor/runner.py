@@ -65,7 +65,7 @@ class Runner:
         self.scores: Scores | None = None
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
-        """Whether the last step was."""
+        """Whether the last step was, whole or in pieces."""
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
@@ -90,6 +90,7 @@ class Runner:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
         bucket = self._bucket(work)
+        self.from_graph = bucket is not None
         in_pieces, bucket = (bucket, None) if bucket is not None and bucket.pieces else (None, bucket)
         cut = None if work.decode_only else self._cut(work, bucket)
         deltas = self.uploader.send(work, bucket, cut)
@@ -98,7 +99,6 @@ class Runner:
             self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
         if not len(work.slots):
             return None
-        self.from_graph = bucket is not None
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(self, bucket)
         else:

@@ -36,7 +36,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(attention_library, "PIECE", 8)
     monkeypatch.setattr(attention_library, "SEGMENTS", (32, 16, 8))
     yield
-    for asked in (batches, takes_all, is_faster):  # what they answered holds for these sizes
+    for asked in (batches, takes_all, is_faster, attention_library._is_filled):  # their answers hold for these sizes
         asked.cache_clear()
 
 

@@ -28,8 +28,8 @@ class EngineSettings:
     enforce_eager: bool = setting(False, help="do not use CUDA graphs")
     max_cudagraph_capture_size: int | None = setting(
         None,
-        help="most tokens of a step that runs from a CUDA graph (default: 4096, fewer for models whose steps compute "
-        "for longer than they take to launch)",
+        help="most tokens of a step that runs from CUDA graphs (default: those that take longer to launch than to "
+        "compute; above 4096 the graphs hold all but attention)",
         low=1,
         high=8192,
     )

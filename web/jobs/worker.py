@@ -35,6 +35,8 @@ class Worker:
         self._model = model
         self._inbox = inbox
         self._address = address
+        self._attempts = count()
+        """No two have the same number: a job may be begun once more, and what was said of it before is not meant."""
         self.leaving = False
         """The actor ends: what is cancelled from now on goes on, for its next life or for another actor."""
 
@@ -69,16 +71,15 @@ class Worker:
         """Sent again, as a new attempt, while the system has no room. Another actor that has taken the job over answers
         it; should it be this one that has the entry, or that other one die, it is answered here."""
         backoff, patience, tries = Backoff(), Backoff(ELSEWHERE_S, MOST_ELSEWHERE_S), 0
-        for attempt in count():
+        while True:
             try:
-                return await self._try(endpoint, asked, request_id, f"{self._address}#{attempt}")
+                return await self._try(endpoint, asked, request_id, f"{self._address}#{next(self._attempts)}")
             except ApiError as error:
                 is_elsewhere = error.code == ASKED_ELSEWHERE
                 tries += not is_elsewhere
                 if error.status not in (429, 503) or tries == MAX_TRIES:
                     raise
             await asyncio.sleep((patience if is_elsewhere else backoff).next_s())
-        raise AssertionError("endless")
 
     async def _try(self, endpoint: Endpoint, asked: Asked, request_id: str, attempt: str) -> dict[str, object]:
         arrived_s = time.time()

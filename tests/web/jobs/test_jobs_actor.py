@@ -322,3 +322,13 @@ async def test_a_job_that_comes_back_goes_on(world: World) -> None:
     await world.backend._answer(request)
     assert (await world.results(1))["a"]["response"]["status_code"] == 200
     assert len(world.backend.requests) == 1
+
+
+async def test_a_job_that_is_begun_once_more_is_another_attempt(world: World) -> None:
+    """A server has come back with what it had before the answer: what was said of that is not meant now."""
+    actor = await world.begin()
+    for _ in range(2):
+        assert not (await actor.worker.run("1-1", line("a"))).failed
+    first, second = world.backend.requests
+    assert first.request_id == second.request_id
+    assert first.attempt != second.attempt

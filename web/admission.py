@@ -25,6 +25,8 @@ from web.places import Places
 NEWEST_SHARE = 0.1
 """Weight of one more call in the mean of how long calls take."""
 MAX_RETRY_AFTER_S = 30.0
+FAR_TOO_LONG = 4
+"""Times the context: no text of so many estimated tokens fits."""
 
 
 class Load:
@@ -253,14 +255,16 @@ class Admission:
 
 
 def cost_of(asked: Asked, model: ServedModel) -> int:
-    """Tokens that a call may need, before it is known how many its texts have."""
+    """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
+    refused, but lies on the bus until then: it counts by its size."""
     most = model.max_model_len or math.inf
     output = asked.sampling.max_tokens
     if output is None:
         output = UNSTATED_OUTPUT_TOKENS
     if asked.tools:
         output += _estimate(str(asked.tools))  # which the template writes into the prompt
-    costs = (min(num_prompt_tokens(prompt) + output, most) for prompt in asked.prompts)
+    lengths = [num_prompt_tokens(prompt) for prompt in asked.prompts]
+    costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
     return asked.sampling.n * int(sum(costs))
 
 

@@ -44,6 +44,7 @@ from web.openapi import describe
 from web.request_log import open_request_log
 from web.responses import Responses
 from web.routes import (
+    EVENTS,
     aborts,
     batches,
     debug,
@@ -93,7 +94,8 @@ def make_application(context: Context) -> web.Application:
     app.on_response_prepare.append(mark_response)
     for route in ROUTES:
         if route.method == "GET":
-            app.router.add_get(route.path, route.handler, name=route.name)
+            whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end
+            app.router.add_get(route.path, route.handler, name=route.name, allow_head=whole)
         else:
             app.router.add_route(route.method, route.path, route.handler, name=route.name)
     return app

@@ -45,9 +45,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _as_unicode(message)
+        self.message = as_unicode(message)
         self.type = type or TYPES.get(status, TYPES[400] if status < 500 else TYPES[500])
-        self.param = None if param is None else _as_unicode(param)
+        self.param = None if param is None else as_unicode(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -62,7 +62,7 @@ class ApiError(Exception):
         )
 
 
-def _as_unicode(text: str) -> str:
+def as_unicode(text: str) -> str:
     """With question marks for what came as bytes that are no UTF-8, which no JSON can hold."""
     return text.encode("utf-8", "replace").decode()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from bus.messages import Int32Array, PromptReply
 from web.parsing.output import Parsing
 
 Float32Array = NDArray[np.float32]
+TOP = struct.Struct("<if")
+"""An alternative to a token: its id and log probability. A list of tuples would take 13 times the memory."""
 LOWEST = -9999.0
 """What stands for a log probability of minus infinity, which JSON has not."""
 
@@ -50,13 +53,18 @@ class Report:
 
 @dataclass(slots=True)
 class Token:
-    """A token of output or prompt. ``logprob`` None: not known (the first of a prompt), or not asked for. ``tops`` are
-    (id, log probability), the most likely first. ``rank`` is known for prompts only."""
+    """A token of output or prompt. ``logprob`` None: not known (the first of a prompt), or not asked for. ``tops``: as
+    in :data:`TOP`, the most likely first; a whole answer holds those of all its tokens until its end. ``rank`` is known
+    for prompts only."""
 
     id: int
     logprob: float | None = None
-    tops: Sequence[tuple[int, float]] = ()
+    tops: bytes = b""
     rank: int = 0
+
+    def likeliest(self, count: int) -> Iterator[tuple[int, float]]:
+        """Ids and log probabilities of that many, or of as many as there are."""
+        return TOP.iter_unpack(self.tops[: TOP.size * count])
 
 
 @dataclass(slots=True)
@@ -99,14 +107,16 @@ def read_tokens(
     ids: Int32Array, bits: Int32Array, counts: Int32Array, tops: tuple[Int32Array, Int32Array]
 ) -> list[Token]:
     """Tokens from columns as in :class:`bus.messages.ReplyBatch`: the whole of it, or one choice's part."""
-    logprobs, top_logprobs = bits.view("<f4").tolist(), tops[1].view("<f4").tolist()
-    top_ids, tokens, start = tops[0].tolist(), [], 0
+    pairs = np.empty((len(tops[0]), 2), "<i4")
+    pairs[:, 0], pairs[:, 1] = tops
+    packed = pairs.tobytes()
+    logprobs, tokens, start = bits.view("<f4").tolist(), [], 0
     for token_id, logprob, count in zip(ids.tolist(), logprobs, counts.tolist(), strict=True):
         if count < 0:
             tokens.append(Token(token_id))
             continue
-        end = start + count
-        tokens.append(Token(token_id, logprob, list(zip(top_ids[start:end], top_logprobs[start:end], strict=True))))
+        end = start + TOP.size * count
+        tokens.append(Token(token_id, logprob, packed[start:end]))
         start = end
     return tokens
 
@@ -136,7 +146,7 @@ def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Repo
             tops.append(None)
             continue
         # The token itself comes first, then the others: with num_top 2 there may be three.
-        pairs = [(token.id, token.logprob), *token.tops[:num_top]]
+        pairs = [(token.id, token.logprob), *token.likeliest(num_top)]
         named: dict[str, float] = {}
         for token_id, logprob in pairs:
             named.setdefault(names.name(token_id, report), _finite(logprob))
@@ -165,7 +175,7 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) ->
         "content": [
             {
                 **entry(token.id, token.logprob),
-                "top_logprobs": [entry(token_id, value) for token_id, value in token.tops[: report.logprobs]],
+                "top_logprobs": [entry(token_id, value) for token_id, value in token.likeliest(report.logprobs or 0)],
             }
             for token in tokens
         ],
@@ -185,7 +195,7 @@ def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list
             told.append(None)
             continue
         entries = {str(token.id): entry(token.id, token.logprob, token.rank)}
-        for rank, (token_id, logprob) in enumerate(token.tops[:num_top], 1):
+        for rank, (token_id, logprob) in enumerate(token.likeliest(num_top), 1):
             entries.setdefault(str(token_id), entry(token_id, logprob, rank))
         told.append(entries)
     return told

@@ -33,11 +33,13 @@ def asked(**fields):
         ({"prompt": "é" * 400, "max_tokens": 10}, 210),
         ({"prompt": [1] * 50, "max_tokens": 10}, 60),
         ({"prompt": [[1] * 50, [1] * 30], "max_tokens": 10, "n": 3}, 3 * (60 + 40)),
-        ({"prompt": "a" * 1_000_000, "max_tokens": 10}, 100_000),
+        ({"prompt": "a" * 1_600_000, "max_tokens": 10}, 100_000),
+        ({"prompt": ["a" * 3_200_000, "a"], "max_tokens": 10}, 200_000 + 11),
     ],
 )
 def test_cost_of_completions(fields, tokens):
-    """n x (prompt + max_tokens); text has a token for four bytes; nothing is longer than the context."""
+    """n x (prompt + max_tokens); text has a token for four bytes; nothing is longer than the context, but
+    what is far longer counts by its size."""
     assert cost_of(asked(**fields), LARGE) == tokens
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable
@@ -271,6 +272,11 @@ async def test_what_is_refused(world: World) -> None:
             answer = await plain.post(f"{world.served.url}/v1/files", content=body, headers=form)
             assert answer.status_code == 400
             assert answer.json()["error"]["message"]
+        parts = (b'name="file"; filename="\xff.txt"', b"x"), (b'name="purpose"', b"vision")
+        lines = [b"--b\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % part for part in parts]
+        body = b"".join(lines) + b"--b--\r\n"
+        answer = await plain.post(f"{world.served.url}/v1/files", content=body, headers=form)
+        assert (answer.status_code, answer.json()["filename"]) == (200, "?.txt")
         many = b"".join(b'--b\r\nContent-Disposition: form-data; name="a%d"\r\n\r\nx\r\n' % i for i in range(100))
         answer = await plain.post(f"{world.served.url}/v1/files", content=many, headers=form)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "a0"), "refused before others are read"
@@ -294,6 +300,22 @@ async def test_limits(tmp_path: Path) -> None:
         await create(file=("a", b"x" * 500), purpose="user_data")
         assert Store(tmp_path, 1).num_bytes() == 1500
         assert not list(tmp_path.glob("*.part"))  # noqa: ASYNC240
+
+
+def test_no_room_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes stay what they were, so that nothing is lost that can be tried again, and nothing is left over."""
+    kept = Store(tmp_path, 1)
+    beside = kept.partial("batch_1", "output")
+    beside.write_bytes(b"x")
+
+    def fail(record: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kept, "save", fail)
+    with pytest.raises(OSError, match="space"):
+        kept.add(beside, "out.jsonl", "batch_output", "", None)
+
+    assert list(tmp_path.iterdir()) == [beside]
 
 
 async def test_very_many_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

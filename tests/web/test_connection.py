@@ -52,6 +52,23 @@ async def test_broken_http(serve, caplog, data):
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/models", 200), ("/", 200), ("/nothing", 404), ("/v1/files", 404), ("/api/events", 405),
+     ("/v1/responses/resp_1?stream=true", 405)],
+)  # fmt: skip
+async def test_heads(serve, path, status):
+    """Nothing follows the head: else a proxy would take it for the beginning of the next answer."""
+    served = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.actor.port)
+    writer.write(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+
+    assert (int(head.split()[1]), body) == (status, b"")
+
+
 async def test_broken_chunks(serve):
     """A body whose chunks are broken is a 400."""
     served = await serve()

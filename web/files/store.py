@@ -128,7 +128,7 @@ class Store:
             beside.unlink(missing_ok=True)
 
     def add(self, beside: Path, filename: str, purpose: str, owner: str, expires_s: int | None) -> Record:
-        """Make a file of bytes on this disk."""
+        """Make a file of bytes on this disk; they stay where they are if there is no room for its record."""
         now = int(time.time())
         record: Record = {
             "id": new_id("file-"),
@@ -143,7 +143,11 @@ class Store:
             "owner": owner,
         }
         beside.replace(self.data(record["id"]))
-        self.save(record)
+        try:
+            self.save(record)
+        except OSError:
+            self.data(record["id"]).replace(beside)
+            raise
         return record
 
     # -- batches ------------------------------------------------------------------------------------------------------

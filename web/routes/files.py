@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
 from web.context import API_KEY, CONTEXT, Context
-from web.errors import ApiError, bad_field
+from web.errors import ApiError, as_unicode, bad_field
 from web.files.store import UPLOAD_TIMEOUT_S, Full, Record, Store, page, shown
 from web.limits import MAX_NAME_CHARS
 from web.routes import About, Route, json_response
@@ -80,7 +80,7 @@ async def _read_form(request: web.Request, store: Store, beside: Path, max_bytes
             if part.name not in FIELDS:
                 raise bad_field(part.name[:100], "unknown field", code="unknown_parameter")
             if part.name == "file":
-                form["file"] = (part.filename or "upload")[:MAX_NAME_CHARS]
+                form["file"] = as_unicode(part.filename or "upload")[:MAX_NAME_CHARS]
                 await _write(part, store, beside, max_bytes)
                 continue
             value = bytes(await part.read_chunk(MAX_FIELD_BYTES))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from actors.bench.command import add_bench
+from actors.bytecode import keep_bytecode
 from actors.commands import SETTINGS_EPILOG, Commands
 from actors.dead_letters_command import add_dead_letters
 from actors.executor.compile_command import add_compile
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
+    keep_bytecode()
     parser = build_parser()
     arguments, unknown = parser.parse_known_args([dashed(each) for each in (sys.argv[1:] if argv is None else argv)])
     if unknown:

@@ -163,7 +163,8 @@ class Responses:
         return Piece(str(found["events"]).encode(), (tokens, chars))
 
     async def events(self, response_id: str, after: int) -> AsyncIterator[bytes]:
-        """All events with a higher number, as they come, until the last one (or until the response is deleted)."""
+        """All events with a higher number, as they come, and the last one in any case, so that every stream has an end
+        (unless the response is deleted)."""
         place = waited = 0
         while True:
             if (piece := await self.piece(response_id, place)) is None:
@@ -177,7 +178,7 @@ class Responses:
                 is_last = event["type"].removeprefix("response.") in OVER
                 if is_last:
                     await self._recorded(response_id)
-                if event["sequence_number"] > after:
+                if event["sequence_number"] > after or is_last:
                     yield data
                 if is_last:
                     return

@@ -129,6 +129,11 @@ async def test_in_the_background(client: openai.AsyncOpenAI) -> None:
             event async for event in await client.responses.retrieve(response.id, stream=True, starting_after=after)
         ]
         assert [event.sequence_number for event in rest] == list(range(after + 1, len(events)))
+    for after in (len(events) - 1, 999_999_999):
+        (last,) = [
+            event async for event in await client.responses.retrieve(response.id, stream=True, starting_after=after)
+        ]
+        assert last == events[-1]
     for wrong in ("--5", "²", "1.5", "9" * 10):
         with pytest.raises(openai.BadRequestError, match="starting_after"):
             await client.responses.retrieve(response.id, extra_query={"stream": "true", "starting_after": wrong})

@@ -225,11 +225,11 @@ class _Layout:
     arrays: tuple[tuple[str, bytes, bool], ...]
 
     def encode_header(self, message: Any) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value, default in zip(self.scalars, self.get(message), self.defaults, strict=True)
-            if value is not default and value != default
-        }
+        header = {}
+        for name, value, default in zip(self.scalars, self.get(message), self.defaults, strict=True):
+            if value is not default and value != default:
+                header[name] = value  # not a comprehension, which would be a call more on Python 3.11
+        return header
 
     def decode_header(self, header: dict[str, Any]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -314,9 +314,9 @@ def encode(message: Message) -> Frame:
 
 
 def _encode_nested(value: Any) -> dict[str, Any]:
-    if not is_dataclass(value):
+    if (layout := _layouts.get(type(value))) is None:  # those of all that a message can hold are known by now
         raise TypeError(f"{type(value).__name__} cannot be sent")
-    return _layout_of(type(value)).encode_header(value)
+    return layout.encode_header(value)
 
 
 def decode(frame: Mapping[bytes, bytes]) -> Message:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 
 from bus.backoff import Backoff
@@ -114,8 +113,7 @@ class RedisBus(Bus):
         checked((await self._writer.call(("PING",)))[0], "ping")
         return perf_counter() - started
 
-    @asynccontextmanager
-    async def _reader(self) -> AsyncIterator[RedisLink]:
+    def _reserve_reader(self) -> RedisLink:
         """An idle reading connection; one whose caller was cancelled stays busy until its BLOCK ends."""
         if self._closed:
             raise BusUnavailable("this bus is closed")
@@ -124,10 +122,7 @@ class RedisBus(Bus):
             link = self._link("read")
             self._readers.append(link)
         link.reserved = True
-        try:
-            yield link
-        finally:
-            link.reserved = False
+        return link
 
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
@@ -164,8 +159,8 @@ class RedisBus(Bus):
     async def read_group(
         self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
     ) -> list[Entry]:
-        names = tuple(streams)
-        async with self._reader() as link:
+        names, link = tuple(streams), self._reserve_reader()
+        try:
             for part_ms in _block_parts(block_ms):
                 try:
                     entries = await self._groups.read(link, group, consumer, names, count, part_ms)
@@ -175,6 +170,8 @@ class RedisBus(Bus):
                     raise
                 if entries:
                     return entries
+        finally:
+            link.reserved = False
         return []
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
@@ -219,7 +216,8 @@ class RedisBus(Bus):
             await asyncio.sleep(min(block_ms, MAX_BLOCK_MS) / 1000)
             return []
         tail = ("STREAMS", *positions, *map(str, positions.values()))
-        async with self._reader() as link:
+        link = self._reserve_reader()
+        try:
             for part_ms in _block_parts(block_ms):
                 block: Command = ("BLOCK", part_ms) if part_ms > 0 else ()
                 (reply,) = await self._read_once(link, ("XREAD", "COUNT", count, *block, *tail), part_ms)
@@ -227,6 +225,8 @@ class RedisBus(Bus):
                     return []
                 if parts := stream_parts(checked(reply, "read")):
                     return [to_entry(name, raw, flat) for name, items in parts for raw, flat in items if flat]
+        finally:
+            link.reserved = False
         return []
 
     async def _read_once(self, link: RedisLink, command: Command, block_ms: int) -> list[Reply]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from bus.messages import SamplingParams
@@ -83,6 +84,7 @@ def read_max_tokens(
     return value
 
 
+@cache
 def token_id(vocab_size: int | None) -> Schema:
     """What :func:`check_token_ids` asks of each."""
     return {"type": "integer", "minimum": 0, "maximum": INT32_MAX if vocab_size is None else vocab_size - 1}

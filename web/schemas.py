@@ -6,6 +6,7 @@ A field is understood, or it is a 400 that names it: nothing is silently ignored
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -258,6 +259,7 @@ def read_truncation(fields: Fields, model: ServedModel) -> int | None:
     return value
 
 
+@cache
 def _prompt_schema(vocab_size: int | None) -> Schema:
     text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
     many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))

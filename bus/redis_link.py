@@ -1,5 +1,5 @@
-"""One Redis connection that many coroutines share: what they send in one turn of the event loop goes out together, and
-nothing waits for the answer to what was sent before.
+"""One Redis connection that many coroutines share: what one sends goes out at once, without waiting for the answers to
+what was sent before.
 
 A caller that is cancelled leaves nothing behind: its command completes and the reply is dropped. Nothing is sent twice;
 after a failure the outcome of what was under way is unknown, and callers hear :class:`BusUnavailable`. The next call
@@ -111,7 +111,6 @@ class RedisLink:
         """Sent and not answered by the server, in this order."""
         self._unconfirmed: list[_Call] = []
         """Answered by the server, not known to be on its replicas."""
-        self._will_send = False
         self._is_demoted = False
         """Whether the server does not take writes any more: the next connection asks again who is master."""
         self._timer: asyncio.TimerHandle | None = None
@@ -137,7 +136,7 @@ class RedisLink:
             call.done.set_exception(BusUnavailable("this bus is closed"))
             return call.done
         self._calls.append(call)
-        self._send_soon()
+        self._send()
         return call.done
 
     async def call(self, *commands: Command, generation: int | None = None) -> list[Reply]:
@@ -161,15 +160,8 @@ class RedisLink:
         await asyncio.sleep(0)  # the loop closes the socket
 
     # -- out ----------------------------------------------------------------------------------------------------------
-    def _send_soon(self) -> None:
-        """In the next turn of the loop, when it has seen what has become of the connection."""
-        if not self._will_send:
-            self._will_send = True
-            asyncio.get_running_loop().call_soon(self._send)
-
     def _send(self) -> None:
         """Send what is queued, if it can go now; else what hinders it calls this again."""
-        self._will_send = False
         self._calls = [call for call in self._calls if not call.done.cancelled()]
         if not self._calls or self._closed or self._opening is not None:
             return
@@ -245,7 +237,7 @@ class RedisLink:
             if self._is_demoted:
                 self.drop()
             if self._calls:
-                self._send_soon()
+                self._send()
 
     def _check_replicated(self, reached: Reply) -> None:
         """What is not on enough replicas may be lost in a failover: to the caller it has not been written."""
@@ -269,7 +261,7 @@ class RedisLink:
     def _lost(self, error: Exception) -> None:
         self._lose(self._explain(error))
         if self._calls:
-            self._send_soon()
+            self._send()
 
     def _lose(self, error: BusUnavailable, *others: _Call) -> None:
         """End the connection with ``error`` for what is under way there, and for ``others``."""

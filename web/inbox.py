@@ -217,6 +217,7 @@ class Inbox:
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
                 await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
+        await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._open)
         self.ask_for_silent()
 

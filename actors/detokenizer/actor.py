@@ -101,6 +101,7 @@ class DetokenizerActor(Actor):
             patience.back()
             await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
             await self._handle(entries, positions.keys())
+            await asyncio.sleep(0)  # the outbox sends what came of it, before more is read
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
 

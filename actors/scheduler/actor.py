@@ -72,6 +72,8 @@ EAGER_LOOK_S = 0.05
 HOUSEKEEPING_S = 1.0
 MAX_UNSENT = 4096
 """Nothing is planned while more messages than this wait for the bus."""
+TURNS_TO_PLAN = 2
+"""Of the event loop: one for the loop below, one for the outbox."""
 SHOWN_IDS = 8
 
 
@@ -217,6 +219,7 @@ class SchedulerActor(Actor):
         await self.confirm_lease()
         for entry in await self._work.read(new_requests=not self.draining.is_set()):
             self._put(entry)
+        await self._let_plan()
 
     async def _claim_work(self) -> None:
         async for entry in self._work.claim():
@@ -234,6 +237,13 @@ class SchedulerActor(Actor):
             return
         for entry in await self._results.read():
             self._put(entry)
+        await self._let_plan()
+
+    @staticmethod
+    async def _let_plan() -> None:
+        """Before more is read, what was read is taken in, and the plan that follows from it is sent."""
+        for _ in range(TURNS_TO_PLAN):
+            await asyncio.sleep(0)
 
     def _take(self, item: Entry | Input) -> None:
         if not isinstance(item, Entry):

@@ -142,6 +142,7 @@ async def answer(
         end, error = context.inbox.end, too_late(asked.timeout_s)
         deadline = asyncio.get_running_loop().call_later(asked.timeout_s, end, call, error)
     try:
+        await asyncio.sleep(0)  # the outbox sends it
         tell_report(call, asked, seen)
         response: web.StreamResponse
         if asked.stream:

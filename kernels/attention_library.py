@@ -269,7 +269,8 @@ def _squares(q: torch.Tensor, rows: Batch) -> torch.Tensor:
     """The rows' queries [B, square, Hq, D]."""
     size = rows[0].square
     if _is_filled(rows):
-        return q[rows[0].first_token :][: len(rows) * size].unflatten(0, (len(rows), size))
+        first = rows[0].first_token
+        return q[first : first + len(rows) * size].unflatten(0, (len(rows), size))
     queries = q.new_zeros((len(rows), size, *q.shape[1:]))
     for row, of_row in zip(rows, queries, strict=True):
         of_row[row.placed] = q[row.tokens]
@@ -282,7 +283,7 @@ def _attend_squares(
     """Attention of the rows' squares to themselves [B, square, Hq, D]; what is no new token of a row means nothing."""
     size, first = rows[0].square, rows[0].row
     if _is_filled(rows) and rows[-1].row - first == len(rows) - 1:
-        pages.copy(slots[first:][: len(rows)], rows[0].past, rows[0].past + size, size)
+        pages.copy(slots[first : first + len(rows)], rows[0].past, rows[0].past + size, size)
     else:
         for i, row in enumerate(rows):
             pages.copy(slots[row.row :][:1], row.past, row.context_len, size, i * size)

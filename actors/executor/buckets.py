@@ -112,13 +112,15 @@ class Buckets:
         return list(dict.fromkeys([*self.first(), *powers, *self._pieces[-1:]]))
 
     def later(self) -> list[Bucket]:
-        """The pieces of steps too large for others; all others for decodes alone, and those of prompts beside a full
-        batch and a nearly empty one."""
+        """The pieces of the largest steps, which prompts that come at once make; all others for decodes alone; the
+        pieces of what is too large for other graphs; and those of prompts beside a full batch and a nearly empty one.
+        """
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
-        return [bucket for bucket in dict.fromkeys(pieces + decodes + mixed) if bucket not in self.first()]
+        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed])
+        return [bucket for bucket in wanted if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
         """The larger ones of its kind that may stand for it, those with the fewest tokens first."""

@@ -128,6 +128,18 @@ def test_which_rows_go_together() -> None:
     assert not takes_all((LongRow(0, 1, 13, 101),), 14)
 
 
+def test_the_layers_of_a_step_share_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is faster for some rows is worked out once, and again for other rows."""
+    worked_out: list[object] = []
+    monkeypatch.setattr(attention_library, "gain_s", lambda rows, *_: worked_out.append(rows) or 1.0)
+
+    def rows(count: int) -> tuple[LongRow, ...]:
+        return tuple(LongRow(i, 16 * i, 16, 16) for i in range(count))
+
+    assert [is_faster(rows(count), 4, 32) for count in (2, 2, 3, 2, 3)] == [True] * 5
+    assert worked_out == [rows(2), rows(3)]
+
+
 def test_when_it_pays() -> None:
     """Long chunks and long pasts do, short prompts do not; float32, windows and wide heads have no kernel."""
     attention_library.PIECE = 2048

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import build_parser, main, version
+from actors.cli import COMMANDS, build_parser, main, version
 from actors.settings import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,20 @@ def test_actor_refuses_the_memory_bus(capsys: pytest.CaptureFixture[str]) -> Non
     """The memory bus cannot be shared between processes."""
     assert main(["actor", "scheduler", "--bus", "memory://"]) == 2
     assert "inside one process" in capsys.readouterr().err
+
+
+def test_each_command_is_known_alone() -> None:
+    """A process builds the parser of its own command only: all can be found so."""
+    whole, apart = build_parser(), [build_parser(command) for command in COMMANDS]
+    assert commands_of(whole) == set(COMMANDS)
+    assert all(command in commands_of(parser) for command, parser in zip(COMMANDS, apart, strict=True))
+    assert commands_of(build_parser("serve")) == {"serve"}
+    assert commands_of(build_parser("no such command")) == set(COMMANDS)
+
+
+def commands_of(parser: argparse.ArgumentParser) -> set[str]:
+    (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return set(action.choices)
 
 
 def test_options_are_not_abbreviated() -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
 from bus.backoff import Backoff
-from bus.contract import Bus, BusUnavailable, EntryId, LogEntry, SetBack
+from bus.codec import encode
+from bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, SetBack
 from bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
@@ -39,6 +41,8 @@ class Outbox:
         queued: how many messages have been queued so far: what :meth:`stored` can be asked about.
         retries: how many sends had to be repeated so far.
         trouble: why the last send failed; "" while all is well.
+        on_unsendable: is told of a published message that cannot be encoded, which is dropped then. If there is nobody
+            to tell, :meth:`run` ends; so it does in log streams, where a missing entry would be a gap.
     """
 
     def __init__(self, bus: Bus, epoch: int, *, limit: int = OUTBOX_LIMIT, backoff: Backoff | None = None) -> None:
@@ -46,6 +50,7 @@ class Outbox:
         self.queued = 0
         self.retries = 0
         self.trouble = ""
+        self.on_unsendable: Callable[[Message, CodecError], None] | None = None
         self._bus = bus
         self._limit = limit
         self._backoff = backoff or Backoff()
@@ -149,7 +154,7 @@ class Outbox:
         Raises:
             Fenced: another writer has replaced this one.
             SetBack: the server has lost what it had confirmed. Readers may have read it, or wait for it for ever.
-            CodecError: a message that cannot be encoded.
+            CodecError: a message that cannot be encoded, and nobody to tell.
         """
         try:
             while True:
@@ -189,8 +194,13 @@ class Outbox:
                 if entries:
                     break
                 items.append(item)
-        if entries or items:
-            await (self._bus.append(entries) if entries else self._bus.publish(items))
+        try:
+            if entries or items:
+                await (self._bus.append(entries) if entries else self._bus.publish(items))
+        except CodecError:
+            if entries or self.on_unsendable is None:
+                raise
+            return self._drop_unsendable(len(items), self.on_unsendable)
         self.trouble = ""
         self._backoff.reset()
         for _ in range(len(entries) + len(items)):
@@ -201,6 +211,18 @@ class Outbox:
             self._empty.set()
             if self._restarts == self._survived:
                 self._wake.clear()
+
+    def _drop_unsendable(self, count: int, tell: Callable[[Message, CodecError], None]) -> None:
+        """Take what cannot be encoded out of the first ``count`` messages; the others are sent next."""
+        items = [self._queue.popleft() for _ in range(count)]
+        for item in reversed(items):
+            message = item.message if isinstance(item, LogEntry) else item[1]
+            try:
+                encode(message)
+            except CodecError as error:
+                tell(message, error)
+            else:
+                self._queue.appendleft(item)
 
     def _tell(self, count: int) -> None:
         """Wake those who wait for no more than ``count`` messages."""

@@ -258,14 +258,16 @@ def cost_of(asked: Asked, model: ServedModel) -> int:
     """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
     refused, but lies on the bus until then: it counts by its size."""
     most = model.max_model_len or math.inf
-    output = asked.sampling.max_tokens
+    sampling = asked.sampling
+    output = sampling.max_tokens
     if output is None:
-        output = UNSTATED_OUTPUT_TOKENS
+        least = max(UNSTATED_OUTPUT_TOKENS, sampling.min_tokens)
+        output = model.max_model_len or least if sampling.ignore_eos else least
     if asked.tools:
         output += _estimate(str(asked.tools))  # which the template writes into the prompt
     lengths = [num_prompt_tokens(prompt) for prompt in asked.prompts]
     costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
-    return asked.sampling.n * int(sum(costs))
+    return max(sampling.n, sampling.beam_width) * int(sum(costs))
 
 
 def num_prompt_tokens(prompt: Prompt) -> int:

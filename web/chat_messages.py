@@ -19,6 +19,7 @@ from web.limits import (
     MAX_TEMPLATE_KWARGS_NODES,
     MAX_TOOLS,
 )
+from web.structured import check_depth
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -124,6 +125,7 @@ def _read_call(call: object, path: str) -> Message:
             arguments = None
     if type(arguments) is not dict:
         raise bad_field(f"{path}.function.arguments", "must be a JSON object, as text")
+    check_depth(arguments, f"{path}.function.arguments")
     function.finish({})
     fields.finish({})
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from actors.actor import describe
 from actors.logs import Log
 from actors.patience import Patience
-from bus.contract import Bus
+from bus.contract import Bus, CodecError
 from bus.messages import (
     AbortCalls,
     AbortRequest,
@@ -69,6 +69,7 @@ class Inbox:
         self._bus = bus
         self._names = names
         self._outbox = outbox
+        outbox.on_unsendable = self._unsendable
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
@@ -330,6 +331,13 @@ class Inbox:
         self._over(request)
         self._metrics.failed(request)
         request.call.fail(error)
+
+    def _unsendable(self, message: Message, error: CodecError) -> None:
+        """Something is in it that should have been refused: a mistake of ours that costs one request."""
+        request_id = getattr(message, "request_id", "")
+        self._log.error("message dropped", message=type(message).__name__, request_id=request_id, error=str(error))
+        if isinstance(message, GenerateRequest) and (request := self._open.get(request_id)) is not None:
+            self._fail(request, internal())
 
     def _over(self, request: OpenRequest) -> None:
         """Nothing more comes for it."""

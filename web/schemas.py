@@ -107,13 +107,19 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
     if type(data) is not dict:
         raise ApiError(400, f"The body must be a JSON object, got {type_name(data)}.", code="invalid_json")
-    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
-        _check_depth(data)
+    check_nesting(data, body)
     return data
 
 
-def _check_depth(data: dict[str, Any]) -> None:
-    """What is read may be deeper than what can be written again, onto the bus."""
+def check_nesting(data: dict[str, Any], text: str | bytes) -> None:
+    """What is read of a ``text`` may be deeper than what can be written again, onto the bus.
+
+    Raises:
+        ApiError: 400, it is.
+    """
+    brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if brackets <= MAX_JSON_DEPTH:
+        return
     for name, value in data.items():
         level = [value] if isinstance(value, dict | list) else []
         for _ in range(MAX_JSON_DEPTH):

@@ -50,6 +50,29 @@ def test_cost_of_chats():
     assert cost_of(chat, LARGE) == 2 * (10 + MESSAGE_TOKENS) + UNSTATED_OUTPUT_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [({"min_tokens": 5000}, 5000 + 5), ({"ignore_eos": True}, 100_000), ({"max_tokens": 7, "ignore_eos": True}, 7 + 5),
+     ({"max_tokens": 7, "use_beam_search": True, "n": 4}, 4 * (7 + 5))],
+)  # fmt: skip
+def test_cost_of_what_does_not_end_by_itself(fields, tokens):
+    """Who wants a long answer is charged for one, and beams are charged one by one."""
+    chat = parse_chat({"messages": [{"role": "user", "content": "a"}], **fields}, LARGE)
+
+    assert cost_of(chat, LARGE) == tokens
+
+
+def test_beams_beyond_the_choices_count():
+    """What is computed counts, not what is shown."""
+    call = parse_completion({"prompt": "x", "max_tokens": 9, "use_beam_search": True, "best_of": 8}, LARGE)
+
+    assert cost_of(call, LARGE) == 8 * 10
+    assert cost_of(asked(max_tokens=9, best_of=8), LARGE) == 8 * 10
+    unknown = ServedModel(names=("m",), vocab_size=1000, max_model_len=None)
+    endless = parse_chat({"messages": [{"role": "user", "content": "a"}], "ignore_eos": True}, unknown)
+    assert cost_of(endless, unknown) == UNSTATED_OUTPUT_TOKENS + 5
+
+
 class Clock:
     now_s = 100.0
 

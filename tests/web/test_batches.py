@@ -221,6 +221,12 @@ async def test_a_wrong_file_fails(world: World) -> None:
     assert batch.errors is not None
     codes = [(each.code, each.line) for each in batch.errors.data or []]
     assert codes == [("invalid_json_line", 2), ("mismatched_url", 3), ("duplicate_custom_id", 4), ("too_many_lines", 4)]
+    deep = json.dumps(ask("d")).replace('"content": "d"', '"content": "d", "x": ' + "[" * 65 + "]" * 65)
+    worker = world.jobs[0][0].worker
+    worker.max_line_bytes = len(deep) + 1
+    batch = await world.ended(await world.batch(await world.upload(deep, "x" * len(deep) * 3)))
+    assert [(each.code, each.line) for each in batch.errors.data] == [("invalid_json_line", 1), ("line_too_long", 2)]
+    assert "nested" in batch.errors.data[0].message
     batch = await world.ended(await world.batch(await world.upload("\n")))
     assert [each.code for each in batch.errors.data] == ["empty_file"]
     assert world.backend.requests == []

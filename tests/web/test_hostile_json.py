@@ -51,6 +51,37 @@ async def test_refused(serve, http, body, code, param):
     assert served.backend.requests == []
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_json_within_json(serve, http, path):
+    """Arguments of calls come as text, and are as deep as others may be: deeper ones could not be sent on."""
+    served = await serve()
+    for depth, status in ((64, 200), (65, 400), (300, 400), (1020, 400), (2000, 400)):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
+        messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        body = {"input": items} if path == "/v1/responses" else {"messages": messages}
+        async with http.post(served.url + path, json=body) as response:
+            assert response.status == status
+            if status == 400:
+                assert (await response.json())["error"]["param"] == "messages[0].tool_calls[0].function.arguments"
+    assert len(served.backend.requests) == 1
+
+
+async def test_what_cannot_be_sent_costs_its_request_alone(serve, http, monkeypatch):
+    """Should a check be missing, the ingress lives on."""
+    served = await serve()
+    monkeypatch.setattr("web.chat_messages.check_depth", lambda *_: None)
+    arguments = '{"a":' * 300 + "1" + "}" * 300
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    bodies = ({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]},
+              {"messages": [{"role": "user", "content": "x"}]})  # fmt: skip
+    for body, status in zip(bodies, (500, 200), strict=True):
+        async with http.post(served.url + "/v1/chat/completions", json=body) as response:
+            assert response.status == status
+    assert served.actor.state == "ready"
+
+
 async def test_the_last_of_two_values_counts(serve, http):
     """As in Python's and most other parsers; a proxy that checks bodies has to read them the same way."""
     served = await serve()

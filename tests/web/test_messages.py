@@ -160,6 +160,10 @@ def test_calls_and_thoughts_become_blocks() -> None:
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
     assert message["content"][2]["input"] == {"a": 1}
     assert (message["stop_reason"], message["usage"]["input_tokens"]) == ("tool_use", 4)
+    for cut in ('{"a": ', "", "7"):
+        call["function"]["arguments"] = cut
+        message = message_of({"id": "m", "model": "x", "choices": [choice], "usage": usage})
+        assert message["content"][2]["input"] == {}
     assert message["usage"]["cache_read_input_tokens"] == 5
 
     events, deltas = MessageEvents("m", "x"), [

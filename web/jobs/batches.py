@@ -73,7 +73,9 @@ class BatchRun:
         """To its end; cancelled, it can be begun again."""
         batch, path = self.batch, self._store.data(self.batch["input_file_id"])
         if batch["status"] == "validating":
-            errors, total = await asyncio.to_thread(check_file, path, batch["endpoint"], self._max_lines)
+            errors, total = await asyncio.to_thread(
+                check_file, path, batch["endpoint"], self._max_lines, self._worker.max_line_bytes
+            )
             if errors:
                 self._note("failed", errors={"object": "list", "data": errors})
                 return
@@ -189,15 +191,16 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, by number from 1."""
+def lines_of(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, by number from 1; of one that is longer than ``max_bytes`` no more than a byte more."""
+    size = -1 if max_bytes is None else max_bytes + 1
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(size), b""), 1):
             if line.strip():
                 yield number, line.strip()
 
 
-def check_file(path: Path, endpoint: str, max_lines: int) -> tuple[list[dict[str, Any]], int]:
+def check_file(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> tuple[list[dict[str, Any]], int]:
     """What is wrong with a batch's file, and how many requests it has."""
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -210,8 +213,11 @@ def check_file(path: Path, endpoint: str, max_lines: int) -> tuple[list[dict[str
     if not path.exists():
         wrong(None, "file_not_found", "The input file is gone.")
         return errors, 0
-    for number, text in lines_of(path):
+    for number, text in lines_of(path, max_line_bytes):
         count += 1
+        if len(text) > max_line_bytes:
+            wrong(number, "line_too_long", f"A request may have at most {max_line_bytes} bytes.")
+            break
         try:
             line = read_line(text)
         except LineError as error:

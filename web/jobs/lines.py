@@ -9,6 +9,7 @@ import orjson
 
 from web.errors import ApiError
 from web.fields import type_name
+from web.schemas import check_nesting
 
 MAX_CUSTOM_ID_CHARS = 512
 LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -43,6 +44,10 @@ def read_line(text: str | bytes) -> Line:
         raise LineError(f"The request is not valid JSON: {error}") from None
     if type(data) is not dict:
         raise LineError(f"The request must be a JSON object, got {type_name(data)}.")
+    try:
+        check_nesting(data, text)
+    except ApiError as error:
+        raise LineError(error.message) from None
     custom_id = data.get("custom_id")
     if type(custom_id) is not str or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         raise LineError(f"custom_id: must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters")

@@ -13,6 +13,7 @@ from web.context import bus_request_ids
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from web.inbox import Inbox
 from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
+from web.limits import max_body_bytes
 from web.model import ServedModel
 from web.routes.embeddings import EMBEDDING
 from web.routes.generation import CHAT, COMPLETION, Endpoint, tell_report
@@ -33,6 +34,8 @@ class Worker:
 
     def __init__(self, model: ServedModel, inbox: Inbox, address: str) -> None:
         self._model = model
+        self.max_line_bytes = max_body_bytes(model.max_model_len)
+        """Of a request of a batch: what it could have over HTTP."""
         self._inbox = inbox
         self._address = address
         self._attempts = count()

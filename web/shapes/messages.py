@@ -202,13 +202,22 @@ def message_of(chat: dict[str, Any]) -> dict[str, Any]:
     for call in said.get("tool_calls") or []:
         function = call["function"]
         content.append({"type": "tool_use", "id": call["id"], "name": function["name"],
-                        "input": orjson.loads(function["arguments"] or "{}")})  # fmt: skip
+                        "input": _input_of(function["arguments"])})  # fmt: skip
     return {
         **head_of(chat["id"], chat["model"]),
         "content": content or [{"type": "text", "text": ""}],
         **end_of(choice),
         "usage": usage_of(usage),
     }
+
+
+def _input_of(arguments: str) -> Any:
+    """What a call gives, as an object; nothing of one that was cut off, or is none."""
+    try:
+        given = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return given if isinstance(given, dict) else {}
 
 
 def head_of(message_id: str, model: str) -> dict[str, Any]:

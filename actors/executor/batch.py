@@ -2,8 +2,9 @@
 
 :class:`PersistentBatch` keeps numpy mirrors of the slots. :meth:`PersistentBatch.apply` checks a plan against them,
 brings them up to date, and returns a :class:`StepWork`: exactly what the device has to be told and to compute. Token
-values live on the device alone; the host knows only how many there are. All work per row is vectorised, so that a
-steady decode step costs the same few microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
+values live on the device alone; the host knows only how many there are. All work per row is vectorised, and all numbers
+of a slot are one column of one table, of which a step takes its rows at once, so that a steady decode step costs the same
+few microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from actors.executor.step_work import StepWork
 from bus.messages import Int32Array, NewSequence, StepPlan
 
 GREEDY_BELOW = 1e-5
+ONE, NOWHERE = np.int32(1), np.int32(-1)
 
 TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
 """Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens; a
 grammar, which gives a mask anew for each token.
 Rules (bias, bans) end at an index of their own."""
+RANDOM = 32
+"""Beside them, but no extra: whether the slot samples at random."""
+ID, TOKENS, COMPUTED, PROMPT, BLOCKS, MAX_TOTAL, MIN_TOKENS, KINDS, RULED_UNTIL = range(9)
+"""Rows of the table of slots; kinds are the bits above."""
 
 
 @dataclass(slots=True)
@@ -56,24 +62,18 @@ class PersistentBatch:
                 f"{limits.max_num_seqs} slots of {limits.max_model_len} tokens are too many to index: "
                 "lower --max-num-seqs or --max-model-len"
             )
-        self._rules = Rules(self._size, limits.vocab_size)
+        self._table = np.zeros((RULED_UNTIL + 1, self._size), np.int32)
+        columns = self._table
+        self.sequence_ids, self.num_tokens, self.num_computed = columns[ID], columns[TOKENS], columns[COMPUTED]
+        self.num_blocks = columns[BLOCKS]
+        self._rules = Rules(columns[RULED_UNTIL], limits.vocab_size)
         self._restrictions = Restrictions(limits.vocab_size)
         self._fill()
 
     def _fill(self) -> None:
-        size = self._size
-        self.sequence_ids = np.zeros(size, np.int32)
-        self.num_tokens = np.zeros(size, np.int32)
-        self.num_computed = np.zeros(size, np.int32)
-        self.num_prompt = np.zeros(size, np.int32)
-        self.num_blocks = np.zeros(size, np.int32)
-        self._max_total = np.zeros(size, np.int32)
-        self._min_tokens = np.zeros(size, np.int32)
-        self._random = np.zeros(size, np.bool_)
-        self._extras = np.zeros(size, np.int32)
-        self._rules.until[:] = 0
-        self._end_ids = np.full((size, 2), -1, np.int32)
-        self._scored = ScoredSlots(size)
+        self._table.fill(0)
+        self._end_ids = np.full((self._size, 2), -1, np.int32)
+        self._scored = ScoredSlots(self._size)
 
     def reset(self) -> None:
         """Empty every slot: a new scheduler starts from nothing. Rows of rules stay on the device until overwritten."""
@@ -116,12 +116,7 @@ class PersistentBatch:
     # -- slots --------------------------------------------------------------------------------------------------------
 
     def _free(self, slots: Int32Array) -> None:
-        self.sequence_ids[slots] = 0
-        self.num_tokens[slots] = 0
-        self.num_computed[slots] = 0
-        self.num_blocks[slots] = 0
-        self._extras[slots] = 0
-        self._rules.free(slots)
+        self._table[:, slots] = 0
         self._scored.free(slots)
 
     def _enter(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> list[tuple[Int32Array, Int32Array]]:
@@ -148,17 +143,11 @@ class PersistentBatch:
 
     def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
         slot = new.slot
-        self.sequence_ids[slot] = new.sequence_id
-        self.num_tokens[slot] = new.num_tokens
-        self.num_computed[slot] = new.num_computed_tokens
-        self.num_prompt[slot] = new.num_prompt_tokens
-        self.num_blocks[slot] = new.num_blocks
-        self._max_total[slot] = new.max_total_tokens
-        self._min_tokens[slot] = new.min_tokens
-        is_random = new.temperature >= GREEDY_BELOW
-        self._random[slot] = is_random
         top_k = new.top_k if 0 < new.top_k < self.limits.vocab_size else 0
-        self._extras[slot] = _extras(new, is_random, top_k, self.limits.vocab_size)
+        self._table[:RULED_UNTIL, slot] = (
+            *(new.sequence_id, new.num_tokens, new.num_computed_tokens, new.num_prompt_tokens, new.num_blocks),
+            *(new.max_total_tokens, new.min_tokens, _kinds(new, top_k, self.limits.vocab_size)),
+        )
         self._rules.enter(new)
         self._restrictions.enter(new)
         self._scored.enter(new, self.limits.vocab_size)
@@ -214,75 +203,80 @@ class PersistentBatch:
             checks.row_slots(plan, self.limits, self.sequence_ids)
         elif plan.num_decodes:
             raise PlanError(f"num_decodes is {plan.num_decodes} in a plan without rows")
-        starts = self.num_computed[slots]
+        rows = self._table.take(slots, axis=1)
+        starts, known = rows[COMPUTED], rows[TOKENS]
         ends = starts + scheduled
-        known = self.num_tokens[slots]
-        query_start = np.zeros(num_rows + 1, np.int32)
-        np.cumsum(scheduled, out=query_start[1:])
         if num_rows:
-            checks.row_lengths(plan, self.limits, ends, known, self.num_blocks[slots])
+            checks.row_lengths(plan, self.limits, ends, known, rows[BLOCKS])
+        only_decodes = plan.num_decodes == num_rows
+        query_start = np.arange(num_rows + 1, dtype=np.int32)
+        if not only_decodes:
+            np.cumsum(scheduled, out=query_start[1:])
         self.num_computed[slots] = ends
-        sample_slots, last_tokens = slots, query_start[1:]
-        if plan.num_decodes < num_rows:
-            rows = np.flatnonzero(ends == known)
-            sample_slots, ends, last_tokens = slots[rows], ends[rows], last_tokens[rows]
-        self.num_tokens[sample_slots] = ends + 1
-        indexes = ends - self.num_prompt[sample_slots]
+        sampled, sample_slots, context_lens, last_tokens = rows, slots, ends, query_start[1:]
+        if not only_decodes:
+            (finished,) = (ends == known).nonzero()
+            sampled, sample_slots = rows.take(finished, axis=1), slots[finished]
+            context_lens, last_tokens = ends[finished], last_tokens[finished]
+        totals = context_lens + ONE
+        self.num_tokens[sample_slots] = totals
+        indexes = context_lens - sampled[PROMPT]
         work = StepWork(
             num_decodes=plan.num_decodes if self._decodes_apart else 0,
             num_tokens=int(query_start[-1]),
-            max_query_len=int(scheduled.max()) if num_rows else 0,
-            max_context_len=int((starts + scheduled).max()) if num_rows else 0,
+            max_query_len=int(scheduled.max(initial=0)),
+            max_context_len=int(ends.max(initial=0)),
             slots=slots,
             starts=starts,
             query_start=query_start,
-            positions=np.where(ends < self.limits.max_model_len, ends, np.int32(-1)),
+            positions=np.where(context_lens < self.limits.max_model_len, context_lens, NOWHERE),
             indexes=indexes,
-            hidden_index=last_tokens - np.int32(1),
-            context_lens=ends,
+            hidden_index=last_tokens - ONE,
+            context_lens=context_lens,
             sample_slots=sample_slots,
-            sequence_ids=self.sequence_ids[sample_slots],
-            length_ended=ends + 1 >= self._max_total[sample_slots],
-            can_stop=indexes >= self._min_tokens[sample_slots],
-            end_ids=self._end_ids[sample_slots],
+            sequence_ids=sampled[ID],
+            length_ended=totals >= sampled[MAX_TOTAL],
+            can_stop=indexes >= sampled[MIN_TOKENS],
+            end_ids=self._end_ids.take(sample_slots, axis=0),
             deltas=deltas,
             new_slots=[new.slot for new in plan.new_sequences],
         )
-        self._mark_extras(work)
+        _mark_extras(work, sampled[KINDS], sampled[RULED_UNTIL])
         work.scoring = self._scored.scoring(
-            sample_slots, slots, starts, query_start, self.num_prompt[slots], self.sequence_ids[slots],
-            deltas, self.limits.max_model_len,
-        )  # fmt: skip
+            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+        )
         return work
 
-    def _mark_extras(self, work: StepWork) -> None:
-        """Which of the sampled rows need more than plain sampling: ``deltas["extra_rows"]``, absent if none does."""
-        slots = work.sample_slots
-        random = self._random[slots]
-        work.any_random = bool(random.any())
-        extras = self._extras[slots]
-        ruled = work.indexes < self._rules.until[slots]
-        rows = np.flatnonzero((extras != 0) | ruled)
-        if not len(rows):
-            return
-        work.deltas["extra_rows"] = rows.astype(np.int32)
-        kinds = int(np.bitwise_or.reduce(extras[rows]))
-        work.extra_random = bool(random[rows].any())
-        work.extra_truncated = bool(kinds & TRUNCATED)
-        work.extra_penalized = bool(kinds & PENALIZED)
-        work.extra_ruled = bool(ruled.any())
-        work.extra_masked = bool(kinds & (MASKED | CONSTRAINED))
-        work.extra_worded = bool(kinds & WORDED)
-        if kinds & CONSTRAINED:
-            work.constrained = rows[extras[rows] & CONSTRAINED != 0].astype(np.int32)
-            work.deltas["constrained_slots"] = slots[work.constrained]
+
+def _mark_extras(work: StepWork, kinds: Int32Array, ruled_until: Int32Array) -> None:
+    """Which of the sampled rows, of these ``kinds`` [N] and with rules up to these indexes [N], need more than plain
+    sampling: ``deltas["extra_rows"]``, absent if none does."""
+    every_kind = int(np.bitwise_or.reduce(kinds))
+    work.any_random = bool(every_kind & RANDOM)
+    ruled = work.indexes < ruled_until
+    work.extra_ruled = bool(np.count_nonzero(ruled))
+    if not (every_kind & ~RANDOM or work.extra_ruled):
+        return
+    (rows,) = ((kinds & ~RANDOM != 0) | ruled).nonzero()
+    work.deltas["extra_rows"] = rows.astype(np.int32)
+    kinds = kinds[rows]
+    every_kind = int(np.bitwise_or.reduce(kinds))
+    work.extra_random = bool(every_kind & RANDOM)
+    work.extra_truncated = bool(every_kind & TRUNCATED)
+    work.extra_penalized = bool(every_kind & PENALIZED)
+    work.extra_masked = bool(every_kind & (MASKED | CONSTRAINED))
+    work.extra_worded = bool(every_kind & WORDED)
+    if every_kind & CONSTRAINED:
+        work.constrained = rows[kinds & CONSTRAINED != 0].astype(np.int32)
+        work.deltas["constrained_slots"] = work.sample_slots[work.constrained]
 
 
-def _extras(new: NewSequence, is_random: bool, top_k: int, vocab_size: int) -> int:
+def _kinds(new: NewSequence, top_k: int, vocab_size: int) -> int:
     """Truncation changes nothing for a greedy row, so it is no extra there."""
+    is_random = new.temperature >= GREEDY_BELOW
     truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
     penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
-    kinds = TRUNCATED * truncated | PENALIZED * penalized
+    kinds = RANDOM * is_random | TRUNCATED * truncated | PENALIZED * penalized
     kinds |= MASKED * bool(new.allowed_token_ids) | CONSTRAINED * bool(new.grammar)
     return kinds | WORDED * bool(long_words(new, vocab_size))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def _in_range(field: str, values: Int32Array, end: int) -> None:
     """All of ``values`` lie in [0, end)."""
-    if len(values) and (int(values.min()) < 0 or int(values.max()) >= end):
+    if len(values) and np.maximum.reduce(values.view(np.uint32)) >= end:  # negative ones are the largest there
         bad = int(values[(values < 0) | (values >= end)][0])
         raise PlanError(f"{field} holds {bad}, which is not in [0, {end})")
 
@@ -32,12 +32,17 @@ def occupied_slots(field: str, slots: Int32Array, sequence_ids: Int32Array) -> N
     """``slots`` are distinct and each holds a sequence; the last of ``sequence_ids`` is the dummy slot's."""
     num_slots = len(sequence_ids) - 1
     _in_range(field, slots, num_slots)
-    counts = np.bincount(slots, minlength=num_slots)
-    if len(slots) and int(counts.max()) > 1:
-        raise PlanError(f"{field} names slot {int(counts.argmax())} twice")
-    empty = sequence_ids[slots] == 0
-    if empty.any():
-        raise PlanError(f"{field} names slot {int(slots[empty][0])}, which is empty")
+    if np.count_nonzero(slots[1:] > slots[:-1]) < len(slots) - 1:  # they ascend in most plans
+        counts = np.bincount(slots, minlength=num_slots)
+        if counts.max() > 1:
+            raise PlanError(f"{field} names slot {int(counts.argmax())} twice")
+    _occupied(field, slots, sequence_ids)
+
+
+def _occupied(field: str, slots: Int32Array, sequence_ids: Int32Array) -> None:
+    ids = sequence_ids.take(slots)
+    if np.count_nonzero(ids) < len(ids):
+        raise PlanError(f"{field} names slot {int(slots[ids == 0][0])}, which is empty")
 
 
 def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> None:
@@ -85,9 +90,7 @@ def appended_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: int) -
     _same_length("appended_slots", slots, "appended_blocks", blocks)
     _in_range("appended_slots", slots, len(sequence_ids) - 1)
     _in_range("appended_blocks", blocks, num_blocks)
-    empty = sequence_ids[slots] == 0
-    if empty.any():
-        raise PlanError(f"appended_slots names slot {int(slots[empty][0])}, which is empty")
+    _occupied("appended_slots", slots, sequence_ids)
 
 
 def cut_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: Int32Array) -> None:
@@ -147,19 +150,21 @@ def row_lengths(
 
     ``ends``, ``known`` and ``num_blocks`` [R]: computed count after the step, token count before it, blocks.
     """
-    scheduled, num_decodes = plan.num_scheduled, plan.num_decodes
-    for what, wrong in (
-        ("computes beyond its last token", ends > known),
-        ("computes beyond max_model_len", ends > limits.max_model_len),
-        ("computes beyond its last block", ends > num_blocks * limits.block_size),
-    ):
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise PlanError(
-                f"slot {int(plan.slots[row])} {what}: up to token {int(ends[row])} "
-                f"of {int(known[row])}, with {int(num_blocks[row])} blocks of {limits.block_size}"
-            )
-    wrong = (scheduled[:num_decodes] != 1) | (ends[:num_decodes] != known[:num_decodes])
-    if wrong.any():
+    room = num_blocks * limits.block_size
+    if np.count_nonzero(ends > np.minimum(np.minimum(known, room), limits.max_model_len)):
+        for what, wrong in (
+            ("computes beyond its last token", ends > known),
+            ("computes beyond max_model_len", ends > limits.max_model_len),
+            ("computes beyond its last block", ends > room),
+        ):
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise PlanError(
+                    f"slot {int(plan.slots[row])} {what}: up to token {int(ends[row])} "
+                    f"of {int(known[row])}, with {int(num_blocks[row])} blocks of {limits.block_size}"
+                )
+    count = plan.num_decodes
+    wrong = (plan.num_scheduled[:count] != 1) | (ends[:count] != known[:count])
+    if np.count_nonzero(wrong):
         row = int(wrong.argmax())
         raise PlanError(f"row {row} (slot {int(plan.slots[row])}) is counted as a decode but is none")

@@ -45,11 +45,11 @@ class ResultBuilder:
             self._ended.fill(0)
         if work.new_slots:  # perhaps one that ended here, and does its last step again
             self._ended[work.new_slots] = 0
-        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab_size):
+        if len(tokens) and np.maximum.reduce(tokens.view(np.uint32)) >= self._vocab_size:  # negative ones: the largest
             raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
         sequence_ids, indexes, ends = work.sequence_ids, work.indexes, _ends(work, tokens)
         late = self._latch(work, ends)
-        if late.any():
+        if np.count_nonzero(late):
             kept = ~late
             sequence_ids, tokens, indexes, ends = sequence_ids[kept], tokens[kept], indexes[kept], ends[kept]
         return StepResult(
@@ -70,9 +70,9 @@ class ResultBuilder:
 
     def _latch(self, work: StepWork, ends: Int32Array) -> BoolArray:
         """Note which sequences end; returns the rows [N] of those that had ended before."""
-        late: BoolArray = self._ended[work.sample_slots] == work.sequence_ids
-        ended = ends != 0
-        if ended.any():
+        late: BoolArray = self._ended.take(work.sample_slots) == work.sequence_ids
+        if np.count_nonzero(ends):
+            ended = ends != 0
             self._ended[work.sample_slots[ended]] = work.sequence_ids[ended]
         return late
 
@@ -82,6 +82,8 @@ def _ends(work: StepWork, tokens: Int32Array) -> Int32Array:
     ends = np.zeros(len(tokens), np.int32)
     if len(tokens):
         ends[work.length_ended] = END_LENGTH
-        ends[(tokens[:, None] == work.end_ids).any(axis=1) & work.can_stop] = END_STOP
+        stopped = np.logical_or.reduce(tokens[:, None] == work.end_ids, axis=1)
+        stopped &= work.can_stop
+        ends[stopped] = END_STOP
         ends[work.broken] = END_GRAMMAR
     return ends

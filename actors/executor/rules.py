@@ -16,11 +16,11 @@ MIN_WIDTH = 8
 
 
 class Rules:
-    """Collects the rows of sequences that enter, then hands them over with :meth:`pack`. ``until`` [S]: the output
-    index from which on no rule of the slot is left."""
+    """Collects the rows of sequences that enter, then hands them over with :meth:`pack`. ``until`` [S], which it fills:
+    the output index from which on no rule of the slot is left."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
-        self.until = np.zeros(num_slots, np.int32)
+    def __init__(self, until: Int32Array, vocab_size: int) -> None:
+        self._until = until
         self._vocab_size = vocab_size
         self._width = 0
         self._ruled: set[int] = set()
@@ -29,14 +29,10 @@ class Rules:
     def enter(self, new: NewSequence) -> None:
         """Note the row of a sequence that enters its slot."""
         slot, rules = new.slot, _rules_of(new, self._vocab_size)
-        self.until[slot] = max((until for _, _, until in rules), default=0)
+        self._until[slot] = max((until for _, _, until in rules), default=0)
         if rules or slot in self._ruled:
             self._new.append((slot, rules))
             (self._ruled.add if rules else self._ruled.discard)(slot)
-
-    def free(self, slots: Int32Array) -> None:
-        """These slots are empty now."""
-        self.until[slots] = 0
 
     def pack(self, deltas: dict[str, Int32Array]) -> None:
         """Put what was noted into ``deltas``: ``rule_slots`` [n] with ``rule_ids``, ``rule_values`` and ``rule_until``

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from actors.metrics import ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Metrics
+from actors.metrics import ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Histogram, Metrics
 from actors.scheduler.core import Core
 from actors.scheduler.order import JOB
 from actors.scheduler.replica import Replica
@@ -44,6 +44,7 @@ class Meters:
         name, text = "vllm:request_prefill_time_seconds", "From the first step planned to the first token, a request."
         self._prefill_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
         self._engines: set[str] = set()
+        self._step_tokens: dict[str, Histogram] = {}
         self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
         self.dead = metrics.counter("pagebus:scheduler_dead_letters", "Messages that could not be processed here.")
         self.busy = metrics.counter("pagebus:scheduler_busy_seconds_total", "Seconds of taking in, planning, sending.")
@@ -53,8 +54,11 @@ class Meters:
         """One step has been planned."""
         tokens = int(plan.num_scheduled.sum())
         if tokens:
-            name, text = "vllm:iteration_tokens_total", "Tokens per step."
-            self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine).observe(tokens)
+            if (seen := self._step_tokens.get(engine)) is None:
+                name, text = "vllm:iteration_tokens_total", "Tokens per step."
+                seen = self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine)
+                self._step_tokens[engine] = seen
+            seen.observe(tokens)
 
     def lost(self, engine: str, error: str) -> None:
         """An executor is gone; ``error`` is what it said of that, if anything."""

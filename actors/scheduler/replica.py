@@ -159,7 +159,7 @@ class Replica:
     def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
         """The next step and the sequences that enter the batch with it; None if there is nothing to do or the pipeline
         is full. Sequences that had to give way are added to ``preempted``."""
-        if self.suspended or not self.pipeline.has_room(len(self.in_flight)):
+        if self.suspended or not self.pipeline.has_room:
             return None
         if not len(self.running) and not self.builder.freed_slots:
             return None  # the usual case of an idle replica, without arrays
@@ -228,6 +228,7 @@ class Replica:
         if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
         self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids))
+        self.pipeline.planned(len(slots), num_decodes)
         if self.caching and num_decodes < len(slots):
             self._list_blocks(slots[num_decodes:])
 
@@ -345,7 +346,7 @@ class Replica:
         assert all(sequence.replica is self for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self._bound)
         self.tier.check_integrity(self, sequences)
-        assert len(self.in_flight) <= self.pipeline.most
+        assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
         self.landing.check_integrity()
         assert sum(lanes.width for lanes in self._searches.values()) == self.running.num_beams

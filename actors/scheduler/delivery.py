@@ -12,6 +12,7 @@ enters a batch, as the first time: the announcement is older than any step that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
@@ -38,7 +39,11 @@ class Delivery:
         self._emit = emit
         self._keep_s = keep_s
         self._unannounced: dict[str, Request] = {}
-        self._deadlines: dict[str, float | None] = {}
+        self._deadlines: dict[str, float] = {}
+        self._undated: list[str] = []
+        """Those of which the deadline is still to be set, as of the next :meth:`expired`."""
+        self._next_s = math.inf
+        """No deadline is earlier."""
 
     # -- announcing ---------------------------------------------------------------------------------------------------
     def start(self, sequence: Sequence) -> None:
@@ -73,7 +78,7 @@ class Delivery:
                 if sequence.state is State.ENDED:
                     self.start(sequence)
             if request.id in self.finished and not request.away:
-                self._deadlines[request.id] = None  # only now can its client get it
+                self._wait(request)  # only now can its client get it
 
     def silence(self, request: Request, *, again: bool) -> None:
         """Nobody is to work on the request's text any more; ``again``: until it is announced once more."""
@@ -93,7 +98,7 @@ class Delivery:
         """The client is away. If it does not come back in time, :meth:`expired` names the request."""
         self.silence(request, again=False)
         request.away = True
-        self._deadlines[request.id] = None
+        self._wait(request)
 
     def move(self, request: Request, message: TokenizedRequest) -> bool:
         """The client asks for the request again, perhaps from another ingress. False if it has asked since, and this
@@ -134,7 +139,7 @@ class Delivery:
     def keep(self, request: Request) -> None:
         """All of its sequences have ended: keep it until its client has everything."""
         self.finished[request.id] = request
-        self._deadlines[request.id] = None
+        self._wait(request)
 
     def revive(self, request: Request) -> bool:
         """The request runs again; whether it had finished."""
@@ -153,19 +158,27 @@ class Delivery:
         """Whether :meth:`expired` has to be asked now and then."""
         return bool(self._deadlines)
 
+    def _wait(self, request: Request) -> None:
+        """From now on its client has a while to come back, or to say that it has it all."""
+        self._deadlines[request.id] = math.inf
+        self._undated.append(request.id)
+
     def expired(self, now_s: float) -> list[str]:
-        """Requests whose clients did not come back, or never said that they have it all. Each is named once."""
-        if not self._deadlines:
-            return []
-        for request_id, deadline_s in self._deadlines.items():
-            if deadline_s is None:
+        """Requests whose clients did not come back, or never said that they have it all. Each is named once. They are
+        looked through only when the first may be due: this is asked at every step."""
+        for request_id in self._undated:
+            if request_id in self._deadlines:
                 present = request_id in self.finished and not self.finished[request_id].away
-                self._deadlines[request_id] = now_s + (max(self._keep_s, SILENT_S) if present else self._keep_s)
+                deadline_s = now_s + (max(self._keep_s, SILENT_S) if present else self._keep_s)
+                self._deadlines[request_id], self._next_s = deadline_s, min(self._next_s, deadline_s)
+        self._undated.clear()
+        if now_s < self._next_s:
+            return []
         undelivered = {each.id for each in self._unannounced.values() if not each.away}
-        due = [each for each, deadline_s in self._deadlines.items() if deadline_s is not None and deadline_s <= now_s]
-        due = [request_id for request_id in due if request_id not in undelivered]
+        due = [each for each, deadline_s in self._deadlines.items() if deadline_s <= now_s and each not in undelivered]
         for request_id in due:
             del self._deadlines[request_id]
+        self._next_s = min(self._deadlines.values(), default=math.inf)
         return due
 
     def check_integrity(self, running: Iterable[Request]) -> None:

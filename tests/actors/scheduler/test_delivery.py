@@ -180,6 +180,23 @@ def test_a_client_that_does_not_come_back_is_given_up() -> None:
     world.check_end()
 
 
+def test_each_answer_is_kept_for_a_time_of_its_own() -> None:
+    """Clients that never say that they have it: one after the other is given up, in the order of their ends."""
+    world = World(resume_timeout_s=KEPT_S)
+    world.join()
+    world._done = lambda name: []  # type: ignore[method-assign]
+    for name in "abc":
+        world.send(request(name, prompt(4), max_tokens=3))
+        world.run()
+        world.now_s += 10.0
+    kept = []
+    for _ in range(4):
+        kept.append("".join(world.core.delivery.finished))
+        world.now_s += 9.0
+        world.send()
+    assert kept == ["abc", "bc", "c", ""]
+
+
 @pytest.mark.parametrize("steps", [1, 4, 50])
 def test_a_client_that_comes_back_gets_everything(steps: int) -> None:
     """Queued, running or finished: the text is made anew, with every token."""

@@ -2,9 +2,9 @@
 
 :class:`PersistentBatch` keeps numpy mirrors of the slots. :meth:`PersistentBatch.apply` checks a plan against them,
 brings them up to date, and returns a :class:`StepWork`: exactly what the device has to be told and to compute. Token
-values live on the device alone; the host knows only how many there are. All work per row is vectorised, and all numbers
-of a slot are one column of one table, of which a step takes its rows at once, so that a steady decode step costs the same
-few microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
+values live on the device alone; the host knows only how many there are. All work per row is vectorised, and the numbers
+of a slot are a column of one table, so that a step takes its rows at once and a steady decode step costs the same few
+microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
 """
 
 from __future__ import annotations

@@ -191,6 +191,10 @@ class Bus(ABC):
     async def consumers(self, stream: str, group: str) -> dict[str, int]:
         """Consumers of a group and how many entries each has pending."""
 
+    @abstractmethod
+    async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
+        """Which consumer has each of these entries pending; those that are pending nowhere are left out."""
+
     # -- log streams --------------------------------------------------------------------------------------------------
     @abstractmethod
     async def append(self, entries: Sequence[LogEntry]) -> None:

@@ -209,6 +209,12 @@ class MemoryBus(Bus):
             counts[pending.consumer] += 1
         return counts
 
+    async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
+        self._check()
+        _, members = self._existing_group(stream, group)
+        pending = {} if members is None else members.pending
+        return {each: pending[each.epoch, each.index].consumer for each in ids if (each.epoch, each.index) in pending}
+
     def _existing_group(self, stream: str, group: str) -> tuple[MemoryStream | None, Group | None]:
         found = self.server.streams.get(stream)
         return found, found.groups.get(group) if found is not None else None

@@ -188,6 +188,9 @@ class RedisBus(Bus):
     async def consumers(self, stream: str, group: str) -> dict[str, int]:
         return await self._groups.consumers(stream, group)
 
+    async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
+        return await self._groups.holders(stream, group, ids)
+
     # -- log streams --------------------------------------------------------------------------------------------------
     async def append(self, entries: Sequence[LogEntry]) -> None:
         if not entries:

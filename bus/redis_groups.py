@@ -238,6 +238,12 @@ class RedisGroups:
         rows = map(pairs, checked(reply, f"consumers of {group}"))
         return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
 
+    async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
+        """Of each entry, the consumer that has it pending."""
+        replies = await self._link.call(*(("XPENDING", stream, group, str(i), str(i), 1) for i in ids)) if ids else []
+        found = [() if is_no_group(reply) else checked(reply, f"holders in {stream}") for reply in replies]
+        return {each: rows[0][1].decode() for each, rows in zip(ids, found, strict=True) if rows}
+
 
 def _answer_commands(group: str, answer: Answer) -> list[Command]:
     """The transaction: a key of counters that is no hash makes its last command alone fail."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bus.contract import Answer, Bus
+from bus.contract import Answer, Bus, EntryId
 from tests.bus.entries import GROUP, OpenBus, abort, publish, read_new, request_ids
 
 
@@ -113,6 +113,8 @@ async def test_claim_takes_over_everything_and_removes_the_consumer(open_bus: Op
     assert request_ids(claimed) == [f"r{number}" for number in range(300)]
     assert {entry.deliveries for entry in claimed} == {2}
     assert await alive.consumers("s", GROUP) == {"alive": 300}
+    ids = [entry.id for entry in claimed[:2]]
+    assert await dead.holders("s", GROUP, [*ids, EntryId(1, 1)]) == dict.fromkeys(ids, "alive")
     assert await alive.claim("s", GROUP, "alive", "dead") == []
     assert await read_new(alive, "s", "alive") == []
     await alive.ack(GROUP, claimed)
@@ -123,6 +125,7 @@ async def test_claim_without_stream_or_from_oneself(bus: Bus) -> None:
     """Claiming on a stream that does not exist finds nothing; claiming from oneself is a mistake."""
     assert await bus.claim("none", GROUP, "a", "b") == []
     assert await bus.consumers("none", GROUP) == {}
+    assert await bus.holders("none", GROUP, [EntryId(1, 1)]) == {}
     with pytest.raises(ValueError, match="itself"):
         await bus.claim("none", GROUP, "a", "a")
 

@@ -85,6 +85,13 @@ class Side:
         # Whether a consumer that was never given anything is listed differs between versions of Redis.
         return {name: pending for name, pending in (await bus.consumers(self.key(stream), "g")).items() if pending}
 
+    async def holders(self, bus: Bus, actor: str, stream: str, ids: list[str]) -> Any:
+        known = {
+            self.seen[one].id: one for one in ids if one in self.seen and self.seen[one].stream == self.key(stream)
+        }
+        found = await bus.holders(self.key(stream), "g", [*known])
+        return {known[each]: consumer for each, consumer in found.items()}
+
     async def append(self, bus: Bus, actor: str, entries: list[tuple[str, int, int]]) -> None:
         plan = StepPlan(step=1, planned_s=0.0, num_decodes=0)
         await bus.append([LogEntry(self.key(stream), EntryId(epoch, index), plan) for stream, epoch, index in entries])
@@ -156,6 +163,7 @@ def random_command(rng: random.Random, number: int) -> tuple[Any, ...]:
         (4, ("ack", actor, old)),
         (2, ("claim", actor, stream, rng.choice(ACTORS))),
         (2, ("consumers", actor, stream)),
+        (2, ("holders", actor, stream, old)),
         (3, ("restart", actor)),
         (5, ("append", actor, entries)),
         (4, ("read", actor, {log: position, "l1": position}, rng.randrange(1, 5))),

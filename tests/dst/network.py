@@ -20,7 +20,7 @@ COMMAND_TIMEOUT_S = 5.0
 LOOK_AGAIN_S = 5.0
 """As in :mod:`bus.redis_groups`: how often a consumer looks for what it was given and never got."""
 READS = ("read", "read_group", "ping")
-ASKS = (*READS, "connect", "close", "consumers", "last_id", "length", "get_state", "counters", "leases")
+ASKS = (*READS, "connect", "close", "consumers", "holders", "last_id", "length", "get_state", "counters", "leases")
 """Commands that write nothing, or little: a server that is full takes them."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import web.calls
 from actors.tokenizer.actor import TokenizerActor
-from bus.contract import Entry
+from bus.contract import Answer, Entry
 from bus.memory_bus import MemoryBus
 from bus.messages import AbortRequest
 from tests.dst import seams
@@ -86,6 +86,18 @@ def test_duplicates_that_are_not_dropped_are_noticed(monkeypatch: pytest.MonkeyP
     """An ingress that hands on what its client has shows it twice."""
     monkeypatch.setattr(Choice, "num_chars", property(lambda self: 0, lambda self, value: None))
     until_noticed("detokenizer", lambda problem: "differs from character" in problem)
+
+
+def test_jobs_that_are_answered_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is stored once more."""
+    once = MemoryBus.answer
+
+    async def answer(self: MemoryBus, group: str, answers: Sequence[Answer]) -> list[str]:
+        await self.publish([(each.stream, each.message) for each in answers])
+        return await once(self, group, answers)
+
+    monkeypatch.setattr(MemoryBus, "answer", answer)
+    until_noticed("jobs", lambda problem: "is answered 2 times" in problem)
 
 
 def test_pending_entries_that_nobody_claims_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,28 @@ async def test_a_batch_goes_on_where_it_was(world: World) -> None:
     assert (len(asked), len(set(asked))) == (8, 6), "the two that were under way are asked for again, and no others"
 
 
+async def test_a_batch_that_another_actor_took_over_is_let_go(world: World) -> None:
+    """The lease of the first one had expired, though it lives: both have computed the lines, one writes them."""
+    world.backend.answers = False
+    await world.begin(lease_ttl_s=0.3)
+    batch_id = await world.batch(await world.upload(ask("a"), ask("b")))
+    await world.backend.requested(2)
+    await world.begin(lease_ttl_s=0.3)
+    (first, _), (second, _) = world.jobs
+
+    def taken_over() -> bool:
+        world.server.leases.pop(first.names.lease("jobs", first.name), None)
+        return second.window.jobs == 2
+
+    await until(taken_over)
+    await until(lambda: first.window.jobs == 0)
+    for request in await world.backend.requested(4):
+        await world.backend._answer(request)
+    batch = await world.ended(batch_id)
+    assert set(await world.lines(batch.output_file_id)) == {"a", "b"}
+    assert batch.error_file_id is None
+
+
 async def test_a_cancelled_batch_keeps_what_is_done(world: World) -> None:
     """Its other lines are listed as cancelled."""
     world.backend.answers = False

@@ -12,7 +12,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
 
 from actors.actor import Actor, describe
 from actors.patience import Patience
@@ -24,6 +24,7 @@ from bus.streams import JOBS_GROUP, address_of
 from web.files.store import OVER, Record, Store, open_store
 from web.inbox import Inbox
 from web.jobs.batches import BatchRun
+from web.jobs.holding import Holding
 from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
 from web.jobs.metrics import JobMetrics
 from web.jobs.settling import Outcome, Settling
@@ -56,10 +57,7 @@ class JobsActor(Actor):
         self.window = Window(settings.max_num_jobs or LEAST_WINDOW)
         self._settling = Settling(bus, self.names, self.log)
         self._patience = Patience(self.log)
-        self._running: dict[asyncio.Task[Any], str] = {}
-        """The name of its batch, by task."""
-        self._under_way: set[EntryId] = set()
-        """Entries that have been begun and whose end is not stored."""
+        self._holding = Holding(bus, self.names.jobs, name, self.log)
         self._next_look_s = 0.0
         self._store = open_store(settings)
 
@@ -107,15 +105,14 @@ class JobsActor(Actor):
     def lease_lapsed(self) -> None:
         if hasattr(self, "worker"):
             self._inbox.mailbox.doubt()
+            self._holding.lapsed(self.settings.lease_ttl_s)
 
     async def stop(self) -> None:
         """Leave what runs to whoever takes it up."""
         if not hasattr(self, "worker"):
             return
         self.worker.leaving = True
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._holding.stop()
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(self.settings.lease_ttl_s):
                 await self._outbox.flush()
@@ -142,10 +139,7 @@ class JobsActor(Actor):
         self._next_look_s = now_s + self.settings.lease_ttl_s
 
     async def _begin(self, entries: Sequence[Entry]) -> None:
-        """What has been handed to this actor. Some of it may never have ended here: another one took it over while this
-        one's lease had expired, and is gone now itself."""
-        entries = [entry for entry in entries if entry.id not in self._under_way]
-        self._under_way.update(entry.id for entry in entries)
+        entries = self._holding.begin(entries)
         jobs = [entry.message for entry in entries if isinstance(entry.message, Job)]
         unwanted = await self._cancelled_of({job.batch for job in jobs})
         for entry in entries:
@@ -153,26 +147,23 @@ class JobsActor(Actor):
             self.window.enter(size)
             if isinstance(entry.message, BatchQueued):
                 self.window.leave(size)  # its lines will enter, one by one
-                self._keep(self.spawn(self._do_batch(entry, entry.message), "batch"), "")
+                self.spawn(self._do_batch(entry, entry.message), "batch")
             elif not isinstance(entry.message, Job):
                 result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
                 self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
             elif entry.message.batch in unwanted:
                 self._finish(entry, entry.message, cancelled(str(entry.id), entry.message.request), "cancelled", size)
             else:
-                self._keep(self.spawn(self._do(entry, entry.message, size), "job"), entry.message.batch)
+                self.spawn(self._do(entry, entry.message, size), "job")
 
     def _trace_below(self, traceparent: str) -> None:
         """Traces of what the present task does lie below this span, if it is one."""
         if self._tracing is not None:
             self._tracing.arriving({"traceparent": traceparent})
 
-    def _keep(self, task: asyncio.Task[None], batch: str) -> None:
-        self._running[task] = batch
-        task.add_done_callback(self._running.pop)
-
     async def _do(self, entry: Entry, job: Job, size: int) -> None:
         """One job, to its outcome."""
+        self._holding.work(entry, job.batch)
         job_id, counter = str(entry.id), ""
         self._trace_below(job.traceparent)
         try:
@@ -181,7 +172,8 @@ class JobsActor(Actor):
             else:
                 result = await self.worker.run(job_id, job.request, int(job.priority or 0))
         except asyncio.CancelledError:
-            if self.worker.leaving:
+            if self.worker.leaving or entry.id not in self._holding:  # others go on with it
+                self.window.leave(size)
                 raise
             result, counter = cancelled(job_id, job.request), "cancelled"
         except Exception as error:
@@ -192,29 +184,40 @@ class JobsActor(Actor):
 
     async def _do_batch(self, entry: Entry, queued: BatchQueued) -> None:
         """A batch of ``/v1/batches``, to its end."""
+        self._holding.work(entry, "")
         self._trace_below(queued.traceparent)
         batch = await self._find_batch(queued.batch_id)
         if batch is None or self._store is None:
             problem = "a batch has no record here: is --files-dir the same folder everywhere?"
             self.log.error(problem, id=queued.batch_id)
         elif batch["status"] not in OVER:
-            await self._run_batch(self._store, batch, entry.deliveries)
-        await self._settling.end(entry)
-        self._under_way.discard(entry.id)
+            await self._run_batch(self._store, batch, entry)
+        if entry.id in self._holding:
+            await self._settling.end(entry)
+            self._holding.ended(entry.id)
 
-    async def _run_batch(self, store: Store, batch: Record, deliveries: int) -> None:
+    async def _run_batch(self, store: Store, batch: Record, entry: Entry) -> None:
         """A disk that is full is waited for; nothing else keeps a batch from its end."""
         while True:
-            run = BatchRun(store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log)
+            run = BatchRun(
+                store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log,
+                partial(self._is_ours, entry.id),
+            )  # fmt: skip
             try:
-                if deliveries > MAX_DELIVERIES:
-                    return run.fail("given_up", f"The batch was taken up {deliveries} times without an end.")
+                if entry.deliveries > MAX_DELIVERIES:
+                    return run.fail("given_up", f"The batch was taken up {entry.deliveries} times without an end.")
                 return await run.run()
             except FileNotFoundError:
                 return run.fail("file_not_found", "The input file is gone.")
             except OSError as error:
                 self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
                 await asyncio.sleep(DISK_RETRY_S)
+
+    async def _is_ours(self, entry_id: EntryId) -> bool:
+        """Whether no other actor has taken the entry over: asked before files of a batch are written."""
+        await self.confirm_lease()
+        await self._patience.until_taken(self._holding.look, "holders")
+        return entry_id in self._holding
 
     async def _find_batch(self, batch_id: str) -> Record | None:
         """Its record, which is written a moment after it is queued."""
@@ -239,16 +242,14 @@ class JobsActor(Actor):
         while True:
             for outcome in await self._settling.settled():
                 self.window.leave(outcome.size)
-                self._under_way.discard(outcome.answer.entry.id)
+                self._holding.ended(outcome.answer.entry.id)
 
     async def _look(self) -> None:
         """See which batches have been cancelled, and what waits."""
         while True:
             with contextlib.suppress(BusUnavailable):
-                unwanted = await self._cancelled_of(set(self._running.values()))
-                for task, batch in list(self._running.items()):
-                    if batch in unwanted:
-                        task.cancel()
+                await self._holding.look(anew=True)
+                self._holding.cancel(await self._cancelled_of(self._holding.batches))
                 self._job_metrics.queued.set(await self.bus.length(self.names.jobs))
                 self._job_metrics.running.set(self.window.jobs)
             if self._tracing is not None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,12 +60,23 @@ class Progress:
 
 
 class BatchRun:
-    """Works one batch off. ``stopped`` says why the rest of it is not wanted: CANCELLED or EXPIRED."""
+    """Works one batch off. ``stopped`` says why the rest of it is not wanted: CANCELLED or EXPIRED. ``is_ours``:
+    whether no other actor has taken it over."""
 
-    def __init__(self, store: Store, batch: Record, worker: Worker, window: Window, max_lines: int, log: Log) -> None:
+    def __init__(
+        self,
+        store: Store,
+        batch: Record,
+        worker: Worker,
+        window: Window,
+        max_lines: int,
+        log: Log,
+        is_ours: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._store, self.batch, self._worker, self._window = store, batch, worker, window
         self._max_lines = max_lines
         self._log = log
+        self._is_ours = is_ours
         self._stopped: tuple[str, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,7 +98,8 @@ class BatchRun:
         finally:
             await end(watching, *self._tasks)
             progress.close()
-        await asyncio.to_thread(self._finish, path, progress)
+        if await self._is_ours():
+            await asyncio.to_thread(self._finish, path, progress)
 
     # -- lines --------------------------------------------------------------------------------------------------------
     async def _work(self, path: Path, progress: Progress) -> None:
@@ -114,7 +126,8 @@ class BatchRun:
             result = unanswered(job_id, custom_id_of(text), "internal_error", "The server's log has the id.")
         finally:
             self._window.leave(len(text))
-        progress.add(result)
+        if await self._is_ours():
+            progress.add(result)
 
     async def _watch(self, progress: Progress) -> None:
         """Tell how far it is, and see whether it is still wanted."""
@@ -123,7 +136,8 @@ class BatchRun:
                 self._stopped = CANCELLED
             elif time.time() >= self.batch["expires_at"]:
                 self._stopped = EXPIRED
-            if (counts := self._counts(progress)) != self.batch["request_counts"]:
+            counts = self._counts(progress)
+            if counts != self.batch["request_counts"] and await self._is_ours():
                 self._note("in_progress", request_counts=counts, **progress.tally.shown())
             await asyncio.sleep(SHOW_S)
 

@@ -307,6 +307,34 @@ async def test_a_job_that_is_asked_for_elsewhere_is_no_failure(world: World, mon
     await until_empty(world.bus, world.names.jobs)
 
 
+async def test_a_batch_that_is_cancelled_as_a_job_begins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that has not begun would not notice that it is cancelled, and its job would not be answered."""
+    actor = await world.begin()
+    spawn = actor.spawn
+
+    def cancelled(coro: Any, name: str) -> asyncio.Task[Any]:
+        task = spawn(coro, name)
+        actor._holding.cancel({"night"})
+        return task
+
+    monkeypatch.setattr(actor, "spawn", cancelled)
+    await world.push(Job(request=line("a"), batch="night"))
+    assert (await world.results(1))["a"]["response"]["status_code"] == 200
+
+
+async def test_a_job_that_another_actor_took_over_is_let_go(world: World) -> None:
+    """It leaves the window; what comes of it there is the answer."""
+    world.backend.answers = False
+    first = await world.begin()
+    await world.push(Job(request=line("a")))
+    await world.backend.requested(1)
+    await world.bus.acquire_lease("jobs", "other", {}, ttl_s=60)
+    await world.bus.claim(world.names.jobs, JOBS_GROUP, "other", "jobs-0")
+    first.lease_lapsed()
+    await until(lambda: first.window.jobs == 0)
+    assert (await world.bus.consumers(world.names.jobs, JOBS_GROUP))["other"] == 1
+
+
 async def test_a_job_that_comes_back_goes_on(world: World) -> None:
     """Another actor had taken it over, while this one's lease had expired, and is gone: it is not begun once more."""
     world.backend.answers = False

@@ -1,0 +1,96 @@
+"""What a jobs actor has under way, and whether it is still its own to do.
+
+Another actor takes over what one has whose lease has expired; if that one was only frozen, or cut off, or the clock of
+the bus had jumped, both work on it. Of two that answer a job one has answered, but only one may write a batch's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from actors.logs import Log
+from bus.contract import Bus, Entry, EntryId
+from bus.streams import JOBS_GROUP
+
+
+class Holding:
+    """Entries of the stream of jobs, from when they are begun until their end is stored."""
+
+    def __init__(self, bus: Bus, stream: str, consumer: str, log: Log) -> None:
+        self._bus, self._stream, self._consumer, self._log = bus, stream, consumer, log
+        self._entries: set[EntryId] = set()
+        self._running: dict[asyncio.Task[Any], tuple[EntryId, str]] = {}
+        """The entry and the name of the batch, by task."""
+        self._lapsed = False
+        """Whether the lease had expired, and it has not been looked since what others have."""
+        self._doubtful_until_s = -math.inf
+        """Until when somebody who saw that may still take something over."""
+
+    def __contains__(self, entry_id: EntryId) -> bool:
+        return entry_id in self._entries
+
+    def begin(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those that are not under way already: one that another actor had taken over, and that comes back because that
+        one is gone itself, has never ended here."""
+        new = [entry for entry in entries if entry.id not in self._entries]
+        self._entries.update(entry.id for entry in new)
+        return new
+
+    def ended(self, entry_id: EntryId) -> None:
+        """Its end is stored."""
+        self._entries.discard(entry_id)
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def work(self, entry: Entry, batch: str) -> None:
+        """This task works on an entry from now on. Until it says so, nobody cancels it: it would not notice."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[task] = entry.id, batch
+        task.add_done_callback(self._running.pop)
+
+    @property
+    def batches(self) -> set[str]:
+        """Names of batches that something runs of."""
+        return {batch for _, batch in self._running.values()}
+
+    def cancel(self, batches: Collection[str]) -> None:
+        """End what runs of these batches."""
+        for task, (_, batch) in list(self._running.items()):
+            if batch in batches:
+                task.cancel()
+
+    async def stop(self) -> None:
+        """End everything."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- what others have ---------------------------------------------------------------------------------------------
+
+    def lapsed(self, ttl_s: float) -> None:
+        """The lease had expired: in its time from now on, others may take over what is here."""
+        self._lapsed = True
+        self._doubtful_until_s = asyncio.get_running_loop().time() + ttl_s
+
+    async def look(self, *, anew: bool = False) -> None:
+        """Let go of what others have taken over, if the lease had expired since the last look; ``anew``: some time ago
+        will do. (What is pending nowhere has been lost with the bus: nobody else goes on with it.)
+
+        Raises:
+            BusUnavailable: it has to be looked again.
+        """
+        is_doubtful = anew and asyncio.get_running_loop().time() < self._doubtful_until_s
+        if not (self._lapsed or is_doubtful):
+            return
+        found = await self._bus.holders(self._stream, JOBS_GROUP, [entry_id for entry_id, _ in self._running.values()])
+        self._lapsed = False
+        for task, (entry_id, _) in list(self._running.items()):
+            if found.get(entry_id, self._consumer) != self._consumer:
+                self._log.warning("let go of what another actor has taken over", entry=str(entry_id))
+                self._entries.discard(entry_id)
+                task.cancel()

@@ -217,7 +217,7 @@ class Encoder:
                 "Please reduce the length of the prompt or max_tokens.",
                 param="max_tokens",
             )
-        resolved = replace(sampling, max_tokens=rest if sampling.max_tokens is None else sampling.max_tokens)
+        resolved = replace(sampling, max_tokens=rest) if sampling.max_tokens is None else sampling
         if resolved.min_tokens > (resolved.max_tokens or 0):
             raise Refusal(
                 f"min_tokens is {resolved.min_tokens}, but only {resolved.max_tokens} tokens fit", param="min_tokens"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from aiohttp import web
 
+from web.aside import aside
 from web.errors import ApiError, overloaded
-from web.limits import BODY_TIMEOUT_S, MAX_BODIES_BYTES
+from web.limits import BODY_TIMEOUT_S, BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
+from web.schemas import parse_json
+
+T = TypeVar("T")
 
 
 class Bodies:
@@ -16,6 +22,15 @@ class Bodies:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+
+    async def read_as(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """What ``parse`` makes of the object in a body.
+
+        Raises:
+            ApiError: as of :meth:`read` and ``parse``; 400, it is no object.
+        """
+        body = await self.read(request)
+        return await aside(lambda: parse(parse_json(body)), long=len(body) > LONG_BODY_BYTES)
 
     async def read(self, request: web.Request) -> bytes:
         """The body of a request.
@@ -44,6 +59,9 @@ class Bodies:
             raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="body_timeout") from None
         finally:
             self.num_bytes -= len(body)
+        most = self.max_bytes // BYTES_PER_BRACKET
+        if len(body) > most and body.count(b"[") + body.count(b"{") > most:
+            raise ApiError(400, f"The body may have at most {most} arrays and objects.", code="invalid_json")
         return bytes(body)
 
     def _too_large(self) -> ApiError:

@@ -51,6 +51,13 @@ MAX_JSON_DEPTH = 64
 MIN_BODY_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 64 * 2**20
 BODY_BYTES_PER_TOKEN = 16
+BYTES_PER_BRACKET = 16
+"""Bytes that a body may have for each array or object in it (or bracket in its texts). An empty one has two bytes, but
+takes a hundred in memory, and nothing else is done while all are made."""
+LONG_BODY_BYTES = 2**18
+"""It takes milliseconds to check one that is longer."""
+LONG_ANSWER_NUMBERS = 2**14
+"""So many log probabilities take milliseconds to write."""
 MAX_LINE_BYTES = 8190
 """Of the request line, and of a header."""
 MAX_HEADERS = 128

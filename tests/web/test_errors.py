@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
+from web.routes.generation import Completion
 
 
 async def post(http, served, path="/v1/completions", **options):
@@ -66,6 +68,39 @@ async def test_body_limits(serve, http):
     assert (await post(http, served, data=chunks()))[0] == 413
     status, answer, _ = await post(http, served, data=b"x", headers={"Content-Encoding": "gzip"})
     assert (status, shape(answer)["code"]) == (415, "unsupported_encoding")
+
+
+async def test_very_many_arrays(serve, http):
+    """A body of little else takes so long to make that nothing else would be done: it is refused before it is."""
+    served = await serve()
+    served.actor.context.bodies.max_bytes = 1600
+
+    for count, code in ((100, "unknown_parameter"), (101, "invalid_json")):
+        body = '{"prompt": "x", "odd": [' + ",".join(["[]"] * (count - 2)) + "]}"
+        status, answer, _ = await post(http, served, data=body)
+        assert (status, shape(answer)["code"]) == (400, code)
+
+
+async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http, monkeypatch):
+    """Others go on meanwhile; short ones wait for no thread."""
+    served, threads = await serve(), []
+
+    def note(work):
+        def noted(*args):
+            threads.append(threading.current_thread() is threading.main_thread())
+            return work(*args)
+
+        return noted
+
+    monkeypatch.setattr(Completion, "parse", staticmethod(note(Completion.parse)))
+    monkeypatch.setattr(Completion, "answer", note(Completion.answer))
+    short, long = {"prompt": [5], "logprobs": 1}, {"prompt": [5] * 100_000, "logprobs": 1}
+    assert (await post(http, served, json=short))[0] == 200
+    assert (await post(http, served, json=long))[0] == 400
+    monkeypatch.setattr("web.routes.generation.LONG_ANSWER_NUMBERS", 1)
+    assert (await post(http, served, json=short))[0] == 200
+
+    assert threads == [True, True, False, True, False]
 
 
 async def test_slow_body(serve, http, monkeypatch):

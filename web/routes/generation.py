@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -14,10 +15,12 @@ from aiohttp import web
 from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
+from web.aside import aside
 from web.asked import Asked
 from web.calls import Call, Choice
 from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
+from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel
 from web.report import Report
 from web.reported import (
@@ -30,7 +33,7 @@ from web.reported import (
 )
 from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
 from web.routes import EVENTS, JSON, About, Route, json_response
-from web.schemas import parse_chat, parse_completion, parse_json
+from web.schemas import parse_chat, parse_completion
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
 
 
@@ -67,6 +70,10 @@ class Endpoint(ABC):
         ]  # fmt: skip
         head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
         return {**head, "choices": choices, "usage": usage_of(call.requests)}
+
+    def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
+        """It as it is sent."""
+        return json_response(self.answer(call, public_id, created_s, model))
 
 
 class Completion(Endpoint):
@@ -107,9 +114,12 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
     resumption = read_resumption(request.headers, key.name)
     returns = resumption.request_id if resumption is not None else ""
     context.admission.check_room(key, returns)
-    data = parse_json(await context.bodies.read(request))
-    endpoint = endpoint_of(data)
-    asked = of_client(endpoint.parse(data, context.model), key)
+
+    def parse(data: dict[str, Any]) -> tuple[Endpoint, Asked]:
+        endpoint = endpoint_of(data)
+        return endpoint, of_client(endpoint.parse(data, context.model), key)
+
+    endpoint, asked = await context.bodies.read_as(request, parse)
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     name = returns and f"{endpoint.id_prefix}-{returns}"
@@ -151,7 +161,8 @@ async def answer(
             response = await stream(request, context, call, chunks)
         else:
             await call.finished()
-            response = await send(request, json_response(endpoint.answer(call, public_id, int(arrived_s), asked.model)))
+            write = partial(endpoint.response, call, public_id, int(arrived_s), asked.model)
+            response = await send(request, await aside(write, long=num_numbers(call) > LONG_ANSWER_NUMBERS))
         delivered = call.done
         return response
     finally:
@@ -160,6 +171,14 @@ async def answer(
         goes_on = context.inbox.close(call, delivered=delivered)
         charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+
+
+def num_numbers(call: Call) -> int:
+    """About how many log probabilities and token ids an answer tells."""
+    if (report := call.report) is None:
+        return 0
+    per_token = 1 + max(report.logprobs or 0, report.prompt_logprobs or 0)
+    return per_token * sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 
 async def send(request: web.Request, response: web.Response) -> web.Response:

@@ -15,7 +15,7 @@ from web.model import ServedModel
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.generation import Chat, generate
 from web.routes.tokens import ask_tokenizer
-from web.schemas import parse_chat, parse_json
+from web.schemas import parse_chat
 from web.shapes.messages import MessageEvents, message_of, read_count, read_message
 from web.shapes.translated import TranslatedChunks, named
 from web.sse import Chunks
@@ -89,7 +89,7 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     try:
         context.check_ready()
-        asked = parse_count(parse_json(await context.bodies.read(request)), context.model)
+        asked = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
         prompt, _ = await ask_tokenizer(request, asked)
     except ApiError as error:
         return refusal(error)

@@ -11,21 +11,24 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from web.admission import of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
+from web.aside import aside
 from web.asked import Asked
 from web.context import API_KEY, CONTEXT, Context
 from web.errors import ApiError, bad_field, not_supported
 from web.files.store import page
+from web.limits import LONG_BODY_BYTES
 from web.responses import Piece, Record, num_bytes
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
-from web.schemas import parse_chat, parse_json
+from web.schemas import parse_chat
 from web.shapes.response_events import OVER, ResponseEvents, new_response
 from web.shapes.response_input import Wanted, chat_body, read_response
 from web.shapes.translated import TranslatedChunks, written
@@ -43,15 +46,17 @@ async def create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)
-    body = parse_json(await context.bodies.read(request))
-    wanted = read_response(body, allow_unknown=context.model.allow_unknown_fields)
+    allow_unknown = context.model.allow_unknown_fields
+    wanted = await context.bodies.read_as(request, lambda data: read_response(data, allow_unknown=allow_unknown))
     before: list[dict[str, Any]] = []
     if wanted.previous is not None:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
     kept: Record = {**wanted.kept(before), "owner": key.name}
-    if before and num_bytes(kept["messages"]) > context.bodies.max_bytes:
+    size = request.content_length
+    if before and (size := num_bytes(kept["messages"])) > context.bodies.max_bytes:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
-    asked = of_client(parse_chat(chat_body(kept), context.model), key)
+    parse = partial(parse_chat, chat_body(kept), context.model)
+    asked = of_client(await aside(parse, long=size is None or size > LONG_BODY_BYTES), key)
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
     with context.admission.admitted(key, asked, context.model) as charge:
         if wanted.background:

@@ -21,7 +21,7 @@ from web.model import ServedModel
 from web.report import PromptInfo, TokenTexts
 from web.routes import About, Route, json_response
 from web.sampling import check_token_ids
-from web.schemas import parse_chat, parse_json, read_model
+from web.schemas import parse_chat, read_model
 
 MAX_IDS = 2**20
 
@@ -61,7 +61,7 @@ async def tokenize(request: web.Request) -> web.Response:
     """The tokens of a text, or of a chat as the model's template renders it."""
     context = request.app[CONTEXT]
     context.check_ready()
-    asked, wants_texts = parse_tokenize(parse_json(await context.bodies.read(request)), context.model)
+    asked, wants_texts = await context.bodies.read_as(request, lambda data: parse_tokenize(data, context.model))
     told, names = await ask_tokenizer(request, asked)
     texts = [names.text(token_id) for token_id in told.ids] if wants_texts else None
     count, most = len(told.tokens), context.model.max_model_len
@@ -72,7 +72,7 @@ async def detokenize(request: web.Request) -> web.Response:
     """The text of tokens."""
     context = request.app[CONTEXT]
     context.check_ready()
-    asked = parse_detokenize(parse_json(await context.bodies.read(request)), context.model)
+    asked = await context.bodies.read_as(request, lambda data: parse_detokenize(data, context.model))
     if asked.prompts[0].token_ids is not None and not len(asked.prompts[0].token_ids):
         return json_response({"prompt": ""})
     told, _ = await ask_tokenizer(request, asked)

@@ -20,7 +20,7 @@ from web.admission import Charge, of_client
 from web.asked import Asked
 from web.auth import ApiKey
 from web.context import Context
-from web.errors import ApiError, internal
+from web.errors import ASKED_ELSEWHERE, ApiError, internal
 from web.responses import Piece, Record
 from web.routes.responses import computed, used_tokens
 from web.schemas import parse_chat
@@ -33,6 +33,8 @@ MAX_RUNNING = 256
 MAX_DELIVERIES = 20
 """One that has been taken up so often without an end is given up: perhaps it is what ends its ingresses."""
 RETRY_S = 0.5
+ELSEWHERE_S = 5.0
+"""Pause before one that another ingress has asked for, although it is this one's, is asked for again."""
 
 
 class Background:
@@ -83,9 +85,13 @@ class Background:
         self._context.responses.news.set()  # there is room for another one
 
     async def _work(self, entry: Entry) -> None:
-        """One response, to its end."""
+        """One response, to its end. One that goes on elsewhere may be another ingress's, which took it over while this
+        one's lease had expired."""
+        is_doubtful = False
         while True:
             try:
+                if is_doubtful and not await self._is_ours(entry):
+                    return
                 if isinstance(entry.message, ResponseQueued):
                     await self._compute(entry.message.response_id, entry.deliveries)
                 else:
@@ -94,10 +100,22 @@ class Background:
             except BusUnavailable as error:
                 self._context.log.warning("bus unavailable: a response waits", error=describe(error))
                 await asyncio.sleep(RETRY_S)
+            except ApiError as error:
+                self._context.log.warning("a response goes on elsewhere", error=error.message)
+                is_doubtful = True
+                await asyncio.sleep(ELSEWHERE_S)
+
+    async def _is_ours(self, entry: Entry) -> bool:
+        """Whether no other ingress has taken it over."""
+        return (await self._bus.holders(self._stream, RESPONSES_GROUP, [entry.id])).get(entry.id) == self._name
 
     # -- computing ----------------------------------------------------------------------------------------------------
     async def _compute(self, response_id: str, deliveries: int) -> None:
-        """What is not told yet of a response is; then its record has the end."""
+        """What is not told yet of a response is; then its record has the end.
+
+        Raises:
+            ApiError: it has been asked for elsewhere.
+        """
         responses = self._context.responses
         record = await responses.record(response_id)
         if record is None or record["response"]["status"] in OVER:
@@ -140,6 +158,8 @@ class Background:
                         checked = True
                 charge.used_tokens = used_tokens(events)
         except ApiError as error:
+            if error.code == ASKED_ELSEWHERE:
+                raise
             cancelled = await self._context.responses.is_cancelled(response_id)
             yield Piece(written(events.failed(error, "cancelled" if cancelled else "failed")), seen)
 

@@ -15,6 +15,7 @@ from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import CancelRequest, RequestFailed
+from bus.streams import RESPONSES_GROUP
 from web.app import IngressActor
 from web.errors import ApiError
 from web.shapes.response_events import ResponseEvents, new_response
@@ -168,6 +169,35 @@ async def test_a_refused_background_response_fails(client: openai.AsyncOpenAI) -
     response = await client.responses.create(model=MODEL.name, input="word " * 600, background=True)
     failed = await ended(client, response.id)
     assert (failed.status, failed.error.code) == ("failed", "invalid_prompt")
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["ours", "taken over"])
+async def test_a_background_response_that_is_asked_for_elsewhere(
+    served: Served, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """It does not fail: it is left to the ingress that has taken it over, or else asked for again."""
+    monkeypatch.setattr("web.background.ELSEWHERE_S", 0.05)
+    served.backend.answers = False
+    made = await client.responses.create(model=MODEL.name, input="x", background=True)
+    (first,) = await served.backend.requested(1)
+    bus, stream, name = served.backend.bus, served.actor.names.responses, served.actor.name
+    assert served.actor.context is not None
+    running = served.actor._background._running
+    if taken:
+        await bus.acquire_lease("ingress", "other", {}, ttl_s=60)
+        await bus.claim(stream, RESPONSES_GROUP, "other", name)
+    elsewhere = RequestFailed(
+        request_id=first.request_id, status=503, error_type="", message="elsewhere", attempt=first.attempt
+    )
+    await served.backend.send(first.ingress, elsewhere)
+    if taken:
+        await until(lambda: not running)
+        assert (await bus.consumers(stream, RESPONSES_GROUP))["other"] == 1
+        assert (await client.responses.retrieve(made.id)).status in ("queued", "in_progress")
+    else:
+        _, second = await served.backend.requested(2)
+        await served.backend._answer(second)
+        assert (await ended(client, made.id)).output_text == TEXT
 
 
 async def test_a_background_response_outlives_its_ingress() -> None:

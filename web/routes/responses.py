@@ -21,7 +21,7 @@ from web.answer_schemas import OBJECT, TEXT, TIME, array, record
 from web.aside import aside
 from web.asked import Asked
 from web.context import API_KEY, CONTEXT, Context
-from web.errors import ApiError, bad_field, not_supported
+from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from web.files.store import page
 from web.limits import LONG_BODY_BYTES
 from web.responses import Piece, Record, num_bytes
@@ -108,7 +108,7 @@ async def computed(
     was ``seen`` of it (tokens, characters).
 
     Raises:
-        ApiError: it was refused, before there was any event, and its client waits for it.
+        ApiError: it was refused, before there was any event, and its client waits for it; or another attempt goes on.
     """
     response_id, arrived_s = events.response["id"], time.time()
     (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
@@ -129,7 +129,7 @@ async def computed(
                 told = b""
         told += chunks.last(call)
     except ApiError as error:
-        if not events.begun:
+        if not events.begun or (attempt and error.code == ASKED_ELSEWHERE):
             raise
         cancelled = attempt and await context.responses.is_cancelled(response_id)
         told = written(events.failed(error, "cancelled" if cancelled else "failed"))

@@ -12,7 +12,7 @@ from actors.bytecode import keep_bytecode
 from actors.commands import SETTINGS_EPILOG, Commands
 from actors.dead_letters_command import add_dead_letters
 from actors.executor.compile_command import add_compile
-from actors.executor.preload import preload
+from actors.executor.preload import preload_alone
 from actors.garbage import collect_seldom
 from actors.jobs.command import add_jobs
 from actors.settings import KINDS, SettingsError
@@ -129,7 +129,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _actor(arguments: argparse.Namespace) -> int:
     collect_seldom()
     if arguments.kind == "executor":
-        preload()
+        preload_alone()
     settings = load_settings(arguments)
     from actors.process import run_actor
 

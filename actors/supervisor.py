@@ -77,7 +77,8 @@ def plan_children(
             variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
             # -P and PYTHONPATH: our packages, whatever folders named `web` or `bus` the working directory holds.
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
-            command = (sys.executable, "-P", "-m", "actors.cli", "actor", kind, *own.to_args())
+            module = ("actors.executor",) if kind == "executor" else ("actors.cli", "actor", kind)
+            command = (sys.executable, "-P", "-m", *module, *own.to_args())
             plans.append(ChildPlan(kind, name, command, variables))
     return plans
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
-from actors.executor.preload import import_torch, preload
+from actors.executor.preload import import_torch, open_management, preload
 from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
@@ -157,6 +157,7 @@ class ExecutorActor(Actor):
 
     def _open_gpu(self, target: Target) -> None:
         open_first_gpu()
+        open_management()
         preload().triton.wait()
         read_compiler_version(target)
         tell_compilations(self._compiled)

@@ -1,5 +1,5 @@
 """torch, imported in less time: its libraries and Triton's are loaded by a thread while an executor still imports other
-things, and what of it is not needed is left out.
+things, and what of it is not needed is left out in a process that has no other use for it.
 
 Python holds its lock while it loads a library, a call of the C library does not. More than a gigabyte is mapped and set
 up in this way before an ``import`` asks for it.
@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -23,9 +24,14 @@ GLOBAL = "lib/libtorch_global_deps.so"
 TORCH = (GLOBAL, "lib/libtorch_cpu.so", "lib/libtorch_cuda.so")
 TRITON = ("_C/libtriton.so",)
 """What is not there is passed over."""
-UNUSED = ("_meta_registrations", "distributions")
+UNUSED = (
+    *("_meta_registrations", "distributions", "export", "masked", "nn.intrinsic", "nn.qat", "profiler", "quantization"),
+    "utils.data",
+)
 """Modules of torch that nobody here needs. The first says which shapes operations give, to compilers: a fifth of the
 import."""
+VERSIONS = ("2.11", "2.13")
+"""Those of torch that were seen to ask for none of these while it is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,20 @@ class Loading:
 
     torch: threading.Event = field(default_factory=threading.Event)
     triton: threading.Event = field(default_factory=threading.Event)
+
+
+_alone = False
+
+
+def preload_alone() -> None:
+    """Begin, in a process that is an executor's and nothing else.
+
+    Where other code runs, too, torch has to be whole: its modules import one another in circles, and some that come
+    later than usual (``torch.compile``, transformers' models) fail if others are missing.
+    """
+    global _alone
+    _alone = True
+    preload()
 
 
 @cache
@@ -69,19 +89,29 @@ def _load(package: str, names: tuple[str, ...]) -> None:
             load(os.fsencode(Path(folder, name)), os.RTLD_LAZY | scope)
 
 
+def open_management() -> None:
+    """Begin with the driver's management library, which torch asks how many GPUs there are: it takes a while."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
+
+
 def import_torch() -> None:
-    """Import torch without :data:`UNUSED`, which whoever asks for them imports later."""
+    """Import torch; without :data:`UNUSED`, which whoever asks for them imports later, after :func:`preload_alone`."""
     if "torch" in sys.modules:
         return
     preload().torch.wait()
-    unused = {f"torch.{name}": ModuleType(name) for name in UNUSED}
+    from importlib.metadata import version  # which takes a while to import, and is left to executors
+
+    known = _alone and ".".join(version("torch").split(".")[:2]) in VERSIONS
+    unused = {f"torch.{name}": ModuleType(name) for name in UNUSED if known}
     sys.modules.update(unused)
     try:
         torch = import_module("torch")
     finally:
         for name in unused:
             del sys.modules[name]
-    for name in UNUSED:
-        vars(torch).pop(name, None)
+    for name in unused:
+        parent, _, child = name.rpartition(".")
+        vars(sys.modules[parent]).pop(child, None)
     lazy: set[str] = getattr(torch, "_lazy_modules", set())  # what torch imports once somebody asks for it
-    lazy.update(UNUSED)
+    lazy.update(name.removeprefix("torch.") for name in unused if name.count(".") == 1)

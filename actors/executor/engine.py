@@ -163,7 +163,9 @@ class Engine:
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
-            self._pool = ReadbackPool(settings.max_num_seqs, settings.pipeline_depth + 2)
+            stream = torch.cuda.current_stream()
+            self._pool = ReadbackPool(settings.max_num_seqs, self._loaded.runner.uploader.num_buffers, stream)
+            self._loaded.runner.uploader.trust_limit()
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
@@ -207,8 +209,11 @@ class Engine:
                 self._step_on_cpu(queued)
             else:
                 readback = self._pool.take()
-                with self._captures_paused():
+                if self._graphs is None or self._graphs.resting:
                     self._launch(queued, readback)
+                else:
+                    with self._graphs.paused():
+                        self._launch(queued, readback)
 
     def _next_plan(self) -> Queued | None:
         """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
@@ -258,7 +263,7 @@ class Engine:
         copied = self._copy(queued)
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
-        readback.started.record()
+        readback.begin()
         sampled = self._loaded.runner.run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
         if len(work.constrained):

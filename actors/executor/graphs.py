@@ -52,6 +52,8 @@ class Graphs:
         self._closed = False
         self._undisturbed = threading.Event()
         self._undisturbed.set()
+        self.resting = False
+        """Nothing is being captured. Any thread."""
         self._pool: Any = None
 
     def bucket(self, work: StepWork) -> Bucket | None:
@@ -105,7 +107,9 @@ class Graphs:
             _set_up_library(runner)
         while not self._closed:
             try:
-                bucket = self._missed.get(block=not self._later)
+                self.resting = not self._later
+                bucket = self._missed.get(block=self.resting)
+                self.resting = False
             except queue.Empty:
                 bucket = self._later.popleft()
             if bucket is not None and bucket not in self._captured:

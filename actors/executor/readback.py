@@ -26,22 +26,33 @@ class Origin:
 class Readback:
     """A pinned buffer for one step's tokens, with events before its work and behind its copy. CUDA only."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, stream: torch.cuda.Stream) -> None:
         self._tensor = torch.zeros(max_num_seqs, dtype=torch.int32, pin_memory=True)
         self._array: Int32Array = self._tensor.numpy()
+        self._parts: dict[int, torch.Tensor] = {}
+        """The first so many tokens, of sizes met before."""
+        self._stream = stream  # named for each event: torch takes longer to find out which one is current
         self._count = 0
         self.scores: Scores | None = None
         """Log probabilities that come with the tokens, if any row asked for them."""
         self.started = new_event(timing=True)
         self.done = new_event(timing=True)
 
+    def begin(self) -> None:
+        """Queue the event before the step's work. Device thread."""
+        self.started.record(self._stream)
+
     def fetch(self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None) -> None:
-        """Queue the copy of the first ``count`` tokens and of ``scores``, and the event behind it. Device thread."""
+        """Queue the copy of ``sampled``, the first ``count`` of which are the step's tokens, and of ``scores``, and the
+        event behind it. Device thread."""
         self.scores = None if scores is None else scores.to_pinned()
         self._count = count if sampled is not None else 0
         if sampled is not None and count:
-            self._tensor[:count].copy_(sampled[:count], non_blocking=True)
-        self.done.record()
+            size = len(sampled)
+            if (part := self._parts.get(size)) is None:
+                part = self._parts[size] = self._tensor[:size]
+            part.copy_(sampled, non_blocking=True)
+        self.done.record(self._stream)
 
     def span(self, origin: Origin) -> tuple[float, float]:
         """When the step began and ended on the device, by the wall clock."""
@@ -57,11 +68,11 @@ class Readback:
 class ReadbackPool:
     """The buffers of the steps in flight; :meth:`take` waits while all are in use, which bounds how many there are."""
 
-    def __init__(self, max_num_seqs: int, size: int) -> None:
+    def __init__(self, max_num_seqs: int, size: int, stream: torch.cuda.Stream) -> None:
         self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
         self._size = size
         for _ in range(size):
-            self._free.put(Readback(max_num_seqs))
+            self._free.put(Readback(max_num_seqs, stream))
 
     @property
     def is_full(self) -> bool:

@@ -8,7 +8,7 @@ buffers, so that the copy of one step may still be under way while the next is p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from kernels.attention_spans import MERGE_FIELDS, SPAN_FIELDS, QuerySpans
 
 SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, SAMPLE_LENS, POSITIONS, INDEXES = range(9)
 NUM_ROWS = 9
+COPY_INTS = 1024
+"""Copies to the device are multiples of it."""
 
 
 @dataclass(slots=True)
@@ -45,9 +47,12 @@ class Header:
 
 @dataclass(slots=True)
 class _HostBuffer:
+    """``copied``: when it may be packed anew, unless that is known. ``copies``: where to and from, by size."""
+
     tensor: torch.Tensor
     array: Int32Array
     copied: torch.cuda.Event | None
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 class Uploader:
@@ -88,9 +93,21 @@ class Uploader:
         spans = self._target[self._spans_begin : spans_end].view(-1, SPAN_FIELDS)
         self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)))
 
+    @property
+    def num_buffers(self) -> int:
+        """How many steps can be under way without one waiting for another's buffer."""
+        return len(self._ring)
+
     def _host_buffer(self) -> _HostBuffer:
         tensor = torch.zeros(self._capacity, dtype=torch.int32, pin_memory=self._cuda)
         return _HostBuffer(tensor, tensor.numpy(), new_event() if self._cuda else None)
+
+    def trust_limit(self) -> None:
+        """From now on no more steps are in flight than there are buffers: none has to be waited for."""
+        for buffer in self._ring:
+            if buffer.copied is not None:
+                buffer.copied.synchronize()
+            buffer.copied = None
 
     def send(self, work: StepWork, bucket: Bucket | None, cut: QuerySpans | None = None) -> dict[str, torch.Tensor]:
         """Send header and deltas of ``work``, whose prompts are ``cut``; rows from R up to those of ``bucket`` are rows
@@ -104,7 +121,7 @@ class Uploader:
             buffer.copied.synchronize()
         rows = buffer.array[: self._row_ints].reshape(NUM_ROWS, self._width)
         _pack_rows(rows, work)
-        if bucket is not None:
+        if bucket is not None and bucket.rows > len(work.positions):
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
         num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
         header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._row_ints
@@ -116,12 +133,21 @@ class Uploader:
         else:
             used = header_ints
         if self._cuda:
-            self._target[:used].copy_(buffer.tensor[:used], non_blocking=True)
-            assert buffer.copied is not None
-            buffer.copied.record()
+            self._copy(buffer, used)
         if fits:
             return {name: self._target[start:end] for name, (start, end) in offsets.items()}
         return self._send_apart(work.deltas, tail_ints)
+
+    def _copy(self, buffer: _HostBuffer, used: int) -> None:
+        """Copy the first ``used`` ints to the device, or a few more: so there are few sizes, and views of each are kept
+        (to make one takes as long as to begin the copy)."""
+        size = min(-(-used // COPY_INTS) * COPY_INTS, self._capacity)
+        if (copy := buffer.copies.get(size)) is None:
+            copy = buffer.copies[size] = self._target[:size], buffer.tensor[:size]
+        target, source = copy
+        target.copy_(source, non_blocking=True)
+        if buffer.copied is not None:
+            buffer.copied.record()
 
     def _send_apart(self, deltas: dict[str, Int32Array], tail_ints: int) -> dict[str, torch.Tensor]:
         """A tail too large for the ring: a buffer made for it, which torch keeps until the copy is done."""

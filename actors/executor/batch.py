@@ -213,25 +213,25 @@ class PersistentBatch:
         if not only_decodes:
             np.cumsum(scheduled, out=query_start[1:])
         self.num_computed[slots] = ends
-        sampled, sample_slots, context_lens, last_tokens = rows, slots, ends, query_start[1:]
+        sampled, sample_slots, context_lens, hidden_index = rows, slots, ends, query_start[:-1]
         if not only_decodes:
             (finished,) = (ends == known).nonzero()
-            sampled, sample_slots = rows.take(finished, axis=1), slots[finished]
-            context_lens, last_tokens = ends[finished], last_tokens[finished]
+            sampled, sample_slots, context_lens = rows.take(finished, axis=1), slots[finished], ends[finished]
+            hidden_index = query_start[1:][finished] - ONE
         totals = context_lens + ONE
         self.num_tokens[sample_slots] = totals
         indexes = context_lens - sampled[PROMPT]
         work = StepWork(
             num_decodes=plan.num_decodes if self._decodes_apart else 0,
             num_tokens=int(query_start[-1]),
-            max_query_len=int(scheduled.max(initial=0)),
+            max_query_len=min(1, num_rows) if only_decodes else int(scheduled.max()),
             max_context_len=int(ends.max(initial=0)),
             slots=slots,
             starts=starts,
             query_start=query_start,
             positions=np.where(context_lens < self.limits.max_model_len, context_lens, NOWHERE),
             indexes=indexes,
-            hidden_index=last_tokens - ONE,
+            hidden_index=hidden_index,
             context_lens=context_lens,
             sample_slots=sample_slots,
             sequence_ids=sampled[ID],

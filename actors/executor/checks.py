@@ -133,12 +133,14 @@ def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> 
     """Rows name distinct, occupied slots, the decodes are among them, and all keep the token budget."""
     _same_length("slots", plan.slots, "num_scheduled", plan.num_scheduled)
     occupied_slots("slots", plan.slots, sequence_ids)
-    total = int(plan.num_scheduled.sum(dtype=np.int64))
+    num_rows = total = len(plan.slots)
+    if np.count_nonzero(plan.num_scheduled == 1) < num_rows:
+        total = int(plan.num_scheduled.sum(dtype=np.int64))
+        least = int(plan.num_scheduled.min())
+        if least < 1:
+            raise PlanError(f"num_scheduled is {least} for slot {int(plan.slots[plan.num_scheduled.argmin()])}")
     if total > limits.max_num_batched_tokens:
         raise PlanError(f"{total} tokens are scheduled, the budget is {limits.max_num_batched_tokens}")
-    least = int(plan.num_scheduled.min(initial=1))
-    if least < 1:
-        raise PlanError(f"num_scheduled is {least} for slot {int(plan.slots[plan.num_scheduled.argmin()])}")
     if not 0 <= plan.num_decodes <= len(plan.slots):
         raise PlanError(f"num_decodes is {plan.num_decodes} in a plan of {len(plan.slots)} rows")
 

@@ -28,9 +28,10 @@ COPY_INTS = 1024
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts,
-    ``decode_lens`` is for those of them that are padded to a bucket. All others have room for every slot: four are by
-    row of the pass (use the first R), five by sampled token (the first N): ``sample_lens`` are context lengths."""
+    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts, and so are
+    ``hidden_index`` and ``sample_lens`` (context lengths); ``decode_lens`` is for those of them that are padded to a
+    bucket. All but the first two have room for every slot: four are by row of the pass (use the first R), five by
+    sampled token (the first N)."""
 
     merges: torch.Tensor
     spans: torch.Tensor
@@ -174,13 +175,15 @@ def _pack_rows(rows: Int32Array, work: StepWork) -> None:
     rows[SLOTS, :num_rows] = work.slots
     rows[STARTS, :num_rows] = work.starts
     rows[QUERY_START, : num_rows + 1] = work.query_start
-    rows[DECODE_LENS, :num_decodes] = work.starts[:num_decodes] + 1
-    rows[DECODE_LENS, num_decodes:num_rows] = 0
     rows[SAMPLE_SLOTS, :num_sampled] = work.sample_slots
-    rows[HIDDEN_INDEX, :num_sampled] = work.hidden_index
-    rows[SAMPLE_LENS, :num_sampled] = work.context_lens
     rows[POSITIONS, :num_sampled] = work.positions
     rows[INDEXES, :num_sampled] = work.indexes
+    if work.decode_only:
+        return  # the others are for steps with prompts
+    rows[DECODE_LENS, :num_decodes] = work.starts[:num_decodes] + 1
+    rows[DECODE_LENS, num_decodes:num_rows] = 0
+    rows[HIDDEN_INDEX, :num_sampled] = work.hidden_index
+    rows[SAMPLE_LENS, :num_sampled] = work.context_lens
 
 
 def _pad_rows(rows: Int32Array, work: StepWork, padded_rows: int, dummy_slot: int) -> None:

@@ -166,14 +166,7 @@ class SchedulerActor(Actor):
             taken_s = steady_time_s()
             while self._inbox:
                 self._take(self._inbox.popleft())
-            planned_s = steady_time_s()
-            looked_at = self._observers.is_looked_at(planned_s)
-            for output in self.core.plan(planned_s):
-                self._send(output)
-                if looked_at:
-                    self._observers.decided(output, planned_s)
-            self._observers.answer(planned_s)
-            self._note_work(taken_s, planned_s, steady_time_s())
+            await self._plan(self._note_work("land", taken_s))
 
     async def drain(self) -> None:
         """Send what is queued, ack what was taken in, trim."""
@@ -193,12 +186,27 @@ class SchedulerActor(Actor):
         if self._spans is not None:
             self._spans.write()
 
-    def _note_work(self, taken_s: float, planned_s: float, sent_s: float) -> None:
-        """One turn of the loop: took in, planned and handed to the outbox."""
-        self._meters.busy.inc(sent_s - taken_s)
+    async def _plan(self, now_s: float) -> None:
+        """Plan, and hand to the outbox, which sends the first plan of a replica while those behind it are made."""
+        looked_at, began_s = self._observers.is_looked_at(now_s), now_s
+        for part in self.core.plan_in_turns(now_s):
+            for output in part:
+                self._send(output)
+                if looked_at:
+                    self._observers.decided(output, now_s)
+            began_s = self._note_work("plan", began_s)
+            if part:
+                await asyncio.sleep(0)
+                began_s = steady_time_s()
+        self._observers.answer(now_s)
+
+    def _note_work(self, what: str, began_s: float) -> float:
+        """A part of the loop's work is done; returns the time."""
+        ended_s = steady_time_s()
+        self._meters.busy.inc(ended_s - began_s)
         if self._spans is not None:
-            self._spans.add("land", 0, taken_s, planned_s)
-            self._spans.add("plan", 0, planned_s, sent_s)
+            self._spans.add(what, 0, began_s, ended_s)
+        return ended_s
 
     def bus_restarted(self) -> None:
         """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""

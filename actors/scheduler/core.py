@@ -8,7 +8,7 @@ their clients still have to get with :class:`Delivery`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
@@ -136,10 +136,19 @@ class Core:
         """Everything to be sent now, in this order: the answers to what was taken in, then the plans for every replica
         whose pipeline has room, each after the SequenceStarted of the sequences that enter with it, then what has ended
         and is told again."""
+        return [output for part in self.plan_in_turns(now_s) for output in part]
+
+    def plan_in_turns(self, now_s: float) -> Iterator[list[Output]]:
+        """The same in parts with at most one plan for each replica, so that the first can be on its way while the ones
+        behind it are made. Inputs have to wait until the last part was asked for."""
         for request_id in self.delivery.expired(now_s):
             self.lifecycle.abort(request_id)
-        self.planner.plan(now_s)
+        for _ in self.planner.plan(now_s):
+            yield self._take_out()
         self.delivery.announce_ended()
+        yield self._take_out()
+
+    def _take_out(self) -> list[Output]:
         out = self._out.copy()
         self._out.clear()
         return out

@@ -104,8 +104,9 @@ class Planner:
             sequence.swapped.replica.tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
-    def plan(self, now_s: float) -> None:
-        """Give slots to waiting sequences, and plans to every replica whose pipeline has room."""
+    def plan(self, now_s: float) -> Iterator[None]:
+        """Give slots to waiting sequences, and plans to every replica whose pipeline has room: one each, then, as often
+        as this is asked for the next, one more each."""
         self._promote(now_s)
         progress = True
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
@@ -113,6 +114,7 @@ class Planner:
             progress = False
             for replica in self.fleet.take_due():
                 progress |= self._plan(replica, now_s)
+            yield
 
     def _plan(self, replica: Replica, now_s: float) -> bool:
         """The next step of a replica; False if it has nothing to do."""

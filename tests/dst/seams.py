@@ -48,10 +48,10 @@ load_decoder = cache(actors.detokenizer.actor.load_decoder)
 class CheckedCore(Core):
     """Its integrity is checked after every plan."""
 
-    def plan(self, now_s: float) -> Any:
-        outputs = super().plan(now_s)
-        self.check_integrity()
-        return outputs
+    def plan_in_turns(self, now_s: float) -> Any:
+        for part in super().plan_in_turns(now_s):
+            self.check_integrity()
+            yield part
 
 
 class WallClock:

@@ -35,9 +35,9 @@ class Cors:
         for would be done: browsers send forms and plain text without asking first, and say from where."""
         if request.method in HARMLESS or "*" in self._origins:
             return False
-        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin", "")
         if site is None:  # no browser, or one that is not sure whom it speaks to: plain HTTP to another machine
-            from_here = not is_page(origin) or origin == f"http://{request.headers.get('Host')}"
+            from_here = not is_page(origin) or origin.partition("://")[2] == request.headers.get("Host")
         else:
             from_here = site in ("none", "same-origin")
         return not from_here and origin not in self._origins
@@ -55,6 +55,6 @@ class Cors:
             response.headers["Access-Control-Expose-Headers"] = EXPOSED
 
 
-def is_page(origin: str | None) -> bool:
+def is_page(origin: str) -> bool:
     """Whether this is the origin of a page, or of one that hides it. Programs made of pages have other schemes."""
-    return origin is not None and origin.startswith(("http://", "https://", "null"))
+    return origin.startswith(("http://", "https://", "null"))

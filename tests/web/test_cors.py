@@ -75,7 +75,8 @@ async def test_what_other_pages_send_without_asking(serve, http, site, origin, s
 @pytest.mark.parametrize(
     ("origin", "status"),
     [("https://evil.example", 403), ("http://127.0.0.1:1", 403), ("null", 403), (ORIGIN, 200), (None, 200),
-     ("http://{host}", 200), ("vscode-webview://0a1b", 200)],
+     ("http://{host}", 200), ("https://{host}", 200), ("http://{host}.evil.example", 403),
+     ("vscode-webview://0a1b", 200)],
 )  # fmt: skip
 async def test_browsers_that_only_tell_the_origin(serve, http, origin, status):
     """To other machines over plain HTTP they do not say whether a page is the server's own: its origin does."""

@@ -102,8 +102,10 @@ class Kept:
         gone = self._drop(owner, self._bytes[owner] + more - self.limit(owner))
         if self._bytes[owner] + more > self.limit(owner):
             return gone
-        for largest, _ in self._bytes.most_common():
-            gone += self._drop(largest, self._bytes.total() + more - self.max_bytes)
+        excess = self._bytes.total() + more - self.max_bytes
+        for largest, before in self._bytes.most_common() if excess > 0 else ():
+            gone += self._drop(largest, excess)
+            excess -= before - self._bytes[largest]
         return gone
 
     def _drop(self, owner: str, excess: int) -> list[tuple[str, int]]:

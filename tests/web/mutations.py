@@ -24,6 +24,9 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
                                            {"role": "user", "content": "hi", "name": "x"}],
                               "top_logprobs": 3, "logprobs": True, "chat_template_kwargs": {"a": {"b": [1]}},
                               "metadata": {"a": "b"}, "user": "u", "max_completion_tokens": 4}),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "", "tool_calls": [
+                                  {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+                                           {"role": "tool", "tool_call_id": "c", "content": "1"}]}),
     ("/v1/responses", {"input": "hi", "instructions": "be", "max_output_tokens": 5, "previous_response_id": RESPONSE,
                        "metadata": {"a": "b"}, "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
@@ -71,6 +74,7 @@ MARK = "@deep@"
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 64, 65, 1e308, -1e308, 5e-324, 0.5, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400),
     *(float("nan"), float("inf"), "", "x", "\0", "\ud800", "é" * 300, "x" * 5000, "[1]", "\n\x1b[31m", MARK),
+    *('{"a":' * 300 + "1" + "}" * 300, "[" * 1000 + "]" * 1000, '{"a": 1', "{}"),
     *([], [[]], [None], [0] * 5000, ["x"] * 2000, [-1], [999], [1000], [2**70], {}, {"": {}}, {"type": "text"}),
     *(
         {"role": "user"},

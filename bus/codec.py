@@ -27,6 +27,7 @@ import orjson
 
 from bus.contract import CodecError
 from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message
+from bus.messages.field_types import no_ints
 
 VERSION = 1
 HEADER = b"h"
@@ -222,7 +223,8 @@ class _Layout:
     defaults: tuple[Any, ...]
     get: Callable[[Any], tuple[Any, ...]]
     required: tuple[str, ...]
-    arrays: tuple[tuple[str, bytes, bool], ...]
+    arrays: Mapping[bytes, str]
+    """Field names by their keys in a frame. All have a default: an empty array is not sent."""
 
     def encode_header(self, message: Any) -> dict[str, Any]:
         header = {}
@@ -263,7 +265,7 @@ def _layout_of(cls: type) -> _Layout:
         defaults=tuple(map(_default_of, scalars)),
         get=_getter([item.name for item in scalars]),
         required=tuple(item.name for item in scalars if _default_of(item) is MISSING),
-        arrays=tuple((item.name, item.name.encode(), _default_of(item) is MISSING) for item in arrays),
+        arrays={item.name.encode(): item.name for item in arrays},
     )
     _layouts[cls] = layout
     return layout
@@ -303,8 +305,11 @@ def encode(message: Message) -> Frame:
         frame = {HEADER: orjson.dumps(header, _encode_nested, _ENCODE_OPTIONS)}
     except (TypeError, RecursionError) as error:
         raise CodecError(f"{cls.__name__} cannot be encoded: {error}") from error
-    for name, key, _ in layout.arrays:
+    nothing = no_ints()
+    for key, name in layout.arrays.items():
         array = getattr(message, name)
+        if array is nothing:
+            continue
         if not isinstance(array, np.ndarray) or array.dtype != _INT32 or array.ndim != 1:
             got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise CodecError(f"{cls.__name__}.{name}: expected a one-dimensional int32 array, got {got}")
@@ -331,12 +336,9 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
     name = ""
     try:
         values = layout.decode_header(header)
-        for name, key, required in layout.arrays:
-            raw = frame.get(key)
-            if raw is not None:
+        for key, raw in frame.items():
+            if (name := layout.arrays.get(key, "")) != "":
                 values[name] = _decode_array(raw)
-            elif required:
-                raise _Mismatch("is missing").under(name)
     except _Mismatch as mismatch:
         path = mismatch.path or name
         raise CodecError(f"{layout.cls.__name__}.{path:.200}: {mismatch}") from None

@@ -43,6 +43,8 @@ class ApiKey:
         return hmac.new(self.digest, (cache_salt or "").encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
+API_KEY = web.RequestKey("api_key", ApiKey)
+"""Of a request that may go on."""
 ANYBODY = ApiKey("", b"", operator=True)
 """Stands for the client where no key is needed."""
 

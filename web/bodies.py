@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from web.aside import aside
+from web.auth import API_KEY
 from web.errors import ApiError, overloaded
 from web.limits import BODY_TIMEOUT_S, BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
 from web.schemas import parse_json
@@ -21,7 +23,8 @@ class Bodies:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.num_bytes = 0
+        self.num_bytes: Counter[str] = Counter()
+        """By the name of the key."""
 
     async def read_as(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """What ``parse`` makes of the object in a body.
@@ -43,22 +46,25 @@ class Bodies:
             raise ApiError(415, text, code="unsupported_encoding")
         if (request.content_length or 0) > self.max_bytes:
             raise self._too_large()
-        body = bytearray()
+        body, key = bytearray(), request[API_KEY].name
+        most = MAX_BODIES_BYTES // 2 if key else MAX_BODIES_BYTES  # the other half is for others
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for chunk in request.content.iter_any():
-                    self.num_bytes += len(chunk)
+                    self.num_bytes[key] += len(chunk)
                     body += chunk
                     if len(body) > self.max_bytes:
                         raise self._too_large()
-                    if self.num_bytes > MAX_BODIES_BYTES:
-                        raise overloaded("bytes of request bodies", MAX_BODIES_BYTES, 1)
+                    if self.num_bytes[key] > most or self.num_bytes.total() > MAX_BODIES_BYTES:
+                        raise overloaded("bytes of request bodies", most, 1)
         except web.RequestPayloadError:
             raise ApiError(400, "The body is not encoded as its headers say.", code="invalid_http") from None
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="body_timeout") from None
         finally:
-            self.num_bytes -= len(body)
+            self.num_bytes[key] -= len(body)
+            if not self.num_bytes[key]:
+                del self.num_bytes[key]
         most = self.max_bytes // BYTES_PER_BRACKET
         if len(body) > most and body.count(b"[") + body.count(b"{") > most:
             raise ApiError(400, f"The body may have at most {most} arrays and objects.", code="invalid_json")

@@ -14,7 +14,7 @@ from actors.settings import Settings
 from bus.messages import BatchQueued
 from bus.streams import address_of
 from web.admission import Admission
-from web.auth import ApiKey, KeyRing
+from web.auth import KeyRing
 from web.bodies import Bodies
 from web.cors import Cors
 from web.errors import unavailable
@@ -86,7 +86,6 @@ class Context:
 
 
 CONTEXT = web.AppKey("context", Context)
-API_KEY = web.RequestKey("api_key", ApiKey)
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from actors.actor import describe
 from bus.contract import BusUnavailable
-from web.auth import forbidden, may_call, unauthorized
-from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from web.auth import API_KEY, forbidden, may_call, unauthorized
+from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from web.errors import ApiError, from_http, internal, unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

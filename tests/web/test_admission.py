@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from fake_backend import Delta, batch
+from fake_backend import Delta, batch, until
 
 from web.admission import MAX_RETRY_AFTER_S, Admission, Load, cost_of
 from web.auth import ANYBODY, ApiKey
@@ -255,6 +255,28 @@ async def test_bodies_together(serve, http, monkeypatch):
         assert response.status == 429
     for _ in range(3):
         assert (await post(http, served, {"prompt": "x" * 500}))[0] == 200
+
+
+async def test_bodies_of_a_key(serve, http, monkeypatch):
+    """One key has half the room for bodies that are being read: slow ones of its own do not keep others out."""
+    monkeypatch.setattr("web.bodies.MAX_BODIES_BYTES", 1000)
+    served, gate = await serve(api_key=("one", "two")), asyncio.Event()
+    one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+
+    async def slow():
+        yield b'{"prompt": "' + b"x" * 388
+        await gate.wait()
+        yield b'"}'
+
+    slowly = asyncio.create_task(http.post(served.url + "/v1/completions", data=slow(), headers=one))
+    await until(lambda: served.actor.context.bodies.num_bytes["key 0"] == 400)
+    assert (await post(http, served, {"prompt": "x" * 200}, **one))[0] == 429
+    assert (await post(http, served, {"prompt": "x" * 200}, **two))[0] == 200
+    gate.set()
+    async with await slowly as response:
+        assert response.status == 200
+    assert (await post(http, served, {"prompt": "x" * 200}, **one))[0] == 200
+    assert not served.actor.context.bodies.num_bytes
 
 
 async def test_deadline_of_a_queued_request(serve, http):

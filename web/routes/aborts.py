@@ -7,7 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from web.answer_schemas import COUNT, record
-from web.context import API_KEY, CONTEXT
+from web.auth import API_KEY
+from web.context import CONTEXT
 from web.errors import bad_field
 from web.fields import Fields
 from web.limits import MAX_ABORTS, MAX_NAME_CHARS

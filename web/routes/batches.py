@@ -12,7 +12,8 @@ from aiohttp import web
 
 from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
-from web.context import API_KEY, CONTEXT
+from web.auth import API_KEY
+from web.context import CONTEXT
 from web.errors import ApiError, bad_field, overloaded
 from web.fields import Fields
 from web.files.store import OVER, Record, Store, new_id, page, shown

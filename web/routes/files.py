@@ -12,7 +12,8 @@ from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, Bod
 from aiohttp.http_exceptions import HttpProcessingError
 
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
-from web.context import API_KEY, CONTEXT, Context
+from web.auth import API_KEY
+from web.context import CONTEXT, Context
 from web.errors import ApiError, as_unicode, bad_field
 from web.files.store import UPLOAD_TIMEOUT_S, Full, Record, Store, page, shown
 from web.limits import MAX_NAME_CHARS

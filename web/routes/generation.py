@@ -17,8 +17,9 @@ from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from web.aside import aside
 from web.asked import Asked
+from web.auth import API_KEY
 from web.calls import Call, Choice
-from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
 from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel

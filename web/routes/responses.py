@@ -20,7 +20,8 @@ from web.admission import of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record
 from web.aside import aside
 from web.asked import Asked
-from web.context import API_KEY, CONTEXT, Context
+from web.auth import API_KEY
+from web.context import CONTEXT, Context
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from web.files.store import page
 from web.limits import LONG_BODY_BYTES

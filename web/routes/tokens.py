@@ -13,7 +13,8 @@ from aiohttp import web
 from bus.messages import SamplingParams
 from web.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
 from web.asked import Asked, Prompt, StreamOptions
-from web.context import API_KEY, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
+from web.auth import API_KEY
+from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
 from web.errors import ApiError, bad_field
 from web.fields import Fields
 from web.limits import INT32_MAX

@@ -134,7 +134,7 @@ async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     context = served.actor.context
     await until(lambda: not served.actor._runner.server.connections)
     assert (context.inbox.num_open, context.admission.total.requests, context.admission.total.tokens) == (0, 0, 0)
-    assert context.bodies.num_bytes == 0
+    assert not context.bodies.num_bytes
 
 
 def test_cases_can_be_made_again():

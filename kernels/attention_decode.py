@@ -1,17 +1,19 @@
 """Paged attention of rows with one query each: programs take the pieces a plan gives them, a second kernel merges.
 
-All query heads of a KV head are packed into one tile (at least 16 rows, as the tensor cores need). See
-:mod:`kernels.attention_plan` for who computes what.
+All query heads of a KV head are computed together. Keys and values are the left factors of both products, queries and
+weights the right ones: tensor cores take 16 rows of the left and 8 columns of the right, so few heads waste little.
+See :mod:`kernels.attention_plan` for who computes what.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from kernels.attention_plan import DecodePlan
-from kernels.float8 import float8_query, unpack_pairs
+from kernels.float8 import float8_query, has_instructions, unpack_pairs
 from kernels.merge_pieces import merge_pieces
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.target import target_of
@@ -40,19 +42,45 @@ def decode_config(
     kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False
 ) -> DecodeConfig:
     """The launch shape; element_size in bytes, of queries. As many programs as the device holds at once."""
-    padded = next_power_of_2(head_dim)
     if element_size > 2:
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
-    if padded > 128:
-        return DecodeConfig(tile=32, programs=max(1, 2 * processors // kv_heads), num_warps=4, num_stages=3)
-    return DecodeConfig(
-        tile=64, programs=max(1, 4 * processors // kv_heads), num_warps=4, num_stages=3 if float8 else 2
-    )
+    programs = (4 if next_power_of_2(head_dim) <= 128 else 2) * processors // kv_heads
+    return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
 
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:
     """(pieces per step, warps) of the merge: few rows have many pieces each, of many rows each has few."""
     return (64, 4) if plan.num_rows < 4 else (8, 1)
+
+
+@triton.jit
+def _tile_blocks(
+    table_ptr, tile, length, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, PART: tl.constexpr
+):  # fmt: skip
+    """The blocks of a tile's tokens, one for each PART of them (which never lie in two): block 0 past the row's end."""
+    blocks = ()
+    for part in tl.static_range(TILE // PART):
+        place = tile * TILE + part * PART
+        block = tl.load(table_ptr + place // BLOCK_SIZE, mask=place < length, other=0)
+        blocks = blocks + (block,)  # noqa: RUF005 - Triton unpacks no tuples
+    return blocks
+
+
+@triton.jit
+def _part_offsets(
+    blocks, tile, stride_block, STRIDE_TOKEN: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """For each token of a tile, where the first token of its part lies in the cache [TILE]: a number per part, and no
+    arithmetic per token."""
+    part_of = tl.arange(0, TILE) // PART
+    offsets = tl.zeros([TILE], tl.int64)
+    for part in tl.static_range(TILE // PART):
+        offset = tl.maximum(blocks[part], 0).to(tl.int64) * stride_block
+        if BLOCK_SIZE > PART:
+            offset += (tile * TILE + part * PART) % BLOCK_SIZE * STRIDE_TOKEN
+        offsets = tl.where(part_of == part, offset, offsets)
+    return offsets
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -72,18 +100,21 @@ def _decode_kernel(
     stride_qt,
     stride_qh,
     stride_block,
-    stride_token,
-    stride_head,
     stride_ot,
     stride_oh,
     stride_table,
+    STRIDE_TOKEN: tl.constexpr,  # known when compiling, a tile's addresses are a few registers and constants
+    STRIDE_HEAD: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    PART: tl.constexpr,  # tokens that never lie in two blocks
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr,
     SETTLED: tl.constexpr,  # the plan may be read before waiting
     PDL: tl.constexpr,
 ):
@@ -91,26 +122,32 @@ def _decode_kernel(
     # loads do for 16 bits only. Even and odd columns of the result are then summed up apart.
     PAIRS: tl.constexpr = scales_ptr is not None
     STEP: tl.constexpr = 2 if PAIRS else 1
+    COLUMNS: tl.constexpr = BLOCK_DIM // STEP
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
     num_heads = tl.num_programs(0) * GROUP
     if PDL and not SETTLED:
         gdc_wait()
     member = tl.arange(0, BLOCK_HEADS)
-    dim = tl.arange(0, BLOCK_DIM)
     head = kv_head * GROUP + member
-    mask_heads = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    k_base = k_ptr + kv_head * stride_head + dim[None, :]
-    column = tl.arange(0, BLOCK_DIM // STEP)
+    dim = tl.arange(0, BLOCK_DIM)
+    column = tl.arange(0, COLUMNS)
+    token = tl.arange(0, TILE)
+    mask_dim = dim < HEAD_DIM
+    mask_columns = column < HEAD_DIM // STEP
+    mask_member = (member < GROUP)[None, :]
+    mask_out = mask_member & mask_columns[:, None]
+    k_head_ptr = k_ptr + kv_head * STRIDE_HEAD
+    k_inside = (token % PART)[:, None] * STRIDE_TOKEN + dim[None, :]
     v_scale = 1.0
     if PAIRS:
         scale_log2 *= tl.load(scales_ptr + kv_head)
         v_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
-        v_base = v_ptr.to(tl.pointer_type(tl.int16)) + kv_head * (stride_head // 2) + column[None, :]
+        v_ptr_pairs = v_ptr.to(tl.pointer_type(tl.int16))
     else:
-        v_base = v_ptr + kv_head * stride_head + column[None, :]
-    mask_columns = column < HEAD_DIM // STEP
-    mask_out = (member < GROUP)[:, None] & mask_columns[None, :]
+        v_ptr_pairs = v_ptr
+    v_head_ptr = v_ptr_pairs + kv_head * (STRIDE_HEAD // STEP)
+    v_inside = (token % PART)[None, :] * (STRIDE_TOKEN // STEP) + column[:, None]
     item = tl.load(program_items_ptr + program)
     end_item = tl.load(program_items_ptr + program + 1)
     fields = items_ptr + item * 8
@@ -121,9 +158,8 @@ def _decode_kernel(
     tile_begin = tl.load(fields + 3, mask=live, other=0)
     tile_end = tl.load(fields + 4, mask=live, other=0)
     divided = tl.load(fields + 5, mask=live, other=0)
-    table = tables_ptr + slot * stride_table
-    place = tile_begin * TILE + tl.arange(0, TILE)
-    next_block = tl.load(table + place // BLOCK_SIZE, mask=place < length, other=0)
+    table_ptr = tables_ptr + slot * stride_table
+    blocks = _tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
     if PDL:
         gdc_launch_dependents()
         if SETTLED:
@@ -138,51 +174,48 @@ def _decode_kernel(
         next_begin = tl.load(fields + 3, mask=live, other=0)
         next_end = tl.load(fields + 4, mask=live, other=0)
         next_divided = tl.load(fields + 5, mask=live, other=0)
-        first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
-        q = tl.load(q_ptr + row * stride_qt + head[:, None] * stride_qh + dim[None, :], mask=mask_heads, other=0.0)
+        q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
+        q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
         if PAIRS:
             q = float8_query(q)
         highest = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_HEADS], tl.float32)
-        acc = tl.zeros([BLOCK_HEADS, BLOCK_DIM // STEP], tl.float32)
-        acc_odd = tl.zeros([BLOCK_HEADS, BLOCK_DIM // STEP], tl.float32)
+        acc = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
+        acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         for tile in tl.range(tile_begin, tile_end):
-            place = tile * TILE + tl.arange(0, TILE)
-            seen = (place < length) & (place >= first)
-            block = tl.maximum(next_block, 0).to(tl.int64)[:, None]
-            after = place + TILE
-            next_block = tl.load(table + after // BLOCK_SIZE, mask=after < length, other=0)
-            offset = (place % BLOCK_SIZE)[:, None]
-            mask = seen[:, None] & (dim < HEAD_DIM)[None, :]
-            where = block * stride_block + offset * stride_token
-            k = tl.load(k_base + where, mask=mask, other=0.0)
-            where = block * (stride_block // STEP) + offset * (stride_token // STEP)
-            v = tl.load(v_base + where, mask=seen[:, None] & mask_columns[None, :], other=0)
-            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
-            weights = tl.exp2(scores * scale_log2 - new_highest[:, None])
+            place = tile * TILE + token
+            seen = place < length
+            if WINDOWED:
+                seen &= place >= length - window
+            offsets = _part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
+            blocks = _tile_blocks(table_ptr, tile + 1, length, TILE, BLOCK_SIZE, PART)
+            k = tl.load((k_head_ptr + offsets[:, None]) + k_inside, mask=seen[:, None] & mask_dim[None, :], other=0.0)
+            v = (v_head_ptr + offsets[None, :] // STEP) + v_inside
+            v = tl.load(v, mask=seen[None, :] & mask_columns[:, None], other=0)
+            scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION)
+            scores = tl.where(seen[:, None], scores, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(scores, axis=0) * scale_log2)
+            weights = tl.exp2(scores * scale_log2 - new_highest[None, :])
             decay = tl.exp2(highest - new_highest)
-            total = total * decay + tl.sum(weights, axis=1)
+            total = total * decay + tl.sum(weights, axis=0)
             weights = weights.to(q.dtype)
             if PAIRS:
-                v, odd = unpack_pairs(v, v_ptr.dtype.element_ty)
-                acc_odd = tl.dot(weights, odd.to(q.dtype), acc_odd * decay[:, None], input_precision=PRECISION)
-            acc = tl.dot(weights, v.to(q.dtype), acc * decay[:, None], input_precision=PRECISION)
+                v, odd = unpack_pairs(v, v_ptr.dtype.element_ty, NATIVE)
+                acc_odd = tl.dot(odd.to(q.dtype), weights, acc_odd * decay[None, :], input_precision=PRECISION)
+            acc = tl.dot(v.to(q.dtype), weights, acc * decay[None, :], input_precision=PRECISION)
             highest = new_highest
 
-        table = tables_ptr + next_slot * stride_table
-        place = next_begin * TILE + tl.arange(0, TILE)
-        next_block = tl.load(table + place // BLOCK_SIZE, mask=place < next_length, other=0)
-        share = (v_scale / tl.where(total > 0, total, 1.0))[:, None]
+        table_ptr = tables_ptr + next_slot * stride_table
+        blocks = _tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
+        share = (v_scale / tl.where(total > 0, total, 1.0))[None, :]
         if divided == 0:
-            out = out_ptr + row * stride_ot + head[:, None] * stride_oh + column[None, :] * STEP
+            out = out_ptr + row * stride_ot + head[None, :] * stride_oh + column[:, None] * STEP
             tl.store(out, (acc * share).to(out_ptr.dtype.element_ty), mask=mask_out)
             if PAIRS:
                 tl.store(out + 1, (acc_odd * share).to(out_ptr.dtype.element_ty), mask=mask_out)
         else:
             part = item * num_heads + head
-            partial = partial_ptr + part[:, None] * HEAD_DIM + column[None, :] * STEP
+            partial = partial_ptr + part[None, :] * HEAD_DIM + column[:, None] * STEP
             tl.store(partial, acc * share, mask=mask_out)
             if PAIRS:
                 tl.store(partial + 1, acc_odd * share, mask=mask_out)
@@ -244,6 +277,7 @@ def decode_attention(
     q_heads, head_dim = q.shape[1], q.shape[2]
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = q_heads // kv_heads
+    stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
         kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None
     )
@@ -252,9 +286,10 @@ def decode_attention(
     _decode_kernel[(kv_heads, plan.num_programs)](
         q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
         kv_scales, scale * LOG2_E, sliding_window,
-        q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile, BLOCK_HEADS=max(16, next_power_of_2(group)),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
+        q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
+        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
+        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=max(8, next_power_of_2(group)), WINDOWED=sliding_window > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)

@@ -37,9 +37,12 @@ def ints(values: Iterable[int]) -> torch.Tensor:
 class Cache:
     """A paged cache of all layers with random contents; every row gets blocks in random order."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16) -> None:
         shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-        self.data = torch.empty(shape, dtype=torch.bfloat16, device=CUDA).normal_()
+        self.data = torch.empty(shape, dtype=dtype, device=CUDA)
+        for blocks in self.data.split(512):
+            blocks.copy_(torch.randn(blocks.shape, dtype=torch.bfloat16, device=CUDA))
+        self.scales = torch.ones(2, KV_HEADS, device=CUDA) if dtype.itemsize == 1 else None
         self.order = torch.randperm(num_blocks, device=CUDA, dtype=torch.int32)
 
     def table(self, rows: int, context: int) -> torch.Tensor:
@@ -50,20 +53,35 @@ class Cache:
         return self.data[:, index, 0], self.data[:, index, 1]
 
 
-def decode_time(cache: Cache, lens: list[int], config: DecodeConfig, *, invariant: bool = False) -> float:
+def decode_time(cache: Cache, lens: list[int], config: DecodeConfig) -> float:
+    """What attention adds to a layer of rotary embedding, cache write and a product, its neighbours in a step: calls
+    that follow each other directly take the places of each other's merges."""
     rows = len(lens)
     table, slots, context_lens = cache.table(rows, max(lens)), ints(range(rows)), ints(lens)
-    q = torch.randn(rows, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
-    out = torch.empty_like(q)
-    plan = plan_decodes(
-        slots, context_lens, Q_HEADS, HEAD_DIM, config.tile, config.programs, 0, invariant=invariant, settled=True
-    )  # fmt: skip
+    qkv = torch.randn(rows, Q_HEADS + 2 * KV_HEADS, HEAD_DIM, device=CUDA).bfloat16()
+    out = torch.empty_like(qkv[:, :Q_HEADS])
+    positions, last = context_lens - 1, context_lens.long() - 1
+    mapping = table[slots.long(), last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE
+    angle = torch.rand(max(lens), HEAD_DIM // 2, device=CUDA)
+    cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1)
+    weight = torch.randn(Q_HEADS * HEAD_DIM, Q_HEADS * HEAD_DIM, dtype=torch.bfloat16, device=CUDA)
+    plan = plan_decodes(slots, context_lens, Q_HEADS, HEAD_DIM, config.tile, config.programs, 0, settled=True)
 
-    def call(layer: int) -> Callable[[], None]:
-        k, v = cache.layer(layer)
-        return lambda: decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config)
+    def layer(index: int, *, attends: bool) -> Callable[[], None]:
+        k, v = cache.layer(index)
 
-    return graph_microseconds([call(layer) for layer in range(LAYERS)], replays=5)
+        def call() -> None:
+            q = rotary_kv_write(qkv, positions, cos_sin, k, v, mapping, kv_scales=cache.scales)
+            if attends:
+                decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config, cache.scales)
+            F.linear(out.flatten(1), weight)
+
+        return call
+
+    with_it, without = (
+        graph_microseconds([layer(index, attends=attends) for index in range(LAYERS)]) for attends in (True, False)
+    )
+    return with_it - without
 
 
 def library_time(lens: list[int]) -> float:
@@ -78,7 +96,8 @@ def library_time(lens: list[int]) -> float:
 
 
 def decode_lines(cache: Cache, sweep: bool) -> None:
-    print("decode attention, 32/8 heads of 128, bf16       us/layer   TB/s  invariant  torch SDPA  launch shape")
+    dtype = cache.data.dtype
+    print(f"decode attention, 32/8 heads of 128, {str(dtype)[6:]:10}    us/layer   TB/s  torch SDPA  launch shape")
     skewed = [100 + (row * 997) % 1500 for row in range(131)]
     batches = {f"batch {rows}, context 576": [576] * rows for rows in (1, 8, 32, 64, 128, 256)}
     batches |= {
@@ -91,20 +110,19 @@ def decode_lines(cache: Cache, sweep: bool) -> None:
         "batch 8, context 32768": [32768] * 8,
         "batch 1, context 131072": [131072],
     }
-    shipped = decode_config(KV_HEADS, HEAD_DIM, 2, num_multiprocessors(CUDA))
+    shipped = decode_config(KV_HEADS, HEAD_DIM, 2, num_multiprocessors(CUDA), float8=cache.scales is not None)
     for name, lens in batches.items():
-        moved = sum(lens) * KV_HEADS * HEAD_DIM * 2 * 2
-        time, invariant = decode_time(cache, lens, shipped), decode_time(cache, lens, shipped, invariant=True)
-        library = library_time(lens)
-        print(f"{name:46} {time:9.2f} {moved / time / 1e6:6.2f} {invariant:10.2f} {library:11.2f}  {shipped}")
+        moved = sum(lens) * KV_HEADS * HEAD_DIM * 2 * dtype.itemsize
+        time, library = decode_time(cache, lens, shipped), library_time(lens)
+        print(f"{name:46} {time:9.2f} {moved / time / 1e6:6.2f} {library:11.2f}  {shipped}")
         if not sweep:
             continue
         found = []
-        for tile, warps, stages, programs in itertools.product((32, 64), (2, 4), (2, 3, 4), (33, 49, 66)):
+        for tile, warps, stages, programs in itertools.product((32, 64, 128), (2, 4), (2, 3), (49, 66, 132)):
             config = DecodeConfig(tile, programs, warps, stages)
             found.append((decode_time(cache, lens, config), config))
         for time, config in sorted(found, key=lambda pair: pair[0])[:4]:
-            print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f} {'':22}  {config}")
+            print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f} {'':11}  {config}")
 
 
 def library_prefill_lines(cache: Cache) -> None:
@@ -239,6 +257,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="also time other launch shapes")
     options = parser.parse_args()
     torch.manual_seed(0)
+    decode_lines(Cache(8 * 2048 + 600, torch.float8_e4m3fn), options.sweep)
     cache = Cache(8 * 2048 + 600)
     decode_lines(cache, options.sweep)
     prefill_lines(cache, options.sweep)

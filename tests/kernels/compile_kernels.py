@@ -108,6 +108,7 @@ def report(
         "wgmma": ptx.count("wgmma.mma_async"),
         "mma": ptx.count("mma.sync"),
         "cp_async": ptx.count("cp.async.c"),
+        "conversions": ptx.count("cvt.rn.f16x2.e4m3x2"),
         "tma": ptx.count("cp.async.bulk.tensor"),
         "prefetches": ptx.count("cp.async.bulk.prefetch.L2"),
         "waits": ptx.count("griddepcontrol.wait"),

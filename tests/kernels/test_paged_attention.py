@@ -147,10 +147,14 @@ def test_reference_with_very_different_lengths() -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("tile", "programs"), [(16, 1), (16, 5), (64, 3), (32, 40)])
-def test_any_plan_gives_the_same(tile: int, programs: int, device: torch.device) -> None:
-    """However rows are cut and shared out, also to more programs than there are tiles, the result is the same."""
-    case = make_case([1, 900, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, window=800, device=device)
+@pytest.mark.parametrize(("tile", "programs", "block_size"), [(16, 1, 16), (16, 5, 128), (64, 3, 48), (32, 40, 16)])
+def test_any_plan_gives_the_same(tile: int, programs: int, block_size: int, device: torch.device) -> None:
+    """However rows are cut and shared out, also to more programs than there are tiles, the result is the same; tiles
+    have several blocks, or parts of them."""
+    case = make_case(
+        [1, 900, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, block_size=block_size, window=800,
+        device=device,
+    )  # fmt: skip
     words, out = case.keywords, poisoned(case)
     plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800)
     decode_attention(

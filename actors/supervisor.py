@@ -77,7 +77,8 @@ def plan_children(
             variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
             # -P and PYTHONPATH: our packages, whatever folders named `web` or `bus` the working directory holds.
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
-            module = ("actors.executor",) if kind == "executor" else ("actors.cli", "actor", kind)
+            known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
+            module = ("actors.executor",) if known_gpu else ("actors.cli", "actor", kind)
             command = (sys.executable, "-P", "-m", *module, *own.to_args())
             plans.append(ChildPlan(kind, name, command, variables))
     return plans

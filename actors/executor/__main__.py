@@ -1,14 +1,17 @@
-"""An executor's process: ``pagebus actor executor``, with torch's libraries loaded from the first moment on."""
+"""An executor's process whose GPU is the one that CUDA shows: ``pagebus actor executor``, but what takes long is begun
+before anything else is imported."""
 
 from __future__ import annotations
 
 import sys
+import threading
 
-from actors.executor.preload import preload_alone
+from actors.executor.preload import open_gpu, preload_alone
 
 
 def main() -> int:
     """Run the actor; returns the exit code."""
+    threading.Thread(target=open_gpu, name="open-gpu", daemon=True).start()
     preload_alone()
     from actors.cli import main as command
 

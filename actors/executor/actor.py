@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
-from actors.executor.preload import import_torch, open_management, preload
+from actors.executor.preload import import_torch, open_gpu, preload
 from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
@@ -28,7 +28,7 @@ from actors.spans import spans_of
 from bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
 from bus.messages import ReplicaFenced, StepPlan, StepResult
 from bus.outbox import Outbox
-from kernels.target import Target, first_target, open_first_gpu
+from kernels.target import Target, first_target
 
 if TYPE_CHECKING:  # torch is imported while other things happen
     from actors.executor.engine import Engine
@@ -152,12 +152,11 @@ class ExecutorActor(Actor):
         target = None if self.settings.device == "cpu" else first_target()
         path = resolve_model(self.settings)
         if target is not None:
-            in_thread(self._open_gpu, target)
+            in_thread(open_gpu)
+            in_thread(self._ready_triton, target)
         return path, ModelConfig.load(path), target
 
-    def _open_gpu(self, target: Target) -> None:
-        open_first_gpu()
-        open_management()
+    def _ready_triton(self, target: Target) -> None:
         preload().triton.wait()
         read_compiler_version(target)
         tell_compilations(self._compiled)

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from kernels.target import open_first_gpu
+
 GLOBAL = "lib/libtorch_global_deps.so"
 """As torch loads it, for everybody."""
 TORCH = (GLOBAL, "lib/libtorch_cpu.so", "lib/libtorch_cuda.so")
@@ -89,8 +91,10 @@ def _load(package: str, names: tuple[str, ...]) -> None:
             load(os.fsencode(Path(folder, name)), os.RTLD_LAZY | scope)
 
 
-def open_management() -> None:
-    """Begin with the driver's management library, which torch asks how many GPUs there are: it takes a while."""
+def open_gpu() -> None:
+    """Open the driver, which takes up to a second, and the first GPU; and the management library, which torch asks how
+    many GPUs there are."""
+    open_first_gpu()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
 

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -263,6 +264,17 @@ def test_plan_shares_the_cores_out() -> None:
     executors = [plan for plan in plans if plan.kind == "executor"]
     assert all("--threads=2" in plan.command and plan.environ["OMP_NUM_THREADS"] == "2" for plan in executors)
     assert "CUDA_VISIBLE_DEVICES" not in executors[0].environ
+
+
+@pytest.mark.parametrize(
+    ("changes", "early"), [({}, True), ({"gpu_lock_dir": "/locks"}, False), ({"device": "cpu"}, False)]
+)
+def test_plan_opens_a_gpu_early(changes: dict[str, Any], early: bool) -> None:
+    """If it is known which: an executor that chooses one itself must not open another before, one on the CPU none."""
+    plans = plan_children(Settings(**changes), "redis://h", environ={}, gpus=["0"], cores=1)
+    for plan in plans:
+        module = ("actors.executor",) if early and plan.kind == "executor" else ("actors.cli", "actor", plan.kind)
+        assert plan.command[2 : 3 + len(module)] == ("-m", *module)
 
 
 def test_plan_keeps_secrets_off_the_command_line() -> None:

@@ -80,10 +80,12 @@ class Delivery:
             if request.id in self.finished and not request.away:
                 self._wait(request)  # only now can its client get it
 
-    def silence(self, request: Request, *, again: bool) -> None:
-        """Nobody is to work on the request's text any more; ``again``: until it is announced once more."""
+    def silence(self, request: Request, *, again: bool = False, over: bool = False) -> None:
+        """Nobody is to work on the request's text any more; ``again``: until it is announced once more, which is due;
+        ``over``: it never will be. Else what has ended has to be void, too: a detokenizer that is behind may be about
+        to tell its end still, and would take what it is told later for a repeat."""
         for sequence in request.sequences:
-            if sequence.started and request.detokenizer is not None and (again or sequence.state is not State.ENDED):
+            if sequence.started and request.detokenizer is not None and not (over and sequence.state is State.ENDED):
                 for message in telling.void(sequence):
                     self._emit(ToDetokenizer(request.detokenizer, message))
             sequence.started = False
@@ -96,7 +98,7 @@ class Delivery:
     # -- clients ------------------------------------------------------------------------------------------------------
     def leave(self, request: Request) -> None:
         """The client is away. If it does not come back in time, :meth:`expired` names the request."""
-        self.silence(request, again=False)
+        self.silence(request)
         request.away = True
         self._wait(request)
 

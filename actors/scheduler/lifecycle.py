@@ -235,7 +235,7 @@ class Lifecycle:
         request = self._find(request_id)
         assert request is not None
         request.aborted = request.num_live > 0
-        self._delivery.silence(request, again=False)
+        self._delivery.silence(request, over=True)
         self._settle(request)
 
     def settle(self, request_id: str, attempt: str) -> None:
@@ -243,7 +243,7 @@ class Lifecycle:
         what an earlier scheduler told, and somebody makes the text once more.)"""
         request = self._find(request_id)
         if request is not None and request.attempt == attempt:
-            self._delivery.silence(request, again=False)
+            self._delivery.silence(request, over=True)
             self._settle(request)
 
     def _settle(self, request: Request) -> None:

@@ -216,6 +216,21 @@ def test_a_client_that_comes_back_gets_everything(steps: int) -> None:
     world.check_end()
 
 
+def test_what_has_ended_is_void_when_its_client_leaves() -> None:
+    """A detokenizer that is behind has not seen the end, and would tell it where the client was: it would take the next
+    announcement, which says where the client is now, for a repeat."""
+    world = World()
+    world.join()
+    world.send(request("a", prompt(4), max_tokens=3))
+    world._done = lambda name: []  # type: ignore[method-assign]
+    world.run()
+    (void,) = (each.message for each in world.send(IngressLost("web")) if isinstance(each, ToDetokenizer))
+    assert isinstance(void, SequenceEnded)
+    (anew,) = (each.message for each in world.send(again(world.requests["a"])) if isinstance(each, ToDetokenizer))
+    assert isinstance(anew, SequenceStarted)
+    assert anew.sequence_id == void.sequence_id
+
+
 def test_a_choice_that_has_ended_is_not_told_again_before_the_prompt() -> None:
     """Which comes with the first choice, and that one only runs on: an ingress has no use for an end without it."""
     world = World()

@@ -37,7 +37,8 @@ def make_spans(steps: Sequence[Step], scheduler: Sequence[ActorSpan], executor: 
     """The spans of these steps, by time: what the actors noted of themselves, and what the stamps of plans and results
     say of the time between them."""
     began_s, ended_s = steps[0].planned_s, steps[-1].done_s
-    number_at = {step.planned_s: step.number for step in steps}
+    # Of plans that are made at once, the first: it is sent when its span ends.
+    number_at = {step.planned_s: step.number for step in reversed(steps)}
     spans = [
         Span(SCHEDULER, name, number_at.get(began, 0), began, ended)
         for name, _, began, ended in scheduler

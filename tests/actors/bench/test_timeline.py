@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.dom.minidom
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_every_lane_has_its_spans(spans: tuple[list[Step], list[Span]]) -> None:
     plan = next(span for span in found if span.name == "plan in flight" and span.step == 6)
     assert (plan.began_s, plan.ended_s) == pytest.approx((10.051, 10.052))
     assert [span.step for span in found if span.name == "plan"] == [5, 6, 7]
+
+
+def test_of_plans_made_at_once_the_first_is_sent_first() -> None:
+    """The span that begins with all of them is its own; it is on the bus from that span's end."""
+    steps = [step(1), replace(step(2), planned_s=step(1).planned_s)]
+    planned_s = steps[0].planned_s
+    found = make_spans(steps, [("plan", 0, planned_s, planned_s + 0.0005)], [])
+    assert [span.step for span in found if span.name == "plan"] == [1]
+    (first,) = [span for span in found if span.name == "plan in flight" and span.step == 1]
+    assert first.began_s == planned_s + 0.0005
 
 
 def test_a_result_is_in_flight_until_it_is_taken_in() -> None:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Everything that the tables of docs/performance.md show, in parts of about four minutes each on an H200:
-#   tests/gpu/tables.sh offline|long|chat|clients|deterministic FOLDER [options of pagebus serve...]
-# writes JSON into FOLDER, for `pagebus bench tables FOLDER/*.json --into docs/performance.md`.
+# Everything that the tables of docs/performance.md show, in parts of half a minute to four minutes each on an H200:
+#   tests/gpu/tables.sh all|PART[,PART...] FOLDER [options of pagebus serve...]
+# with PART one of llama8b qwen06b start-llama8b start-qwen06b long llama8b-fp8 qwen06b-fp8 swap deterministic-llama8b
+# deterministic-qwen06b, and of one server in the order given: single chat chat256 shared-prefix long4k. It writes JSON into
+# FOLDER, for `pagebus bench tables FOLDER/*.json --into docs/performance.md`.
 # REPEATS (3) is the number of runs, PORT (8790) the server's; SIZES adds options that make workloads smaller, for a try on
 # a CPU.
 set -u
-part=$1 out=$2 began=$(date +%s)
+parts=$1 out=$2 began=$(date +%s)
 shift 2
 options=("$@")
 read -ra sizes <<<"${SIZES:-}"
@@ -56,37 +58,28 @@ shapes=$(mktemp -d)
 trap 'rm -rf "$shapes"; stop_server' EXIT
 for model in llama8b qwen06b; do python3 -m actors.cli bench shape "$model" "$shapes" >/dev/null; done
 
-case $part in
-  offline)
-    engine llama8b llama8b --workloads decode mixed256 chat1000
-    engine qwen06b qwen06b --workloads decode mixed256 chat1000 prefill
-    start qwen06b
-    ;;
-  long)
-    engine llama8b-long llama8b --workloads prefill prefix longctx
-    engine llama8b-fp8 llama8b --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8
-    engine llama8b-swap llama8b --workloads swap
-    ;;
-  chat)
-    start llama8b
-    online single
-    online chat
-    ;;
-  clients)
-    online chat256
-    online shared-prefix
-    online long4k
-    stop_server
-    engine qwen06b-fp8 qwen06b --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8
-    ;;
-  deterministic)
-    for model in qwen06b llama8b; do
+measure_part() { # PART
+  case $1 in
+    llama8b) engine llama8b llama8b --workloads decode mixed256 chat1000 ;;
+    qwen06b) engine qwen06b qwen06b --workloads decode mixed256 chat1000 prefill ;;
+    start-*) start "${1#start-}" ;;
+    long) engine llama8b-long llama8b --workloads prefill prefix longctx ;;
+    *-fp8) engine "$1" "${1%-fp8}" --workloads decode mixed256 --batches 256 --kv-cache-dtype fp8 ;;
+    swap) engine llama8b-swap llama8b --workloads swap ;;
+    deterministic-*)
+      local model=${1#deterministic-}
       engine "$model-deterministic" "$model" --workloads decode mixed256 --batches 1 32 256 --deterministic
-    done
-    ;;
-  *)
-    echo "there is no part $part" >&2
-    exit 2
-    ;;
-esac
+      ;;
+    single | chat | chat256 | shared-prefix | long4k) online "$1" ;;
+    *) echo "there is no part $1" >&2 && exit 2 ;;
+  esac
+}
+
+everything=llama8b,qwen06b,start-llama8b,start-qwen06b,long,llama8b-fp8,qwen06b-fp8,swap,deterministic-llama8b
+everything+=,deterministic-qwen06b,single,chat,chat256,shared-prefix,long4k
+[ "$parts" != all ] || parts=$everything
+for part in ${parts//,/ }; do
+  case $part in single | chat | chat256 | shared-prefix | long4k) ;; *) stop_server ;; esac # it has the GPU's memory
+  measure_part "$part"
+done
 echo "== done after $(($(date +%s) - began)) s"

@@ -21,7 +21,7 @@ from actors.model_config import resolve_tokenizer
 from actors.patience import Patience
 from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
-from bus.contract import START, BusUnavailable, Entry, EntryId
+from bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
 from bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
 from bus.outbox import Outbox
 
@@ -57,9 +57,8 @@ class DetokenizerActor(Actor):
         self._sequences_position = START
         self._trimmed = START
         self._positions: dict[str, EntryId] = {}
-        """Last entry worked off, by replica name."""
+        """Last entry worked off, by replica name. A new dict for each server of the bus."""
         self._reported: dict[str, str] = {}
-        self._fenced: set[str] = set()
         self._outbox: Outbox | None = None
         self._sequences: Sequences | None = None
         self._tokens = self.metrics.counter("pagebus:detokenizer_tokens", "Tokens detokenized.")
@@ -93,14 +92,14 @@ class DetokenizerActor(Actor):
         patience = Patience(self.log, doing="no results are read")
         while not self.draining.is_set() or len(self._sequences):
             try:
-                positions = self._read_set()
+                reached, positions = self._positions, self._read_set()
                 entries = await self.bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
             except BusUnavailable as error:
                 await patience.pause(error)
                 continue
             patience.back()
             await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
-            await self._handle(entries, positions.keys())
+            await self._handle(entries, positions.keys(), reached)
             await asyncio.sleep(0)  # the outbox sends what came of it, before more is read
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
@@ -118,10 +117,11 @@ class DetokenizerActor(Actor):
         positions.update({self.names.results(replica): at for replica, at in self._positions.items()})
         return positions
 
-    async def _handle(self, entries: list[Entry], streams: Set[str]) -> None:
-        """Take in what was read of ``streams``."""
+    async def _handle(self, entries: list[Entry], streams: Set[str], reached: dict[str, EntryId]) -> None:
+        """Take in what was read of ``streams``, and note in ``reached`` how far that is: in :attr:`_positions`, unless
+        the bus has been started anew since."""
         assert self._sequences is not None
-        replicas = {self.names.results(replica): replica for replica in self._positions}
+        replicas = {self.names.results(replica): replica for replica in reached}
         started = [entry for entry in entries if entry.stream == self._mailbox]
         for entry in started:
             self._sequences_position = entry.id
@@ -132,8 +132,8 @@ class DetokenizerActor(Actor):
         for entry in entries:
             replica = replicas.get(entry.stream)
             if replica is not None:
-                self._positions[replica] = entry.id
-                await self._handle_result(entry, replica)
+                reached[replica] = entry.id
+                await self._handle_result(entry)
         if self._sequences.waiting:
             full = max(Counter(entry.stream for entry in entries).values(), default=0) >= READ_COUNT
             self._sequences.settle(complete=not full and not await self._found_more(streams))
@@ -163,17 +163,16 @@ class DetokenizerActor(Actor):
             case _:
                 await self._refuse(entry)
 
-    async def _handle_result(self, entry: Entry, replica: str) -> None:
+    async def _handle_result(self, entry: Entry) -> None:
         assert self._sequences is not None
         match entry.message:
             case StepResult():
-                self._fenced.discard(replica)
                 try:
                     self._sequences.apply(entry.message)
                 except Exception as error:
                     await self._refuse(entry, describe(error))
             case ReplicaFenced():
-                self._fenced.add(replica)
+                pass
             case _:
                 await self._refuse(entry)
 
@@ -206,8 +205,10 @@ class DetokenizerActor(Actor):
         self._live.set(len(self._sequences))
 
     def bus_restarted(self) -> None:
-        """What had been trimmed may be there again."""
+        """What had been trimmed may be there again; results may be gone, even the end of an executor's, so that it goes
+        on below what was read here. All are read from their beginning: tokens that are known already change nothing."""
         self._trimmed = START
+        self._positions = dict.fromkeys(self._positions, START)
 
     # -- beside the loop ----------------------------------------------------------------------------------------------
 
@@ -231,10 +232,9 @@ class DetokenizerActor(Actor):
         live = {lease.name for lease in await self.bus.leases("executor")}
         for replica in live - self._positions.keys():
             self._positions[replica] = START
-            self._fenced.discard(replica)
-        for replica in (self._positions.keys() - live) & self._fenced:
-            del self._positions[replica]
-            self._fenced.discard(replica)
+        for replica in self._positions.keys() - live:
+            if self._positions[replica].index == FENCE_INDEX:
+                del self._positions[replica]
 
     async def _trim(self, through: EntryId) -> None:
         if through > self._trimmed:

@@ -190,6 +190,55 @@ async def test_what_had_been_trimmed_before_a_restart_is_trimmed_again(world: Wo
         await until_empty(world.bus, NAMES.sequences("detok-0"))
 
 
+@pytest.mark.parametrize("when", ["before it is worked off", "afterwards"])
+async def test_an_executor_goes_on_whose_end_the_bus_has_lost(world: World, settings: Settings, when: str) -> None:
+    """It had been shut out. On a server that has forgotten that, it is taken back, and writes below what was read."""
+    await world.executor("gpu-0")
+    fence = LogEntry(NAMES.results("gpu-0"), EntryId(1, FENCE_INDEX), ReplicaFenced(replica="gpu-0", reason="gone"))
+    async with running(world, settings) as actor:
+        past, confirm_lease, lost = Past(world.server), actor.confirm_lease, asyncio.Event()
+        await until(lambda: "gpu-0" in actor._positions)
+
+        async def restart_once() -> None:
+            await confirm_lease()
+            if world.server.stream(NAMES.results("gpu-0")).ids and not lost.is_set():
+                past.restore(world.server)
+                actor.bus.on_restart()
+                lost.set()
+
+        if when == "before it is worked off":
+            actor.confirm_lease = restart_once  # type: ignore[method-assign]
+        await world.bus.append([fence])
+        if when == "afterwards":
+            await until(lambda: actor._positions["gpu-0"] == fence.id)
+            await restart_once()
+        await lost.wait()
+        await world.write(NAMES.sequences("detok-0"), SchedulerLeads(epoch=2), started(), epoch=2)
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS))
+        rows = await world.replies()
+        await until(lambda: actor._positions["gpu-0"] == EntryId(1, len(TOKENS)))
+
+    assert joined(rows) == (TEXT, "length", len(TOKENS))
+
+
+async def test_results_that_are_read_again_after_a_restart_repeat_nothing(world: World, settings: Settings) -> None:
+    """Nor is anything taken for lost because what came before it has been trimmed."""
+    await world.executor("gpu-0")
+    async with running(world, settings) as actor:
+        half = len(TOKENS) // 2
+        await world.write(NAMES.sequences("detok-0"), started())
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS[:half], end=END_NONE))
+        await until(lambda: actor._positions.get("gpu-0") == EntryId(1, half))
+        await world.bus.trim(NAMES.results("gpu-0"), EntryId(1, half - 2))
+        actor.bus.on_restart()
+        assert actor._positions == {"gpu-0": START}
+        await until(lambda: actor._positions == {"gpu-0": EntryId(1, half)})
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS[half:], first=half))
+        rows = await world.replies()
+
+    assert joined(rows) == (TEXT, "length", len(TOKENS))
+
+
 async def test_positions_are_reported_in_the_lease(world: World, settings: Settings) -> None:
     """The scheduler learns how far results were read."""
     await world.executor("gpu-0")
@@ -289,8 +338,8 @@ async def test_tokens_may_wait_for_earlier_ones_while_nothing_comes(
         async def away(kind: str | None = None) -> NoReturn:
             raise BusUnavailable("away")
 
-        async def record(entries: list[Entry], streams: Set[str]) -> None:
-            await handle(entries, streams)
+        async def record(entries: list[Entry], streams: Set[str], reached: dict[str, EntryId]) -> None:
+            await handle(entries, streams, reached)
             handled.append(entries)
 
         with monkeypatch.context() as patch:

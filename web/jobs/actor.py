@@ -132,7 +132,7 @@ class JobsActor(Actor):
             seqs = [lease.info.get("max_num_seqs") for lease in leases if lease.kind == "executor"]
             self.window.max_jobs = max(LEAST_WINDOW, 2 * sum(each for each in seqs if isinstance(each, int)))
         live = {lease.name for lease in leases if lease.kind == self.kind} | {self.name}
-        for dead in (await self.bus.consumers(self.names.jobs, JOBS_GROUP)).keys() - live:
+        for dead in sorted((await self.bus.consumers(self.names.jobs, JOBS_GROUP)).keys() - live):
             if claimed := await self.bus.claim(self.names.jobs, JOBS_GROUP, self.name, dead):
                 self.log.warning("took over jobs of an actor that is gone", actor=dead, count=len(claimed))
                 await self._begin(claimed)

@@ -72,8 +72,6 @@ class Lookout:
         if lease.epoch >= below:
             return False
         await self._bus.revoke_lease(lease.kind, lease.name, below=below)
-        if lease.kind == "executor":
-            self._membership.unheard(lease.name, lease.epoch)
         return True
 
 

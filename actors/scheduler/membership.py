@@ -30,8 +30,8 @@ CLIENTS = ("ingress", "jobs")
 
 @dataclass(slots=True)
 class Member:
-    """An executor that plans go to, or that is on its way out. ``set_back``: detokenizers may have missed results that
-    the scheduler has read: the bus has been started anew since it is there, or they had read its end before."""
+    """An executor that plans go to, or that is on its way out. ``set_back``: the bus has been started anew since it is
+    there, and may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
@@ -117,12 +117,6 @@ class Membership:
     def bus_restarted(self) -> None:
         """What has been read here, others may miss. (Whoever wrote it ends then, if it has not died already.)"""
         for member in self.members.values():
-            member.set_back = True
-
-    def unheard(self, replica: str, epoch: int) -> None:
-        """Detokenizers do not read what this executor writes, although it may have been used here."""
-        member = self.members.get(replica)
-        if member is not None and member.epoch == epoch:
             member.set_back = True
 
     def lost(self, replica: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from actors.scheduler.events import IngressLost, Input
 from actors.scheduler.lookout import LOOK_S, Lookout
-from actors.scheduler.membership import Member, Membership
+from actors.scheduler.membership import Membership
 from bus.contract import FENCE_INDEX, EntryId, Fenced
 from bus.memory_bus import MemoryBus, MemoryServer
 
@@ -99,17 +99,3 @@ async def test_an_executor_whose_results_have_been_closed_is_not_taken_back() ->
     await lookout.look(epoch)
     with pytest.raises(Fenced):
         await bus.renew_lease("executor", "gpu-0", executor, {}, ttl_s=100.0)
-
-
-async def test_what_was_computed_before_that_was_known_is_told_anew() -> None:
-    """The executor was used until a detokenizer said so, which has heard nothing of it."""
-    bus = MemoryBus(MemoryServer())
-    membership = Membership(lambda event: None, lambda *_: None)
-    lookout = Lookout(bus, membership, TTL_S)
-    epoch = await bus.acquire_lease("scheduler", "leader", {}, ttl_s=100.0)
-    executor = await bus.acquire_lease("executor", "gpu-0", {}, ttl_s=100.0)
-    membership.members["gpu-0"] = Member(executor)
-    told = {"positions": {"results:gpu-0": str(EntryId(executor, FENCE_INDEX))}}
-    await bus.acquire_lease("detokenizer", "text", told, ttl_s=100.0)
-    await lookout.look(epoch)
-    assert membership.deaf_to("gpu-0") == ("text",)

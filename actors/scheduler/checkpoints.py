@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from actors.scheduler.core import Core
 from actors.scheduler.journal import checkpoint
 from actors.scheduler.membership import Membership
+from actors.scheduler.trimming import AGAIN_ROUNDS
 from bus.contract import START, Bus, EntryId
 from bus.messages import RequestBlamed, RequestMoved, SequencesNamed
 from bus.outbox import Outbox
@@ -29,6 +30,7 @@ class Checkpoints:
         self._end = end
         """The last entry there has been."""
         self._dropped = START
+        self._rounds = 0
 
     def bus_restarted(self) -> None:
         """What had been dropped may be there again."""
@@ -47,7 +49,11 @@ class Checkpoints:
         blamed: Iterable[RequestBlamed],
     ) -> None:
         """Write a checkpoint if there are results, of those up to ``positions``, that no checkpoint covers, and drop
-        what it makes superfluous. There is nothing to write when all requests are over."""
+        what it makes superfluous. There is nothing to write when all requests are over. What the predecessor writes
+        late, frozen as it was replaced, is dropped some rounds later."""
+        self._rounds += 1
+        if self._rounds % AGAIN_ROUNDS == 0:
+            self.bus_restarted()
         positions, forgettable = dict(positions), core.is_forgettable
         if positions == self.covered and not (forgettable and self._end > self._dropped):
             return

@@ -78,6 +78,20 @@ async def test_what_a_replaced_scheduler_writes_late_is_trimmed() -> None:
     assert await bus.length(NAMES.steps("gpu-0")) == 0
 
 
+async def test_what_a_replaced_scheduler_notes_late_is_dropped() -> None:
+    """Its successor, which has nothing to note, has read the journal to its end before."""
+    bus = MemoryBus(MemoryServer())
+    checkpoints = Checkpoints(bus, NAMES, Outbox(bus, EPOCH), end=EntryId(EPOCH - 1, 1), covered={})
+    core: Any = SimpleNamespace(is_forgettable=True)
+    membership: Any = SimpleNamespace()
+    await checkpoints.sum_up(core, {}, membership, ())
+    late = RequestMoved(request_id="a", ingress="in", attempt="b")
+    await bus.append([LogEntry(NAMES.journal, EntryId(EPOCH - 1, 2), late)])
+    for _ in range(AGAIN_ROUNDS):
+        await checkpoints.sum_up(core, {}, membership, ())
+    assert await bus.length(NAMES.journal) == 0
+
+
 async def test_what_comes_back_with_a_server_is_trimmed_again() -> None:
     """Its last trims are lost in a restart."""
     server = MemoryServer()

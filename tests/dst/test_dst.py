@@ -20,7 +20,7 @@ from tests.dst.run import run_seed, simulate
 from tests.dst.world import World
 from web.calls import Choice
 
-SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "160"))
+SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "200"))
 PLANTED_SEEDS = 20
 """Seeds within which a planted fault has to be found."""
 PLANTED_PATIENCE_S = 30.0

@@ -91,9 +91,10 @@ def _load(package: str, names: tuple[str, ...]) -> None:
             load(os.fsencode(Path(folder, name)), os.RTLD_LAZY | scope)
 
 
+@cache
 def open_gpu() -> None:
-    """Open the driver, which takes up to a second, and the first GPU; and the management library, which torch asks how
-    many GPUs there are."""
+    """Open, once, the driver, which takes up to a second, and the first GPU; and the management library, which torch
+    asks how many GPUs there are."""
     open_first_gpu()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()

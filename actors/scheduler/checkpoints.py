@@ -49,8 +49,8 @@ class Checkpoints:
         blamed: Iterable[RequestBlamed],
     ) -> None:
         """Write a checkpoint if there are results, of those up to ``positions``, that no checkpoint covers, and drop
-        what it makes superfluous. There is nothing to write when all requests are over. What the predecessor writes
-        late, frozen as it was replaced, is dropped some rounds later."""
+        what it makes superfluous. There is nothing to write when all requests are over. Every :data:`AGAIN_ROUNDS` all
+        before it is dropped once more."""
         self._rounds += 1
         if self._rounds % AGAIN_ROUNDS == 0:
             self.bus_restarted()

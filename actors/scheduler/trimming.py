@@ -15,7 +15,7 @@ from bus.streams import Names
 
 AGAIN_ROUNDS = 30
 """After so many rounds all is trimmed once more: a scheduler that was frozen as it was replaced may still write a plan
-for an executor that this one has sent none, and so has not shut it out there."""
+for an executor, or a note in the journal, where this one has written nothing and so has not shut it out."""
 
 
 class Trimmer:

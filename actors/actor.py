@@ -346,10 +346,11 @@ class Actor(ABC):
             await asyncio.sleep(METRICS_INTERVAL_S)
 
     async def publish_metrics(self) -> None:
-        """Put all metrics on the bus, as happens once a second."""
+        """Put all metrics on the bus, and the wall clock's ``time_s`` when they were so, as happens once a second."""
         await self.measure()
+        snapshot = {"time_s": time.time(), **self.metrics.snapshot()}
         with contextlib.suppress(BusUnavailable):
-            await self.bus.put_state(metrics_state(self.kind, self.name), self.metrics.snapshot(), ttl_s=METRICS_TTL_S)
+            await self.bus.put_state(metrics_state(self.kind, self.name), snapshot, ttl_s=METRICS_TTL_S)
 
 
 def describe(error: BaseException) -> str:

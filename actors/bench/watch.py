@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.actor import METRICS_INTERVAL_S, metrics_state
+from actors.actor import metrics_state
 from actors.bench.deployment import BenchError, Deployment
 from actors.bench.requests import INGRESS
 from actors.simulator.record import plan_work
@@ -34,9 +34,11 @@ Floats = NDArray[np.float64]
 READ_COUNT = 2000
 READ_BLOCK_MS = 1000
 BUSY = "pagebus:scheduler_busy_seconds_total"
-PUBLISHED_WITHIN_S = METRICS_INTERVAL_S + 0.1
+SETTLED_S = 0.1
+"""After the last step, by when the scheduler has counted its part of it."""
+POLL_S = 0.05
 SILENCE_S = 120.0
-"""Without any step for so long, a run is given up."""
+"""Without any step, or word of the scheduler, for so long, a run is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +89,19 @@ class Watch:
         # In this order, so that a sequence is known before its tokens.
         self._streams = [*map(names.sequences, deployment.detokenizers), self._steps, self._results]
         self._slots: dict[int, int] = {}
+        self._last_step_s = 0.0
+        """When the last step of the last run was done."""
 
     async def run(self, requests: Sequence[GenerateRequest], *, scheduler: bool = False) -> Run:
-        """Submit all at once and follow them to their last token. To know what the ``scheduler`` did takes a second
-        longer, until it publishes its metrics.
+        """Submit all at once and follow them to their last token. To know what the ``scheduler`` did takes up to
+        a second more before and after, until it publishes its metrics.
 
         Raises:
             BenchError: a request failed, or nothing happens any more, or the streams were cut before they were read.
         """
         bus = self._deployment.bus
-        positions = {stream: await bus.last_id(stream) for stream in self._streams}
         busy_s = await self._scheduler_busy_s() if scheduler else 0.0
+        positions = {stream: await bus.last_id(stream) for stream in self._streams}
         self._begin(requests)
         submitted_s = time.time()
         await bus.publish((self._deployment.names.requests, request) for request in requests)
@@ -115,6 +119,7 @@ class Watch:
             else:
                 await self._look_for_failures()
         await bus.delete(self._replies)
+        self._last_step_s = self._done[-1].done_s
         columns = [np.concatenate(column) for column in zip(*self._tokens, strict=True)]
         return Run(
             submitted_s=submitted_s,
@@ -124,7 +129,7 @@ class Watch:
             token_indexes=columns[1],
             token_s=columns[2],
             cached_tokens=self._cached_tokens,
-            scheduler_s=await self._scheduler_busy_s(after=self._done[-1].done_s) - busy_s if scheduler else None,
+            scheduler_s=await self._scheduler_busy_s() - busy_s if scheduler else None,
         )
 
     def _begin(self, requests: Sequence[GenerateRequest]) -> None:
@@ -186,9 +191,17 @@ class Watch:
                     continue
                 raise BenchError(f"request {entry.message.request_id} failed: {entry.message.message}")
 
-    async def _scheduler_busy_s(self, after: float = 0.0) -> float:
-        """The scheduler's own count of seconds it worked, as of a moment at least ``after`` (wall clock)."""
-        await asyncio.sleep(max(after + PUBLISHED_WITHIN_S - time.time(), 0.0))
-        (snapshot,) = await self._deployment.bus.get_state(metrics_state("scheduler", self._deployment.scheduler))
-        series: Any = [] if snapshot is None else snapshot["series"]
-        return float(sum(data["value"] for name, _, data in series if name == BUSY))
+    async def _scheduler_busy_s(self) -> float:
+        """The scheduler's own count of the seconds it worked, the last run included.
+
+        Raises:
+            BenchError: the scheduler publishes no metrics any more.
+        """
+        state = metrics_state("scheduler", self._deployment.scheduler)
+        with_last_step_s, deadline_s = self._last_step_s + SETTLED_S, time.monotonic() + SILENCE_S
+        while time.monotonic() < deadline_s:
+            snapshot: Any = (await self._deployment.bus.get_state(state))[0]
+            if snapshot is not None and snapshot["time_s"] >= with_last_step_s:
+                return float(sum(data["value"] for name, _, data in snapshot["series"] if name == BUSY))
+            await asyncio.sleep(POLL_S)
+        raise BenchError(f"the scheduler has not published its metrics for {SILENCE_S:.0f} s")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from actors.actor import metrics_state
 from actors.bench.deployment import BenchError, Deployment
 from actors.bench.requests import INGRESS
-from actors.bench.watch import Run, Watch
+from actors.bench.watch import BUSY, Run, Watch
 from bus.contract import EntryId, LogEntry
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
@@ -78,13 +81,22 @@ def entries(stream: str, messages: Sequence[Message], first: int = 1) -> list[Lo
     return [LogEntry(stream, EntryId(1, index), message) for index, message in enumerate(messages, first)]
 
 
-async def watched(bus: MemoryBus, log: Sequence[LogEntry], *mails: tuple[str, Message]) -> Run:
-    """A run of one request, during which these entries are written."""
-    deployment = Deployment(
+def watch(bus: MemoryBus) -> Watch:
+    return Watch(Deployment(
         bus=bus, bus_url="", names=NAMES, executor="executor-0", scheduler="scheduler-0",
         detokenizers=("detokenizer-0",), info={},
         base_url="", started_s=0.0, redis_s=0.0, ready_s=0.0, log=Path(),
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+async def watched(
+    bus: MemoryBus,
+    log: Sequence[LogEntry],
+    *mails: tuple[str, Message],
+    by: Watch | None = None,
+    scheduler: bool = False,
+) -> Run:
+    """A run of one request, during which these entries are written."""
     request = GenerateRequest(
         request_id="r", ingress=INGRESS, sampling=SamplingParams(max_tokens=2), prompt_token_ids=ints(1, 2, 3)
     )
@@ -92,7 +104,7 @@ async def watched(bus: MemoryBus, log: Sequence[LogEntry], *mails: tuple[str, Me
     async def submitted() -> bool:
         return await bus.length(NAMES.requests) == 1
 
-    running = asyncio.create_task(Watch(deployment).run([request]))
+    running = asyncio.create_task((by or watch(bus)).run([request], scheduler=scheduler))
     try:
         await eventually(submitted)
         await bus.append(log)
@@ -135,3 +147,33 @@ async def test_steps_that_were_trimmed_unread_end_the_benchmark(bus: MemoryBus) 
     await bus.append(entries(STEPS, [StepPlan(step=0, planned_s=0.0, num_decodes=0)], first=0))
     with pytest.raises(BenchError, match="unread"):
         await watched(bus, log)
+
+
+class Publishing(MemoryBus):
+    """Whoever reads the scheduler's metrics finds the next of these: when they were published, and the busy time."""
+
+    def __init__(self, *published: tuple[float, float]) -> None:
+        super().__init__(MemoryServer(), NAMES)
+        self._published = iter(published)
+
+    async def get_state(self, *names: str) -> list[dict[str, Any] | None]:
+        assert names == (metrics_state("scheduler", "scheduler-0"),)
+        time_s, busy_s = next(self._published)
+        return [{"time_s": time_s, "series": [[BUSY, {}, {"value": busy_s}], ["pagebus:other", {}, {"value": 9.0}]]}]
+
+
+async def test_the_schedulers_time_is_counted_from_the_end_of_the_run_before() -> None:
+    """What it had published before it was through with the last run, or with this one, is not looked at."""
+    bus = Publishing((1.0, 3.0), (2.55, 3.5), (2.7, 4.0), (4.0, 4.5), (4.7, 6.0))
+    await bus.connect()
+    log = [*entries(SEQUENCES, [started(7, "r")]), *entries(STEPS, plans()), *entries(RESULTS, results())]
+    later = [replace(result, done_s=result.done_s + 2.0) for result in results()]
+    again = [
+        *entries(SEQUENCES, [started(7, "r")], first=2),
+        *entries(STEPS, plans(), first=3),
+        *entries(RESULTS, later, first=3),
+    ]
+    watcher = watch(bus)
+    assert (await watched(bus, log, by=watcher)).scheduler_s is None
+    await bus.delete(NAMES.requests)
+    assert (await watched(bus, again, by=watcher, scheduler=True)).scheduler_s == 6.0 - 4.0

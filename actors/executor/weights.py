@@ -24,6 +24,9 @@ Progress = Callable[[float], None]
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
+DUMMY_RANGE = 1e-3
+"""As vLLM's dummy weights, so that both are measured with the same: the numbers that a GPU multiplies decide how much
+power it draws, and so its clock (docs/performance.md)."""
 NAMES_SHOWN = 3
 
 UNUSED_SUFFIXES = (
@@ -52,13 +55,10 @@ def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, pro
 
 
 def fill_with_noise(model: LlamaModel, seed: int) -> None:
-    """Normal random weights, made on the model's own device; norms are ones and biases zeros."""
+    """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
     generator = _make_generator(model.parameters.device).manual_seed(seed)
-    for tensor, mean, std in model.parameters.tensors:
-        if std:
-            tensor.normal_(mean, std, generator=generator)
-        else:
-            tensor.fill_(mean)
+    for tensor in model.parameters.tensors:
+        tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
 
 
 def _make_generator(device: torch.device) -> torch.Generator:

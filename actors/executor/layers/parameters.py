@@ -6,42 +6,39 @@ from collections.abc import Mapping
 
 import torch
 
-DUMMY_STD = 0.02
-
 
 class Parameters:
     """Allocates the tensors of a model as its layers ask for them.
 
     Several tensors of a checkpoint may become one here (query, key and value projections): ``views`` maps each
-    checkpoint name to the part of the allocated tensor that it fills. ``tensors`` holds every allocated tensor once,
-    with the mean and the standard deviation that dummy weights get.
+    checkpoint name to the part of the allocated tensor that it fills. ``tensors`` holds every allocated tensor once.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
         self.views: dict[str, torch.Tensor] = {}
-        self.tensors: list[tuple[torch.Tensor, float, float]] = []
+        self.tensors: list[torch.Tensor] = []
 
     def matrix(self, parts: Mapping[str, int], columns: int) -> torch.Tensor:
         """[sum of rows, columns]; ``parts`` maps checkpoint names to their rows, in order."""
-        return self._allocate(parts, (columns,), 0.0, DUMMY_STD)
+        return self._allocate(parts, (columns,))
 
     def bias(self, parts: Mapping[str, int]) -> torch.Tensor:
-        """[sum of rows]; dummy biases are zero."""
-        return self._allocate(parts, (), 0.0, 0.0)
+        """[sum of rows]."""
+        return self._allocate(parts, ())
 
     def norm(self, name: str, size: int) -> torch.Tensor:
-        """[size]; dummy norms change nothing."""
-        return self._allocate({name: size}, (), 1.0, 0.0)
+        """[size]."""
+        return self._allocate({name: size}, ())
 
     def num_bytes(self) -> int:
         """Memory that all tensors take."""
-        return sum(tensor.nbytes for tensor, _, _ in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
-    def _allocate(self, parts: Mapping[str, int], rest: tuple[int, ...], mean: float, std: float) -> torch.Tensor:
+    def _allocate(self, parts: Mapping[str, int], rest: tuple[int, ...]) -> torch.Tensor:
         tensor = torch.empty((sum(parts.values()), *rest), device=self.device, dtype=self.dtype)
         for name, view in zip(parts, tensor.split_with_sizes(list(parts.values())), strict=True):
             self.views[name] = view
-        self.tensors.append((tensor, mean, std))
+        self.tensors.append(tensor)
         return tensor

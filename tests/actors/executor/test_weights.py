@@ -178,7 +178,7 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 
 
 def test_dummy_weights_need_no_file_and_repeat(folder: Path) -> None:
-    """Dummy weights are random, the same for a seed, with norms of 1 and no bias."""
+    """Dummy weights are random, the same for a seed, and all of the range that vLLM gives them."""
     (folder / "model.safetensors").unlink()
     models = [build(folder) for _ in range(3)]
     for model, seed in zip(models, (5, 5, 6), strict=True):
@@ -187,9 +187,8 @@ def test_dummy_weights_need_no_file_and_repeat(folder: Path) -> None:
 
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first[QUERY], other[QUERY])
-    assert first[QUERY].std() == pytest.approx(0.02, rel=0.1)
-    assert torch.equal(first["model.norm.weight"], torch.ones(64))
-    assert not first["model.layers.0.self_attn.q_proj.bias"].any()
+    for view in first.values():
+        assert 0.8e-3 < view.abs().max() <= 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,7 +1,8 @@
 """The scheduler actor: reads the bus, lets the core decide, writes the bus.
 
 Tasks beside the loop read requests, results and leases into one inbox. The loop sleeps until something is in there,
-takes in all of it, plans once, and hands the messages to the outbox; nothing on that way waits for the bus.
+takes in all of it (:mod:`actors.scheduler.intake`), plans once, and hands the messages to the outbox
+(:mod:`actors.scheduler.sending`); nothing on that way waits for the bus.
 
 A request stays in its work stream until it is over. What else a successor has to know is in the journal, and the
 results it needs are not trimmed before a checkpoint there has summed them up (:mod:`actors.scheduler.journal`).
@@ -11,59 +12,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from dataclasses import replace
+from collections import deque
 from typing import ClassVar
 
-from actors.actor import Actor, describe
+from actors.actor import Actor
 from actors.model_config import ModelConfig, resolve_model
 from actors.patience import Patience
 from actors.scheduler.checkpoints import Checkpoints
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.core import Core
 from actors.scheduler.detokenizers import Detokenizers
-from actors.scheduler.events import (
-    DetokenizerLost,
-    DetokenizersLive,
-    Input,
-    Note,
-    Output,
-    ProtocolError,
-    ReplicaJoined,
-    ReplicaLost,
-    ReplicaResult,
-    RequestOver,
-    ToDetokenizer,
-    ToIngress,
-    ToJournal,
-    ToReplica,
-)
+from actors.scheduler.events import Input
+from actors.scheduler.intake import Intake
 from actors.scheduler.lookout import LOOK_S, Lookout
 from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
 from actors.scheduler.results import Results
+from actors.scheduler.sending import Sender
 from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
-from actors.scheduler.telling import times_of
 from actors.scheduler.trimming import Trimmer
 from actors.scheduler.work import Work
 from actors.settings import Settings
 from actors.spans import spans_of
 from actors.steady_clock import steady_time_s
 from bus.contract import FENCE_INDEX, Bus, Entry, EntryId
-from bus.messages import (
-    AbortRequest,
-    BlockRequested,
-    CancelRequest,
-    ReplicaFenced,
-    RequestsDone,
-    SequenceStarted,
-    StateRequested,
-    StepResult,
-    StopSequence,
-    TokenizedRequest,
-)
+from bus.messages import ReplicaFenced
 from bus.outbox import Outbox
 
 LEASE = "leader"
@@ -74,7 +49,6 @@ MAX_UNSENT = 4096
 """Nothing is planned while more messages than this wait for the bus."""
 TURNS_TO_PLAN = 2
 """Of the event loop: one for the loop below, one for the outbox."""
-SHOWN_IDS = 8
 
 
 class SchedulerActor(Actor):
@@ -90,8 +64,6 @@ class SchedulerActor(Actor):
         self._membership = Membership(self._put, self._fence)
         self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
         self._patience = Patience(self.log, on_away=self._lookout.doubt)
-        self._recovered = Recovered()
-        self._preempted: Counter[str] = Counter()
         self._meters = Meters(self.metrics)
         self._spans = spans_of(settings, name)
 
@@ -136,7 +108,7 @@ class SchedulerActor(Actor):
         takeover = Takeover(self.bus, self.names, self._outbox)
         await self._patience.until_taken(takeover.run, "takeover")
         ledger = takeover.ledger
-        self._recovered = Recovered(ledger)
+        recovered = Recovered(ledger)
         self._poison.blamed = ledger.blamed
         self._results = Results(self.bus, self.names, takeover.read)
         self._checkpoints = Checkpoints(
@@ -151,9 +123,18 @@ class SchedulerActor(Actor):
                 self._lookout.shut_out("executor", replica, end.epoch)
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
-        if self._recovered:
+        self._intake = Intake(
+            core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
+            membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
+            poison=self._poison, trimmer=self._trimmer, meters=self._meters, log=self.log,
+        )  # fmt: skip
+        self._sender = Sender(
+            self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
+            poison=self._poison, meters=self._meters, log=self.log, logs_requests=self.settings.enable_log_requests,
+        )  # fmt: skip
+        if recovered:
             seconds = round(time.monotonic() - began_s, 3)
-            self.log.info("took over", requests=len(self._recovered), replicas=sorted(takeover.read), seconds=seconds)
+            self.log.info("took over", requests=len(recovered), replicas=sorted(takeover.read), seconds=seconds)
 
     async def serve(self) -> None:
         """Take in, plan, send, until draining and nothing is left to do."""
@@ -165,7 +146,7 @@ class SchedulerActor(Actor):
                 await self._outbox.flush()
             taken_s = steady_time_s()
             while self._inbox:
-                self._take(self._inbox.popleft())
+                self._intake.take(self._inbox.popleft())
             await self._plan(self._note_work("land", taken_s))
 
     async def drain(self) -> None:
@@ -191,7 +172,7 @@ class SchedulerActor(Actor):
         looked_at, began_s = self._observers.is_looked_at(now_s), now_s
         for part in self.core.plan_in_turns(now_s):
             for output in part:
-                self._send(output)
+                self._sender.send(output)
                 if looked_at:
                     self._observers.decided(output, now_s)
             began_s = self._note_work("plan", began_s)
@@ -217,7 +198,7 @@ class SchedulerActor(Actor):
             self._checkpoints.bus_restarted()
             self._trimmer.bus_restarted()
 
-    # -- in -----------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
         self._inbox.append(item)
         self._news.set()
@@ -253,142 +234,12 @@ class SchedulerActor(Actor):
         for _ in range(TURNS_TO_PLAN):
             await asyncio.sleep(0)
 
-    def _take(self, item: Entry | Input) -> None:
-        if not isinstance(item, Entry):
-            self._take_event(item)
-        elif isinstance(item.message, TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone):
-            try:
-                self._take_work(item, item.message)
-            except Exception as error:
-                if self.core.knows(getattr(item.message, "request_id", "")):
-                    raise  # it may be taken in by half: a successor starts without that
-                self._poison.give_up(item, describe(error))
-        elif isinstance(item.message, StepResult | ReplicaFenced):
-            self._take_result(item, item.message)
-        elif isinstance(item.message, StateRequested | BlockRequested):
-            self._observers.ask(item.message)
-            self._work.settled(item)
-        else:
-            self._poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")
-
-    def _take_work(
-        self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
-    ) -> None:
-        if not isinstance(message, TokenizedRequest):
-            self.core.take(message)
-            self._work.settled(entry)
-            return
-        self._membership.expect((message.ingress,))
-        if (known := self._work.requests.get(message.request_id)) is not None:
-            if known.id == entry.id:
-                return  # handed out twice: Redis has forgotten the first time in a failover
-            self.core.take(message)
-            same = self.core.attempt_of(message.request_id) == message.attempt
-            self._work.asked_again(message.request_id, entry, same=same)
-        else:
-            self._work.requests[message.request_id] = entry
-            if entry.deliveries > 1:
-                self._readmit(entry, message)
-            else:
-                self.core.take(message)
-
-    def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
-        """A request that was taken in before, by another scheduler, which may have failed at it."""
-        message, outputs = self._recovered.take(message)
-        self._membership.expect((message.ingress,))  # where its client had moved to, and may have died since
-        if reason := self._poison.verdict(message.request_id):
-            self._poison.give_up(replace(entry, message=message), reason)
-        else:
-            self.core.readmit(message, outputs)
-
-    def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
-        name = self._results.replica_of(entry)
-        member = self._membership.members.get(name)
-        if member is None:
-            return
-        self._results.taken(entry)
-        if entry.id.epoch < member.epoch:
-            return  # of an executor that was replaced long ago
-        if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
-            reason, error = "replaced", ""
-            if isinstance(message, ReplicaFenced):
-                reason, error = message.reason, message.error
-                self._membership.refused[name] = member.epoch  # one that fails says so before it gives its lease back
-            self._meters.lost(name, error)
-            self._take_event(ReplicaLost(name, reason, self._membership.deaf_to(name)))
-            return
-        self._observers.landing(name, message)
-        try:
-            self.core.take(ReplicaResult(name, message))
-        except ProtocolError as error:
-            if member.fenced:
-                return  # what follows a false result makes no sense either
-            self.log.error("false result: the executor is shut out", replica=name, error=str(error))
-            self._meters.refused_results.inc()
-            self._membership.distrust(name, str(error))
-
-    def _take_event(self, event: Input) -> None:
-        match event:
-            case ReplicaLost(name):
-                self._membership.lost(name)
-                self._results.leave(name)
-                replica = self.core.replicas.get(name)
-                if replica is not None:
-                    self._meters.forget(replica)
-                    self._trimmer.replica_lost(name, replica.step)
-            case DetokenizerLost(name):
-                self._trimmer.detokenizer_lost(self.names.sequences(name), self._detokenizers.lost(name))
-            case DetokenizersLive(names):
-                for name in names:
-                    self._detokenizers.lead(name)
-            case _:
-                pass
-        try:
-            self.core.take(event)
-        except ValueError as error:
-            assert isinstance(event, ReplicaJoined)
-            self.log.error("executor cannot be used", replica=event.replica, error=str(error))
-            self._membership.refused[event.replica] = event.epoch
-            self._membership.lost(event.replica)
-            self._results.leave(event.replica)
-
-    # -- out ----------------------------------------------------------------------------------------------------------
-    def _send(self, output: Output) -> None:
-        match output:
-            case ToReplica(replica, plan):
-                at = self._outbox.append(self.names.steps(replica), plan)
-                assert at.index == plan.step, f"step {plan.step} of {replica} would be entry {at}"
-                self._meters.planned(replica, plan)
-            case ToDetokenizer(detokenizer, message):
-                self._detokenizers.tell(detokenizer, message)
-                if self.settings.enable_log_requests and isinstance(message, SequenceStarted):
-                    sequence = {"sequence": message.sequence_id, "cached_tokens": message.num_cached_tokens}
-                    self.log.info("started", request_id=message.request_id, **sequence)
-            case ToIngress(ingress, failure):
-                self._meters.failed.inc()
-                self._outbox.publish(self.names.replies(ingress), failure)
-            case ToJournal(message):
-                self._checkpoints.append(message)
-            case RequestOver(request_id, request):
-                if request is not None:
-                    self._meters.over(request)
-                    if request.traced and not request.away:
-                        self._outbox.publish(self.names.replies(request.ingress), times_of(request))
-                self._poison.over(request_id)
-                self._work.over(request_id)
-            case Note("request given up", fields):
-                self._poison.given_up(fields)
-            case Note("preempted", fields):
-                self._preempted[str(fields["request_id"])] += 1
-            case Note(event, fields):
-                self.log.info(event, **fields)
-
+    # -- beside the loop ----------------------------------------------------------------------------------------------
     def _fence(self, replica: str, epoch: int, reason: str) -> None:
         self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)
         fence = ReplicaFenced(replica=replica, reason=reason)
         self._outbox.append_at(self.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
 
-    # -- beside the loop ----------------------------------------------------------------------------------------------
     def lease_lapsed(self) -> None:
         self._lookout.doubt()
 
@@ -406,10 +257,7 @@ class SchedulerActor(Actor):
         await self.confirm_lease()
         await self._claim_work()
         self._meters.update(self.core)
-        if self._preempted:
-            times, self._preempted = self._preempted, Counter()
-            shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
-            self.log.info("preempted", count=times.total(), request_ids=shown)
+        self._sender.log_preempted()
         if self.core.delivery.is_waiting:
             self._news.set()
         await self._sum_up()
@@ -418,7 +266,7 @@ class SchedulerActor(Actor):
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""
         if not self._inbox:
-            self._recovered = Recovered()
+            self._intake.recovered = Recovered()
             await self._checkpoints.sum_up(
                 self.core,
                 self._results.positions,

@@ -1,0 +1,159 @@
+"""What has come, told to the core: work, results of replicas, and who has joined or is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actors.actor import describe
+from actors.logs import Log
+from actors.scheduler.core import Core
+from actors.scheduler.detokenizers import Detokenizers
+from actors.scheduler.events import (
+    DetokenizerLost,
+    DetokenizersLive,
+    Input,
+    ProtocolError,
+    ReplicaJoined,
+    ReplicaLost,
+    ReplicaResult,
+)
+from actors.scheduler.membership import Membership
+from actors.scheduler.meters import Meters
+from actors.scheduler.observers import Observers
+from actors.scheduler.poison import Poison
+from actors.scheduler.results import Results
+from actors.scheduler.takeover import Recovered
+from actors.scheduler.trimming import Trimmer
+from actors.scheduler.work import Work
+from bus.contract import Entry
+from bus.messages import (
+    AbortRequest,
+    BlockRequested,
+    CancelRequest,
+    ReplicaFenced,
+    RequestsDone,
+    StateRequested,
+    StepResult,
+    StopSequence,
+    TokenizedRequest,
+)
+from bus.streams import Names
+
+
+@dataclass(slots=True, kw_only=True)
+class Intake:
+    """Takes one thing after the other, in the order in which they came. Waits for nothing."""
+
+    core: Core
+    names: Names
+    work: Work
+    results: Results
+    recovered: Recovered
+    """Of a predecessor's requests, those that have not been taken in again."""
+    membership: Membership
+    detokenizers: Detokenizers
+    observers: Observers
+    poison: Poison
+    trimmer: Trimmer
+    meters: Meters
+    log: Log
+
+    def take(self, item: Entry | Input) -> None:
+        """An entry of a stream, or an event."""
+        if not isinstance(item, Entry):
+            self._take_event(item)
+        elif isinstance(item.message, TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone):
+            try:
+                self._take_work(item, item.message)
+            except Exception as error:
+                if self.core.knows(getattr(item.message, "request_id", "")):
+                    raise  # it may be taken in by half: a successor starts without that
+                self.poison.give_up(item, describe(error))
+        elif isinstance(item.message, StepResult | ReplicaFenced):
+            self._take_result(item, item.message)
+        elif isinstance(item.message, StateRequested | BlockRequested):
+            self.observers.ask(item.message)
+            self.work.settled(item)
+        else:
+            self.poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")
+
+    def _take_work(
+        self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
+    ) -> None:
+        if not isinstance(message, TokenizedRequest):
+            self.core.take(message)
+            self.work.settled(entry)
+            return
+        self.membership.expect((message.ingress,))
+        if (known := self.work.requests.get(message.request_id)) is not None:
+            if known.id == entry.id:
+                return  # handed out twice: Redis has forgotten the first time in a failover
+            self.core.take(message)
+            same = self.core.attempt_of(message.request_id) == message.attempt
+            self.work.asked_again(message.request_id, entry, same=same)
+        else:
+            self.work.requests[message.request_id] = entry
+            if entry.deliveries > 1:
+                self._readmit(entry, message)
+            else:
+                self.core.take(message)
+
+    def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
+        """A request that was taken in before, by another scheduler, which may have failed at it."""
+        message, outputs = self.recovered.take(message)
+        self.membership.expect((message.ingress,))  # where its client had moved to, and may have died since
+        if reason := self.poison.verdict(message.request_id):
+            self.poison.give_up(replace(entry, message=message), reason)
+        else:
+            self.core.readmit(message, outputs)
+
+    def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
+        name = self.results.replica_of(entry)
+        member = self.membership.members.get(name)
+        if member is None:
+            return
+        self.results.taken(entry)
+        if entry.id.epoch < member.epoch:
+            return  # of an executor that was replaced long ago
+        if isinstance(message, ReplicaFenced) or entry.id.epoch > member.epoch:
+            reason, error = "replaced", ""
+            if isinstance(message, ReplicaFenced):
+                reason, error = message.reason, message.error
+                self.membership.refused[name] = member.epoch  # one that fails says so before it gives its lease back
+            self.meters.lost(name, error)
+            self._take_event(ReplicaLost(name, reason, self.membership.deaf_to(name)))
+            return
+        self.observers.landing(name, message)
+        try:
+            self.core.take(ReplicaResult(name, message))
+        except ProtocolError as error:
+            if member.fenced:
+                return  # what follows a false result makes no sense either
+            self.log.error("false result: the executor is shut out", replica=name, error=str(error))
+            self.meters.refused_results.inc()
+            self.membership.distrust(name, str(error))
+
+    def _take_event(self, event: Input) -> None:
+        match event:
+            case ReplicaLost(name):
+                self.membership.lost(name)
+                self.results.leave(name)
+                replica = self.core.replicas.get(name)
+                if replica is not None:
+                    self.meters.forget(replica)
+                    self.trimmer.replica_lost(name, replica.step)
+            case DetokenizerLost(name):
+                self.trimmer.detokenizer_lost(self.names.sequences(name), self.detokenizers.lost(name))
+            case DetokenizersLive(names):
+                for name in names:
+                    self.detokenizers.lead(name)
+            case _:
+                pass
+        try:
+            self.core.take(event)
+        except ValueError as error:
+            assert isinstance(event, ReplicaJoined)
+            self.log.error("executor cannot be used", replica=event.replica, error=str(error))
+            self.membership.refused[event.replica] = event.epoch
+            self.membership.lost(event.replica)
+            self.results.leave(event.replica)

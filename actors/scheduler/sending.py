@@ -1,0 +1,89 @@
+"""What the core has decided, on its way: to the outbox, the log and the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from actors.logs import Log
+from actors.scheduler.checkpoints import Checkpoints
+from actors.scheduler.detokenizers import Detokenizers
+from actors.scheduler.events import Note, Output, RequestOver, ToDetokenizer, ToIngress, ToJournal, ToReplica
+from actors.scheduler.meters import Meters
+from actors.scheduler.poison import Poison
+from actors.scheduler.telling import times_of
+from actors.scheduler.work import Work
+from bus.messages import SequenceStarted
+from bus.outbox import Outbox
+from bus.streams import Names
+
+SHOWN_IDS = 8
+
+
+class Sender:
+    """Sends outputs of the core, each where it belongs. Waits for nothing.
+
+    Args:
+        logs_requests: whether each sequence that is started has a line in the log.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        outbox: Outbox,
+        *,
+        detokenizers: Detokenizers,
+        checkpoints: Checkpoints,
+        work: Work,
+        poison: Poison,
+        meters: Meters,
+        log: Log,
+        logs_requests: bool,
+    ) -> None:
+        self._names = names
+        self._outbox = outbox
+        self._detokenizers = detokenizers
+        self._checkpoints = checkpoints
+        self._work = work
+        self._poison = poison
+        self._meters = meters
+        self._log = log
+        self._logs_requests = logs_requests
+        self._preempted: Counter[str] = Counter()
+
+    def send(self, output: Output) -> None:
+        """One of them, after all before it."""
+        match output:
+            case ToReplica(replica, plan):
+                at = self._outbox.append(self._names.steps(replica), plan)
+                assert at.index == plan.step, f"step {plan.step} of {replica} would be entry {at}"
+                self._meters.planned(replica, plan)
+            case ToDetokenizer(detokenizer, message):
+                self._detokenizers.tell(detokenizer, message)
+                if self._logs_requests and isinstance(message, SequenceStarted):
+                    sequence = {"sequence": message.sequence_id, "cached_tokens": message.num_cached_tokens}
+                    self._log.info("started", request_id=message.request_id, **sequence)
+            case ToIngress(ingress, failure):
+                self._meters.failed.inc()
+                self._outbox.publish(self._names.replies(ingress), failure)
+            case ToJournal(message):
+                self._checkpoints.append(message)
+            case RequestOver(request_id, request):
+                if request is not None:
+                    self._meters.over(request)
+                    if request.traced and not request.away:
+                        self._outbox.publish(self._names.replies(request.ingress), times_of(request))
+                self._poison.over(request_id)
+                self._work.over(request_id)
+            case Note("request given up", fields):
+                self._poison.given_up(fields)
+            case Note("preempted", fields):
+                self._preempted[str(fields["request_id"])] += 1
+            case Note(event, fields):
+                self._log.info(event, **fields)
+
+    def log_preempted(self) -> None:
+        """One line for all preemptions since the last one: they would be too many."""
+        if self._preempted:
+            times, self._preempted = self._preempted, Counter()
+            shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
+            self._log.info("preempted", count=times.total(), request_ids=shown)

@@ -216,7 +216,7 @@ class IngressActor(Actor):
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
             observatory=observatory,
-            bodies=Bodies(max_body_bytes(model.max_model_len)),
+            bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,
             draining=self.draining.is_set,
             bus_trouble=lambda: self.bus_trouble,

@@ -66,6 +66,11 @@ class KeyRing:
         """Whether no key is needed."""
         return not self._keys
 
+    @property
+    def has_one(self) -> bool:
+        """Whether nobody shares with anybody: there is one key, or none is needed."""
+        return len(self._keys) < 2
+
     def named(self, name: str) -> ApiKey | None:
         """The key of this name; "" is anybody's, while no key is needed."""
         if not self._keys:

@@ -10,19 +10,21 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from web.aside import aside
-from web.auth import API_KEY
+from web.auth import API_KEY, KeyRing
 from web.errors import ApiError, overloaded
 from web.limits import BODY_TIMEOUT_S, BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
+from web.room import most_of
 from web.schemas import parse_json
 
 T = TypeVar("T")
 
 
 class Bodies:
-    """The bodies that an ingress is reading. ``max_bytes`` is the limit of one."""
+    """The bodies that an ingress is reading. ``max_bytes`` is the limit of one; all keys share the room."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, keys: KeyRing) -> None:
         self.max_bytes = max_bytes
+        self._keys = keys
         self.num_bytes: Counter[str] = Counter()
         """By the name of the key."""
 
@@ -47,7 +49,6 @@ class Bodies:
         if (request.content_length or 0) > self.max_bytes:
             raise self._too_large()
         body, key = bytearray(), request[API_KEY].name
-        most = MAX_BODIES_BYTES // 2 if key else MAX_BODIES_BYTES  # the other half is for others
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for chunk in request.content.iter_any():
@@ -55,7 +56,8 @@ class Bodies:
                     body += chunk
                     if len(body) > self.max_bytes:
                         raise self._too_large()
-                    if self.num_bytes[key] > most or self.num_bytes.total() > MAX_BODIES_BYTES:
+                    most = most_of(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
+                    if self.num_bytes[key] > most:
                         raise overloaded("bytes of request bodies", most, 1)
         except web.RequestPayloadError:
             raise ApiError(400, "The body is not encoded as its headers say.", code="invalid_http") from None

@@ -99,6 +99,13 @@ def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
     return ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
 
 
+def share_used(what: str, most: int) -> ApiError:
+    """429 with OpenAI's code for it: the key has its share of what all keys have together, until it gives some back.
+    Clients that repeat a 429 by themselves are told not to."""
+    message = f"This key has its share of {what}: at most {most}, half of what other keys leave. Delete some first."
+    return ApiError(429, message, code="insufficient_quota", headers={"x-should-retry": "false"})
+
+
 def too_late(timeout_s: float) -> ApiError:
     """408: the client's own ``timeout`` is over. Clients that repeat a 408 by themselves are told not to."""
     message = f"timeout: the answer was not complete within {timeout_s:g} s."

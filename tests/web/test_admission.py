@@ -258,7 +258,7 @@ async def test_bodies_together(serve, http, monkeypatch):
 
 
 async def test_bodies_of_a_key(serve, http, monkeypatch):
-    """One key has half the room for bodies that are being read: slow ones of its own do not keep others out."""
+    """A key has half of what others leave of the room for bodies: slow ones of its own do not keep others out."""
     monkeypatch.setattr("web.bodies.MAX_BODIES_BYTES", 1000)
     served, gate = await serve(api_key=("one", "two")), asyncio.Event()
     one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))

@@ -358,6 +358,37 @@ async def test_very_many_files(world: World, monkeypatch: pytest.MonkeyPatch) ->
     await create(file=("a", b""), purpose="user_data")
 
 
+async def test_files_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key has half of what other keys leave, of bytes and of files, those on their way too. Then it gets a 429, which
+    clients do not repeat, until it has deleted some or their time is over."""
+    async with world_in(tmp_path, api_key=("one", "two"), max_files_bytes=1000) as world:
+        mine, yours = (world.client.with_options(api_key=key, max_retries=2) for key in ("one", "two"))
+
+        async def upload(client: openai.AsyncOpenAI, size: int, **options: Any) -> str:
+            return (await client.files.create(file=("a", b"x" * size), purpose="user_data", **options)).id
+
+        hour = {"expires_after": {"anchor": "created_at", "seconds": 3600}}
+        short_lived = await upload(mine, 400, **hour)
+        with pytest.raises(openai.RateLimitError, match="share of bytes of files: at most 500") as caught:
+            await upload(mine, 101)
+        assert caught.value.code == "insufficient_quota"
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        (tmp_path / f"elsewhere.{store.tag_of('key 1')}.part").write_bytes(b"x" * 100)
+        with pytest.raises(openai.RateLimitError, match="at most 300"):
+            await upload(yours, 201)
+        await upload(yours, 200)
+        with pytest.raises(openai.RateLimitError, match="at most 350"):
+            await upload(mine, 1)
+        record = Store(tmp_path, 1).find(short_lived)
+        assert record is not None
+        world.served.actor.context.store._known[short_lived] = store.Known(store.tag_of("key 0"), 5)
+        await upload(mine, 350)
+        assert Store(tmp_path, 1).find(short_lived) is None
+        monkeypatch.setattr(store, "MAX_FILES", 5)
+        with pytest.raises(openai.RateLimitError, match="share of files: at most 2"):
+            await upload(yours, 0)
+
+
 async def test_batches_of_a_key(tmp_path: Path) -> None:
     """So many may be under way, however many are asked for at once; another key has its own, and one that ends makes
     room."""

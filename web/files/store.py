@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from actors.settings import Settings
+from web.room import most_of
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
@@ -38,9 +41,29 @@ class Full(Exception):
     """There is no room for another file."""
 
 
+class ShareUsed(Exception):
+    """The owner may have no more: at most ``most`` of ``what``."""
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__(what, most)
+        self.what, self.most = what, most
+
+
+class Known(NamedTuple):
+    """What of a file's record never changes. ``owner`` is a :func:`tag_of` one."""
+
+    owner: str
+    expires_at: int | None
+
+
 def new_id(prefix: str) -> str:
     """Ids sort by age, to the second."""
     return f"{prefix}{int(time.time()):08x}{secrets.token_hex(8)}"
+
+
+def tag_of(owner: str) -> str:
+    """An owner as a part of a file's name."""
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16] if owner else ""
 
 
 class Store:
@@ -49,6 +72,8 @@ class Store:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._known: dict[str, Known] = {}
+        """Of files that have been counted."""
         self.making = asyncio.Lock()
         """Held by who counts batches to make one more."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,34 +119,59 @@ class Store:
 
     def num_bytes(self) -> int:
         """Bytes of all files, and of those on their way here."""
-        return sum(self._sizes())
+        return self._held()[0].total()
 
-    def _sizes(self) -> list[int]:
-        sizes, late_s = [], time.time() - UPLOAD_TIMEOUT_S
+    def _held(self) -> tuple[Counter[str], Counter[str]]:
+        """Bytes and numbers of files, by the tag of their owners; those whose time is over are deleted."""
+        num_bytes, num_files = Counter[str](), Counter[str]()
+        known: dict[str, Known] = {}
         for path in self._folder.iterdir():
             if path.suffix in (".data", ".part"):
                 with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
-                    stat = path.stat()
-                    if path.suffix == ".part" and stat.st_mtime < late_s:  # its ingress has died
-                        path.unlink()
-                    else:
-                        sizes.append(stat.st_size)
-        return sizes
+                    size, owner = path.stat().st_size, self._owner_of(path, known)
+                    if owner is not None:
+                        num_bytes[owner] += size
+                        num_files[owner] += 1
+        self._known = known  # and not what has gone
+        return num_bytes, num_files
 
-    def check_room(self) -> None:
-        """Raises if there are more files, or bytes of them, than there may be.
+    def _owner_of(self, path: Path, known: dict[str, Known]) -> str | None:
+        """The tag of the owner of these bytes; "": it cannot be told yet, None: they have just gone. What is read of a
+        file is noted as ``known``."""
+        if path.suffix == ".part":
+            if path.stat().st_mtime >= time.time() - UPLOAD_TIMEOUT_S:
+                return path.stem.partition(".")[2]
+            path.unlink()  # its ingress has died
+            return None
+        file = self._known.get(path.stem)
+        if file is None:
+            if (record := self.find(path.stem)) is None:
+                return "" if path.exists() else None
+            file = Known(tag_of(record["owner"]), record["expires_at"])
+        elif file.expires_at is not None and file.expires_at < time.time():
+            self.delete(path.stem)
+            return None
+        known[path.stem] = file
+        return file.owner
+
+    def check_room(self, owner: str, *, alone: bool) -> None:
+        """Raises if there are more files, or bytes of them, than there may be, of everybody or of an owner. One who is
+        ``alone`` shares with nobody.
 
         Raises:
-            Full: there are.
+            Full, ShareUsed: there are.
         """
-        sizes = self._sizes()
-        if sum(sizes) > self._max_bytes or len(sizes) > MAX_FILES:
-            raise Full
+        (num_bytes, num_files), tag = self._held(), tag_of(owner)
+        for what, held, limit in (("bytes of files", num_bytes, self._max_bytes), ("files", num_files, MAX_FILES)):
+            if held.total() > limit:
+                raise Full
+            if held[tag] > (most := most_of(limit, held, tag, alone=alone)):
+                raise ShareUsed(what, most)
 
     @contextlib.contextmanager
-    def upload(self) -> Iterator[Path]:
+    def upload(self, owner: str) -> Iterator[Path]:
         """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away."""
-        beside = self._folder / f"{secrets.token_hex(12)}.part"
+        beside = self._folder / f"{secrets.token_hex(12)}.{tag_of(owner)}.part"
         try:
             yield beside
         finally:

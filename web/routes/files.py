@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
 from web.auth import API_KEY
 from web.context import CONTEXT, Context
-from web.errors import ApiError, as_unicode, bad_field
-from web.files.store import UPLOAD_TIMEOUT_S, Full, Record, Store, page, shown
+from web.errors import ApiError, as_unicode, bad_field, share_used
+from web.files.store import UPLOAD_TIMEOUT_S, Full, Record, ShareUsed, Store, page, shown
 from web.limits import MAX_NAME_CHARS
 from web.routes import About, Route, json_response
 
@@ -51,19 +53,20 @@ async def find_file(request: web.Request) -> Record:
 
 async def upload(request: web.Request) -> web.Response:
     """Keep a file. A multipart form with `file`, `purpose` and perhaps `expires_after[seconds]`."""
-    context = request.app[CONTEXT]
+    context, owner = request.app[CONTEXT], request[API_KEY].name
     store = store_of(context)
+    check_room = partial(store.check_room, owner, alone=context.keys.has_one)
     if not request.content_type.startswith("multipart/form-data"):
         raise ApiError(415, "The body must be multipart/form-data.", code="unsupported_media_type")
     try:
-        with store.upload() as beside:
+        with store.upload(owner) as beside:
             async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-                form = await _read_form(request, store, beside, context.settings.max_file_bytes)
+                form = await _read_form(request, check_room, beside, context.settings.max_file_bytes)
             purpose, expires_s = _read_fields(form)
-            await asyncio.to_thread(store.check_room)
-            made = await asyncio.to_thread(
-                store.add, beside, form["file"], purpose, request[API_KEY].name, expires_s
-            )  # fmt: skip
+            await asyncio.to_thread(check_room)
+            made = await asyncio.to_thread(store.add, beside, form["file"], purpose, owner, expires_s)
+    except ShareUsed as share:
+        raise share_used(share.what, share.most) from None
     except Full:
         raise ApiError(507, "The server has no room for more files; delete some.", code="no_room") from None
     except TimeoutError:
@@ -71,7 +74,9 @@ async def upload(request: web.Request) -> web.Response:
     return json_response(shown(made))
 
 
-async def _read_form(request: web.Request, store: Store, beside: Path, max_bytes: int) -> dict[str, str]:
+async def _read_form(
+    request: web.Request, check_room: Callable[[], None], beside: Path, max_bytes: int
+) -> dict[str, str]:
     """The fields of a form; its file goes to disk, and its name is what ``file`` says."""
     form: dict[str, str] = {}
     try:
@@ -82,7 +87,7 @@ async def _read_form(request: web.Request, store: Store, beside: Path, max_bytes
                 raise bad_field(part.name[:100], "unknown field", code="unknown_parameter")
             if part.name == "file":
                 form["file"] = as_unicode(part.filename or "upload")[:MAX_NAME_CHARS]
-                await _write(part, store, beside, max_bytes)
+                await _write(part, check_room, beside, max_bytes)
                 continue
             value = bytes(await part.read_chunk(MAX_FIELD_BYTES))
             if not part.at_eof():
@@ -93,9 +98,9 @@ async def _read_form(request: web.Request, store: Store, beside: Path, max_bytes
     return form
 
 
-async def _write(part: BodyPartReader, store: Store, beside: Path, max_bytes: int) -> None:
+async def _write(part: BodyPartReader, check_room: Callable[[], None], beside: Path, max_bytes: int) -> None:
     size = looked = 0
-    await asyncio.to_thread(store.check_room)
+    await asyncio.to_thread(check_room)
     with await asyncio.to_thread(beside.open, "wb") as file:
         while chunk := await part.read_chunk(CHUNK_BYTES):
             size += len(chunk)
@@ -103,7 +108,7 @@ async def _write(part: BodyPartReader, store: Store, beside: Path, max_bytes: in
                 raise ApiError(413, f"file: may have at most {max_bytes} bytes", param="file", code="file_too_large")
             if size - looked >= LOOK_BYTES:
                 looked = size
-                await asyncio.to_thread(store.check_room)
+                await asyncio.to_thread(check_room)
             await asyncio.to_thread(file.write, chunk)
 
 

@@ -1,7 +1,8 @@
 """Responses that are computed whether or not their clients wait, by an ingress, and if that one dies by another.
 
 Each is an entry of a work stream until it has ended. Who takes it up reads the events that have been told, joins its
-request where that is now, and goes on with the next event.
+request where that is now, and goes on with the next event. All keys share the places for them: what a key has beyond
+its share waits here until some of it has ended.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
 from actors.actor import describe
-from bus.contract import Bus, BusUnavailable, Entry
+from bus.contract import Bus, BusUnavailable, Entry, EntryId
 from bus.messages import ResponseQueued
 from bus.streams import RESPONSES_GROUP, Names
 from web.admission import Charge, of_client
@@ -22,6 +24,7 @@ from web.auth import ApiKey
 from web.context import Context
 from web.errors import ASKED_ELSEWHERE, ApiError, internal
 from web.responses import Piece, Record
+from web.room import most_of
 from web.routes.responses import computed, used_tokens
 from web.schemas import parse_chat
 from web.shapes.response_events import OVER, ResponseEvents
@@ -42,7 +45,13 @@ class Background:
 
     def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
         self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[EntryId, asyncio.Task[None]] = {}
+        self._places: Counter[str] = Counter()
+        """What runs of each key, by name."""
+        self._waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
+        """What is taken up and has no place yet, of each key."""
+        self._taken: set[EntryId] = set()
+        """All of these."""
 
     async def run(self) -> None:
         """Take up what is queued, and now and then what another ingress has left."""
@@ -65,23 +74,46 @@ class Background:
 
     # -- taking -------------------------------------------------------------------------------------------------------
     async def _take(self) -> None:
-        room = MAX_RUNNING - len(self._running)
-        if room > 0:
-            self._begin(await self._bus.read_group(RESPONSES_GROUP, self._name, [self._stream], count=room, block_ms=0))
+        self._begin()
+        while (room := MAX_RUNNING - len(self._running)) > 0:
+            entries = await self._bus.read_group(RESPONSES_GROUP, self._name, [self._stream], count=room, block_ms=0)
+            self._take_up(entries)
+            if len(entries) < room:  # else more may be there, of keys that have room
+                break
         others = (await self._bus.consumers(self._stream, RESPONSES_GROUP)).keys() - {self._name}
         if others:
             for dead in others - {lease.name for lease in await self._bus.leases("ingress")}:
-                self._begin(await self._bus.claim(self._stream, RESPONSES_GROUP, self._name, dead))
+                self._take_up(await self._bus.claim(self._stream, RESPONSES_GROUP, self._name, dead))
 
-    def _begin(self, entries: Iterable[Entry]) -> None:
+    def _take_up(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            key = str(entry.id)
-            if key not in self._running:
-                task = self._running[key] = asyncio.create_task(self._work(entry), name="response")
-                task.add_done_callback(lambda _, key=key: self._ended(key))  # type: ignore[misc]
+            if entry.id not in self._taken:
+                self._taken.add(entry.id)
+                self._waiting[getattr(entry.message, "owner", "")].append(entry)
+        self._begin()
 
-    def _ended(self, key: str) -> None:
-        del self._running[key]
+    def _begin(self) -> None:
+        """Whatever there is a place for, of each key."""
+        for owner, entries in list(self._waiting.items()):
+            while entries and self._has_place(owner):
+                entry = entries.popleft()
+                task = self._running[entry.id] = asyncio.create_task(self._work(entry), name="response")
+                self._places[owner] += 1
+                task.add_done_callback(lambda _, entry=entry, owner=owner: self._ended(entry, owner))  # type: ignore[misc]
+            if not entries:
+                del self._waiting[owner]
+
+    def _has_place(self, owner: str) -> bool:
+        """Whether one more of this key may run: the first of each, as long as there is a place."""
+        most = most_of(MAX_RUNNING, self._places, owner, alone=self._context.keys.has_one)
+        return self._places[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
+
+    def _ended(self, entry: Entry, owner: str) -> None:
+        del self._running[entry.id]
+        self._taken.discard(entry.id)
+        self._places[owner] -= 1
+        if not self._places[owner]:
+            del self._places[owner]
         self._context.responses.news.set()  # there is room for another one
 
     async def _work(self, entry: Entry) -> None:

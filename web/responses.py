@@ -135,10 +135,10 @@ class Responses:
 
     async def queue(self, record: Record) -> None:
         """Have an ingress compute it, whether or not its client waits. Room has been reserved."""
-        response_id = record["response"]["id"]
+        response_id, owner = record["response"]["id"], record["owner"]
         await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=self._ttl_s)
         await self._put(record)
-        await self._bus.publish([(self._names.responses, ResponseQueued(response_id=record["response"]["id"]))])
+        await self._bus.publish([(self._names.responses, ResponseQueued(response_id=response_id, owner=owner))])
         self.news.set()
 
     async def end(self, record: Record, pieces: int) -> None:

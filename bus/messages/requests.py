@@ -77,6 +77,8 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseQueued:
-    """A response of ``/v1/responses`` that is computed whether or not its client waits; its record says all of it."""
+    """A response of ``/v1/responses`` that is computed whether or not its client waits; its record says all of it.
+    ``owner``: the name of its key."""
 
     response_id: str
+    owner: str = ""

@@ -200,6 +200,31 @@ async def test_a_background_response_that_is_asked_for_elsewhere(
         assert (await ended(client, made.id)).output_text == TEXT
 
 
+async def test_places_for_background_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many one key has queued, there is a place for another key's; all end, in the order of each key."""
+    monkeypatch.setattr("web.background.MAX_RUNNING", 4)
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server), answers=False, api_key=("one", "two"))
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="one", max_retries=0) as mine:
+        yours = mine.with_options(api_key="two")
+        made = [await mine.responses.create(model=MODEL.name, input=f"{i}", background=True) for i in range(7)]
+        await served.backend.requested(2)
+        other = await yours.responses.create(model=MODEL.name, input="x", background=True)
+        asked = await served.backend.requested(3)
+        assert [request.request_id for request in asked] == [made[0].id, made[1].id, other.id]
+        assert len(served.actor._background._running) == 3
+        await served.backend._answer(asked[2])
+        assert (await ended(yours, other.id)).output_text == TEXT
+        for number, response in enumerate(made):
+            asked = await served.backend.requested(number + 2)
+            request = next(each for each in asked if each.request_id == response.id)
+            await served.backend._answer(request)
+            assert (await ended(mine, response.id)).output_text == TEXT
+        assert [each.request_id for each in asked if each.client == "key 0"] == [each.id for each in made]
+        await until_empty(served.backend.bus, served.actor.names.responses)
+    await served.stop()
+
+
 async def test_a_background_response_outlives_its_ingress() -> None:
     """Another one joins the request where it is, and tells the events that come after those that have been told; the
     client sees no seam."""

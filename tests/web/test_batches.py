@@ -20,6 +20,7 @@ from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputToken
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from bus.messages import Job
 from web.files import store
 from web.files.store import Store, new_id
 from web.jobs.actor import JobsActor
@@ -412,6 +413,51 @@ async def test_batches_of_a_key(tmp_path: Path) -> None:
             if isinstance(each, openai.types.Batch):
                 assert (await world.ended(each.id)).status == "completed"
         await create(mine, inputs[0])
+
+
+async def test_batches_of_two_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key has half of the window, however many batches it has; its weight is kept, and not shown."""
+    monkeypatch.setattr("web.jobs.actor.LOOK_S", 0.02)
+    async with world_in(tmp_path, api_key=("one", "two")) as world:
+        world.backend.answers = False
+        await world.begin(max_num_jobs=4)
+        window, answered = world.jobs[0][0].window, 0
+        for batch, key in enumerate(("one", "one", "one", "two")):
+            world.client = world.client.with_options(api_key=key)
+            batch_id = await world.batch(await world.upload(*(ask(f"{batch}-{i}") for i in range(6))))
+            await until(lambda: window.jobs == 4)
+        while window._held != {"key 0": 2, "key 1": 2}:
+            requests = await world.backend.requested(answered + 4)
+            await world.backend._answer(requests[answered])
+            answered += 1
+        assert answered < 12, "long before the first key has nothing left"
+        for _ in range(4):
+            await world.backend._answer(requests[answered])
+            answered += 1
+            requests = await world.backend.requested(answered + 4)
+        assert window._held == {"key 0": 2, "key 1": 2}
+        record = Store(tmp_path, 1).find(batch_id)
+        assert record is not None
+        assert record["weight"] == 1.0
+        assert "weight" not in (await world.client.batches.retrieve(batch_id)).model_dump()
+
+
+async def test_jobs_beside_a_batch(world: World) -> None:
+    """However many lines it has, jobs from the stream are taken between them."""
+    world.backend.answers = False
+    await world.begin(max_num_jobs=2)
+    await world.batch(await world.upload(*(ask(f"{i}") for i in range(100))))
+    await world.backend.requested(2)
+    request = json.dumps(ask("job"))
+    await world.backend.bus.publish([(world.jobs[0][0].names.jobs, Job(request=request)) for _ in range(3)])
+    jobs: list[str] = []
+    async with asyncio.timeout(20):
+        while len(jobs) < 3:
+            for asked in list(world.backend.requests):
+                await world.backend._answer(asked)
+            await asyncio.sleep(0.01)
+            jobs = [each.request_id for each in world.backend.requests if each.messages[0]["content"] == "job"]
+    assert len(world.backend.requests) < 60
 
 
 async def test_batches_that_are_over_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

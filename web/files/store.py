@@ -26,7 +26,9 @@ from web.room import most_of
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
-"""What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it."""
+"""What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it; of a batch also
+the key's ``weight`` and, if its cache is private, salt, and when the files of its results expire."""
+HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s"})
 UPLOAD_TIMEOUT_S = 600.0
 """How long the bytes of a file may be on their way."""
 MAX_FILES = 20_000
@@ -234,7 +236,7 @@ def open_store(settings: Settings) -> Store | None:
 
 def shown(record: Record) -> Record:
     """A record as its client sees it."""
-    return {name: value for name, value in record.items() if name not in ("owner", "cache_salt", "output_expires_s")}
+    return {name: value for name, value in record.items() if name not in HIDDEN}
 
 
 def page(records: list[Record], after: str | None, limit: int) -> Record:

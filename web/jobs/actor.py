@@ -28,7 +28,7 @@ from web.jobs.holding import Holding
 from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
 from web.jobs.metrics import JobMetrics
 from web.jobs.settling import Outcome, Settling
-from web.jobs.window import Window
+from web.jobs.window import STREAM, Window
 from web.jobs.worker import Worker
 from web.model import ServedModel, load_served_model
 from web.open_tracing import open_tracing
@@ -58,7 +58,9 @@ class JobsActor(Actor):
         self._settling = Settling(bus, self.names, self.log)
         self._patience = Patience(self.log)
         self._holding = Holding(bus, self.names.jobs, name, self.log)
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_read_s = 0.0
+        self._has_more = False
+        """Whether the last read of jobs has filled the room there was."""
         self._store = open_store(settings)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -86,13 +88,7 @@ class JobsActor(Actor):
         while not self.draining.is_set():
             try:
                 await self._take_over()
-                if room := self.window.room():
-                    streams = [self.names.jobs]
-                    await self._begin(await self.bus.read_group(
-                        JOBS_GROUP, self.name, streams, count=room, block_ms=READ_BLOCK_MS
-                    ))  # fmt: skip
-                else:
-                    await self.window.freed(LOOK_S)
+                await self._take()
                 self._patience.back()
             except BusUnavailable as error:
                 await self._patience.pause(error)
@@ -137,6 +133,19 @@ class JobsActor(Actor):
                 self.log.warning("took over jobs of an actor that is gone", actor=dead, count=len(claimed))
                 await self._begin(claimed)
         self._next_look_s = now_s + self.settings.lease_ttl_s
+
+    async def _take(self) -> None:
+        """What there is room for. Beside batches that wait for room it is looked now and then, and as long as there is
+        more."""
+        is_wanted, now_s = self.window.is_wanted, asyncio.get_running_loop().time()
+        is_due = self._has_more or not is_wanted or now_s >= self._next_read_s
+        if not is_due or not (room := self.window.room()):
+            return await self.window.freed(LOOK_S, STREAM if is_due else None)
+        block_ms = 0 if is_wanted else READ_BLOCK_MS
+        entries = await self.bus.read_group(JOBS_GROUP, self.name, [self.names.jobs], count=room, block_ms=block_ms)
+        self._has_more, self._next_read_s = len(entries) == room, now_s + LOOK_S
+        await self._begin(entries)
+        self.window.look_again()
 
     async def _begin(self, entries: Sequence[Entry]) -> None:
         entries = self._holding.begin(entries)

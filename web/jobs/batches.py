@@ -21,7 +21,7 @@ from actors.logs import Log
 from web.files.store import Record, Store
 from web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
 from web.jobs.tally import Tally
-from web.jobs.window import Window
+from web.jobs.window import Owner, Window
 from web.jobs.worker import Worker
 
 SHOW_S = 1.0
@@ -74,6 +74,7 @@ class BatchRun:
         is_ours: Callable[[], Awaitable[bool]],
     ) -> None:
         self._store, self.batch, self._worker, self._window = store, batch, worker, window
+        self._owner = Owner(batch["owner"], batch.get("weight", 1.0))
         self._max_lines = max_lines
         self._log = log
         self._is_ours = is_ours
@@ -105,12 +106,12 @@ class BatchRun:
     async def _work(self, path: Path, progress: Progress) -> None:
         """Every line that is not done, as many at a time as there is room for."""
         for number, text in lines_of(path):
-            while not self._stopped and not self._window.room():
-                await self._window.freed(SHOW_S)
+            while not self._stopped and not self._window.room(self._owner):
+                await self._window.freed(SHOW_S, self._owner)
             if self._stopped:
                 break
             if str(custom_id_of(text)) not in progress.done:
-                self._window.enter(len(text))
+                self._window.enter(len(text), self._owner)
                 task = asyncio.create_task(self._line(number, text, progress))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -125,7 +126,7 @@ class BatchRun:
             self._log.exception("line of a batch failed", id=job_id, error=repr(error))
             result = unanswered(job_id, custom_id_of(text), "internal_error", "The server's log has the id.")
         finally:
-            self._window.leave(len(text))
+            self._window.leave(len(text), self._owner)
         if await self._is_ours():
             progress.add(result)
 

@@ -1,13 +1,30 @@
-"""How much is taken on at a time: so that a hundred thousand queued jobs cost an actor no more than a few hundred."""
+"""How much is taken on at a time: so that a hundred thousand queued jobs cost an actor no more than a few hundred.
+
+Owners share the window by their weights: while several wait, what is free is for the one who holds least. Nobody is
+compared while nobody else waits, so whoever is alone has all of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
+from typing import NamedTuple
 
 MAX_WINDOW_BYTES = 64 * 2**20
 """Of all requests under way; one that is larger goes alone."""
 READ_COUNT = 64
+
+
+class Owner(NamedTuple):
+    """Whose jobs they are: the name of a key ("" where none is needed), and its share beside others."""
+
+    name: str | None
+    weight: float = 1.0
+
+
+STREAM = Owner(None)
+"""Of what other programs queue."""
 
 
 class Window:
@@ -17,24 +34,60 @@ class Window:
         self.max_jobs = max_jobs
         self.jobs = 0
         self.bytes = 0
+        self._held: Counter[str | None] = Counter()
+        self._waiting: Counter[Owner] = Counter()
         self._freed = asyncio.Event()
 
-    def room(self) -> int:
-        """How many jobs may be taken on now."""
-        return max(0, min(self.max_jobs - self.jobs, READ_COUNT)) if self.bytes < MAX_WINDOW_BYTES else 0
+    def room(self, owner: Owner = STREAM) -> int:
+        """How many jobs of this owner may be taken on now: none while another one waits who holds less."""
+        if self._is_full or any(self._after(other) < self._after(owner) for other in self._waiting):
+            return 0
+        return min(self.max_jobs - self.jobs, READ_COUNT)
 
-    def enter(self, size: int) -> None:
+    def enter(self, size: int, owner: Owner = STREAM) -> None:
         self.jobs += 1
         self.bytes += size
+        self._held[owner.name] += 1
+        self.look_again()
 
-    def leave(self, size: int) -> None:
+    def leave(self, size: int, owner: Owner = STREAM) -> None:
         self.jobs -= 1
         self.bytes -= size
+        self._held[owner.name] -= 1
+        if not self._held[owner.name]:
+            del self._held[owner.name]
         self._freed.set()
 
-    async def freed(self, timeout_s: float) -> None:
-        """Wait until something has left, at most so long."""
+    async def freed(self, timeout_s: float, owner: Owner | None = None) -> None:
+        """Wait until there may be room, at most so long. Meanwhile it is kept from those who hold more than this
+        ``owner``, if one is given."""
         self._freed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._freed.wait()
+        if owner is not None:
+            self._waiting[owner] += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._freed.wait()
+        finally:
+            if owner is not None:
+                self._waiting[owner] -= 1
+                if not self._waiting[owner]:
+                    del self._waiting[owner]
+
+    def look_again(self) -> None:
+        """It may be the turn of one who has looked in vain before."""
+        if self._waiting and not self._is_full:
+            self._freed.set()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether an owner waits."""
+        return bool(self._waiting)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.jobs >= self.max_jobs or self.bytes >= MAX_WINDOW_BYTES
+
+    def _after(self, owner: Owner) -> float:
+        """What it would hold for its weight, with one more."""
+        return (self._held[owner.name] + 1) / owner.weight

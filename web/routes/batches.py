@@ -12,7 +12,7 @@ from aiohttp import web
 
 from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
-from web.auth import API_KEY
+from web.auth import API_KEY, ApiKey
 from web.context import CONTEXT
 from web.errors import ApiError, bad_field, overloaded
 from web.fields import Fields
@@ -75,7 +75,7 @@ async def create_batch(request: web.Request) -> web.Response:
     file = await asyncio.to_thread(store.find, wanted.input_file_id, key.name)
     if file is None or file["purpose"] != "batch":
         raise bad_field("input_file_id", "there is no such file with the purpose batch")
-    batch = new_batch(wanted, key.name, key.salted(None) if key.private_cache else None)
+    batch = new_batch(wanted, key)
     async with store.making:
         most = context.settings.max_batches
         if await asyncio.to_thread(store.num_under_way, key.name) >= most:
@@ -92,7 +92,7 @@ def traceparent_of(request: web.Request) -> str:
     return told if TRACEPARENT.fullmatch(told) else ""
 
 
-def new_batch(wanted: Wanted, owner: str, cache_salt: str | None) -> Record:
+def new_batch(wanted: Wanted, key: ApiKey) -> Record:
     """The record of a batch that nobody has looked at yet."""
     now = int(time.time())
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -113,8 +113,9 @@ def new_batch(wanted: Wanted, owner: str, cache_salt: str | None) -> Record:
         "metadata": wanted.metadata,
         "model": None,
         "usage": None,
-        "owner": owner,
-        "cache_salt": cache_salt,
+        "owner": key.name,
+        "weight": key.weight,
+        "cache_salt": key.salted(None) if key.private_cache else None,
         "output_expires_s": wanted.output_expires_s,
     }
 

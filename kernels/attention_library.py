@@ -9,6 +9,7 @@ as one batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ import torch
 from kernels.attention_gather import gather_tokens, merge_attention
 from kernels.target import target_of
 
-PIECE = 2048
-SEGMENTS = (65536, 32768, 16384, 8192, 4096, 2048)
+PIECE = 1024
+SEGMENTS = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
 """Sizes in which the past is taken, the largest that fits first; they bound the memory for copies."""
 FULL = 0.75
 """The share of its square that a row's queries must fill to go together with others, so that little is padded."""
@@ -34,7 +35,8 @@ BATCH_OVERHEAD_S, PAST_OVERHEAD_S = 40e-6, 20e-6
 
 
 class LongRow(NamedTuple):
-    """One row as the host knows it: ``num_queries`` tokens from ``first_token`` on, at the end of ``context_len``."""
+    """A row, or a part of one, as the host knows it: ``num_queries`` tokens from ``first_token`` on, at the end of
+    ``context_len``."""
 
     row: int
     first_token: int
@@ -42,49 +44,38 @@ class LongRow(NamedTuple):
     context_len: int
 
     @property
-    def repeated(self) -> int:
-        """Old tokens that are queried again, so that those before them fill whole pieces."""
-        return (self.context_len - self.num_queries) % PIECE
-
-    @property
-    def square(self) -> int:
-        """Tokens of the causal part, padded."""
-        return -(-(self.repeated + self.num_queries) // PIECE) * PIECE
+    def past(self) -> int:
+        """Tokens before its queries."""
+        return self.context_len - self.num_queries
 
     @property
     def tokens(self) -> slice:
-        """Its new tokens among those of the pass."""
+        """Its queries among those of the pass."""
         return slice(self.first_token, self.first_token + self.num_queries)
 
-    @property
-    def placed(self) -> slice:
-        """Its new tokens in the square."""
-        return slice(self.repeated, self.repeated + self.num_queries)
-
-    @property
-    def past(self) -> int:
-        """Tokens before the causal part, a multiple of PIECE."""
-        return self.context_len - self.num_queries - self.repeated
+    def filled(self) -> LongRow:
+        """The part whose queries fill pieces of the context; perhaps of none."""
+        end = self.context_len // PIECE * PIECE
+        begin = min(-(-self.past // PIECE) * PIECE, end)
+        return LongRow(self.row, self.first_token + begin - self.past, end - begin, end)
 
 
-def supports(q: torch.Tensor, k_cache: torch.Tensor, sliding_window: int) -> bool:
-    """Whether cuDNN has a kernel for these: queries in half precision (a float8 cache's keys and values are widened as
-    they are copied), head dim a multiple of 8 up to 128, no window."""
+def supports(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Whether cuDNN has a kernel for these, without a window: queries in half precision (a float8 cache's keys and
+    values are widened as they are copied), head dim a multiple of 8 up to 128."""
     head_dim = q.shape[2]
     half = q.dtype in (torch.float16, torch.bfloat16) and (q.dtype == k_cache.dtype or k_cache.element_size() == 1)
-    return half and sliding_window == 0 and head_dim % 8 == 0 and head_dim <= 128
+    return half and head_dim % 8 == 0 and head_dim <= 128
 
 
 def scratch_bytes(num_tokens: int, past: int, q_heads: int, kv_heads: int, head_dim: int, element_size: int) -> int:
     """The most that `long_prefill` takes for ``num_tokens`` new ones after ``past``, beside its result."""
-    row = LongRow(0, 0, num_tokens, num_tokens + past)
-    batch = math.ceil(num_tokens / FULL)
-    copies = 2 * kv_heads * max(row.square, batch, min(row.past, SEGMENTS[0]))
-    return (copies + 4 * q_heads * row.square) * head_dim * element_size + 12 * q_heads * row.square
+    copies = 2 * kv_heads * max(num_tokens, min(past, SEGMENTS[0]))
+    return (copies + 3 * q_heads * num_tokens) * head_dim * element_size + 12 * q_heads * num_tokens
 
 
 Batch = tuple[LongRow, ...]
-"""Rows without a past whose squares are alike, or one row."""
+"""Rows without a past that are equally long and follow each other, or one row."""
 
 
 once_per_step = lru_cache(maxsize=16)
@@ -94,62 +85,63 @@ once_per_step = lru_cache(maxsize=16)
 @once_per_step
 def batches(rows: tuple[LongRow, ...]) -> tuple[Batch, ...]:
     """Which rows go together."""
-    alike: dict[int, list[LongRow]] = {}
-    others: list[Batch] = []
+    found: list[Batch] = []
     for row in rows:
-        if row.past == 0 and row.num_queries >= FULL * row.square:
-            alike.setdefault(row.square, []).append(row)
+        before = found[-1][-1] if found else row
+        follows = (row.row, row.tokens.start) == (before.row + 1, before.tokens.stop)
+        if follows and row.past == before.past == 0 and row.num_queries == before.num_queries:
+            found[-1] += (row,)
         else:
-            others.append((row,))
-    return (*map(tuple, alike.values()), *others)
+            found.append((row,))
+    return tuple(found)
+
+
+def filled_parts(rows: tuple[LongRow, ...]) -> tuple[LongRow, ...]:
+    """All that cuDNN can take of the rows."""
+    return tuple(part for row in rows if (part := row.filled()).num_queries)
+
+
+def faster_parts(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> tuple[LongRow, ...]:
+    """The parts of the rows for which cuDNN takes less time than our kernel."""
+    faster = (batch for batch in batches(filled_parts(rows)) if gain_s(batch, q_heads, head_dim) > 0)
+    return tuple(itertools.chain.from_iterable(faster))
 
 
 @once_per_step
 def takes_all(rows: tuple[LongRow, ...], num_tokens: int) -> bool:
-    """Whether the rows are a single batch whose result, as it lies, is that of all ``num_tokens`` of a pass."""
-    if len(rows) == 1:
-        return rows[0].num_queries == num_tokens
-    return len(batches(rows)) == 1 and _is_filled(rows) and len(rows) * rows[0].square == num_tokens
+    """Whether the rows are a single batch with all ``num_tokens`` of a pass."""
+    return len(batches(rows)) == 1 and sum(row.num_queries for row in rows) == num_tokens
 
 
-@once_per_step
-def is_faster(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> bool:
-    """Whether cuDNN takes less time for these rows than our kernel."""
-    return gain_s(rows, q_heads, head_dim) > 0
-
-
-def gain_s(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> float:
-    """Seconds by which cuDNN takes less than our kernel for these rows, in one layer, by measured rates."""
+def gain_s(rows: Batch, q_heads: int, head_dim: int) -> float:
+    """Seconds by which cuDNN takes less than our kernel for this batch, in one layer, by measured rates."""
     per_pair = 4 * q_heads * head_dim
     own = library = 0.0
     for row in rows:
-        seen = 2 * row.context_len - row.num_queries  # by a query, twice the mean: its length, of a prompt without past
-        own += row.num_queries * seen / 2 * per_pair / (OWN_RATE * seen / (seen + OWN_HALF))
-        causal_rate = CAUSAL_RATE * row.square / (row.square + CAUSAL_HALF)
-        library += row.square**2 / 2 * per_pair / causal_rate
-        library += row.square * row.past * per_pair / PAST_RATE + (PAST_OVERHEAD_S if row.past else 0)
-    return own - library - len(batches(rows)) * BATCH_OVERHEAD_S
+        size = row.num_queries
+        seen = 2 * row.context_len - size  # by a query, twice the mean: its length, of a prompt without past
+        own += size * seen / 2 * per_pair / (OWN_RATE * seen / (seen + OWN_HALF))
+        library += size**2 / 2 * per_pair / (CAUSAL_RATE * size / (size + CAUSAL_HALF))
+        library += size * row.past * per_pair / PAST_RATE + (PAST_OVERHEAD_S if row.past else 0)
+    return own - library - BATCH_OVERHEAD_S
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What cuDNN makes a plan for: ``queries`` of each of ``count`` rows on ``keys``. Those that are ``filled`` lie
-    between keys and values, others are copies."""
+class Problem(NamedTuple):
+    """What cuDNN makes a plan for: ``queries`` of each of ``count`` rows on ``keys``."""
 
     count: int
     queries: int
     keys: int
-    filled: bool
     causal: bool
 
 
 def problems(rows: tuple[LongRow, ...]) -> set[Problem]:
     """All of which the attention of ``rows`` consists."""
     found = set()
-    for group in batches(rows):
-        size, filled = group[0].square, _is_filled(group)
-        found.add(Problem(len(group), size, size, filled, causal=True))
-        found.update(Problem(1, size, keys, filled, causal=False) for keys in segments(group[0].past))
+    for batch in batches(rows):
+        size = batch[0].num_queries
+        found.add(Problem(len(batch), size, size, causal=True))
+        found.update(Problem(1, size, keys, causal=False) for keys in segments(batch[0].past))
     return found
 
 
@@ -162,22 +154,15 @@ def segments(past: int) -> list[int]:
 
 
 def batches_of_every_shape(most_queries: int, longest: int) -> list[Batch]:
-    """Batches that between them have all shapes that rows of together up to so many queries in contexts up to
-    ``longest`` can have, the likeliest first: behind whole chunks, then behind others, then several at once. A square
-    has two: queries that fill it are taken as they lie, others are copied."""
+    """Batches that between them have all shapes that parts of rows of together up to so many queries in contexts up to
+    ``longest`` can have, the likeliest first: behind whole chunks, then behind others, then several at once."""
     found: list[Batch] = []
     for past in (0, *sorted(SEGMENTS, key=lambda size: (size < most_queries, size))):
-        most = min(most_queries + PIECE - 1, longest - past)
-        for square in range(-(-most // PIECE) * PIECE, 0, -PIECE):
-            filled = min(square - 1, most)
-            if square <= min(most, most_queries):
-                found.append((LongRow(0, 0, square, past + square),))
-            if filled > square - PIECE:
-                found.append((LongRow(0, 0, min(filled, most_queries), past + filled),))
-    for square in range(PIECE, min(most_queries, longest) + 1, PIECE):
-        for queries in (square, math.ceil(FULL * square)):
-            for count in range(2, most_queries // queries + 1):
-                found.append(tuple(LongRow(i, i * queries, queries, queries) for i in range(count)))
+        for size in range(min(most_queries, longest - past) // PIECE * PIECE, 0, -PIECE):
+            found.append((LongRow(0, 0, size, past + size),))
+    for size in range(PIECE, longest + 1, PIECE):
+        for count in range(2, most_queries // size + 1):
+            found.append(tuple(LongRow(i, i * size, size, size) for i in range(count)))
     return found
 
 
@@ -217,19 +202,16 @@ def long_prefill(
     rows: Sequence[LongRow],
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of ``rows`` of q, written to ``out`` and returned; without ``out``, which rows that `takes_all` may
-    leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`."""
+    """Attention of ``rows``, which are `LongRow.filled`, of q, written to ``out`` and returned; without ``out``, which
+    rows that `takes_all` may leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`."""
     rows = tuple(rows)
     assert out is not None or takes_all(rows, len(q))
     groups = batches(rows)
-    longest = max(max(len(group) * group[0].square, min(group[0].past, SEGMENTS[0])) for group in groups)
+    longest = max(max(len(batch) * batch[0].num_queries, min(batch[0].past, SEGMENTS[0])) for batch in groups)
     shape = (2, longest, *k_cache.shape[2:])
     pages = _Pages(k_cache, v_cache, block_tables, kv_scales, torch.empty(shape, dtype=q.dtype, device=q.device))
-    for group in groups:
-        if group[0].past:
-            result = _long_row(q, pages, out, slots, scale, group[0])
-        else:
-            result = _batch(q, pages, out, slots, scale, group)
+    for batch in groups:
+        result = _attend_batch(q, pages, out, slots, scale, batch)
     return result if out is None else out
 
 
@@ -243,79 +225,25 @@ class _Pages:
     kv_scales: torch.Tensor | None
     scratch: torch.Tensor
 
-    def copy(self, slots: torch.Tensor, begin: int, end: int, size: int, first: int = 0) -> None:
-        """Keys and values of the positions begin..end of each slot, zeros after them: ``size`` of each, from ``first``
-        on."""
-        k, v = self.scratch[:, first : first + len(slots) * size].unbind()
-        count = end - begin
-        if count < size:  # of one slot
-            self.scratch[:, first + count : first + size].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
-            k, v = k[:count], v[:count]
+    def copied(self, slots: torch.Tensor, begin: int, size: int) -> tuple[torch.Tensor, ...]:
+        """Keys and values [B, size, Hkv, D] of so many positions of each slot from ``begin`` on, until the next."""
+        k, v = copies = self.scratch[:, : len(slots) * size].unbind()
         gather_tokens(self.k_cache, self.v_cache, slots, begin, k, v, self.block_tables, self.kv_scales)
-
-    def taken(self, count: int, size: int) -> tuple[torch.Tensor, ...]:
-        """Keys and values [count, size, Hkv, D] as they were copied."""
-        return self.scratch[:, : count * size].unflatten(1, (count, size)).unbind()
+        return tuple(part.unflatten(0, (len(slots), size)) for part in copies)
 
 
-@once_per_step
-def _is_filled(rows: tuple[LongRow, ...]) -> bool:
-    """Whether the rows' queries, as they lie in the pass, are their squares one behind the other."""
-    size, first = rows[0].square, rows[0].first_token
-    return all(row.num_queries == size and row.first_token == first + i * size for i, row in enumerate(rows))
-
-
-def _squares(q: torch.Tensor, rows: Batch) -> torch.Tensor:
-    """The rows' queries [B, square, Hq, D]."""
-    size = rows[0].square
-    if _is_filled(rows):
-        first = rows[0].first_token
-        return q[first : first + len(rows) * size].unflatten(0, (len(rows), size))
-    queries = q.new_zeros((len(rows), size, *q.shape[1:]))
-    for row, of_row in zip(rows, queries, strict=True):
-        of_row[row.placed] = q[row.tokens]
-    return queries
-
-
-def _attend_squares(
-    queries: torch.Tensor, pages: _Pages, slots: torch.Tensor, scale: float, rows: Batch
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the rows' squares to themselves [B, square, Hq, D]; what is no new token of a row means nothing."""
-    size, first = rows[0].square, rows[0].row
-    if _is_filled(rows) and rows[-1].row - first == len(rows) - 1:
-        pages.copy(slots[first : first + len(rows)], rows[0].past, rows[0].past + size, size)
-    else:
-        for i, row in enumerate(rows):
-            pages.copy(slots[row.row :][:1], row.past, row.context_len, size, i * size)
-    return _attend(queries, *pages.taken(len(rows), size), scale, causal=True)
-
-
-def _batch(
+def _attend_batch(
     q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slots: torch.Tensor, scale: float, rows: Batch
 ) -> torch.Tensor:
-    """Rows without a past."""
-    result = _attend_squares(_squares(q, rows), pages, slots, scale, rows)[0]
-    if _is_filled(rows):
-        result, first = result.flatten(0, 1), rows[0].first_token
-        return result if out is None else out[first : first + len(result)].copy_(result)
-    if out is None:
-        return result[0, rows[0].placed]
-    for row, of_row in zip(rows, result, strict=True):
-        out[row.tokens] = of_row[row.placed]
-    return out
-
-
-def _long_row(
-    q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slots: torch.Tensor, scale: float, row: LongRow
-) -> torch.Tensor:
-    """A row with a past, which is merged segment by segment."""
-    queries = _squares(q, (row,))
-    result, lse = (part[0, row.placed] for part in _attend_squares(queries, pages, slots, scale, (row,)))
-    begin = 0
-    for size in segments(row.past):
-        pages.copy(slots[row.row :][:1], begin, begin + size, size)
-        more, more_lse = _attend(queries, *pages.taken(1, size), scale, causal=False)
-        begin += size
-        target = out[row.tokens] if out is not None and begin == row.past else None
-        result, lse = merge_attention(result, lse, more[0, row.placed], more_lse[0, row.placed], target)
-    return result
+    """Rows to themselves, then one with a past to that, merged segment by segment."""
+    size, past = rows[0].num_queries, rows[0].past
+    tokens, slots = slice(rows[0].tokens.start, rows[-1].tokens.stop), slots[rows[0].row : rows[-1].row + 1]
+    queries = q[tokens].unflatten(0, (len(rows), size))
+    result, lse = _attend(queries, *pages.copied(slots, past, size), scale, causal=True)
+    result, lse, begin = result.flatten(0, 1), lse[0], 0
+    for keys in segments(past):
+        more, more_lse = _attend(queries, *pages.copied(slots, begin, keys), scale, causal=False)
+        begin += keys
+        target = out[tokens] if out is not None and begin == past else None
+        result, lse = merge_attention(result, lse, more[0], more_lse[0], target)
+    return out[tokens].copy_(result) if out is not None and past == 0 else result

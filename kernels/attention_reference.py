@@ -116,11 +116,11 @@ def paged_attention_reference(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     plan: object = None,
-    prefills: object = (),
+    library: object = (),
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`.
 
-    ``plan`` and ``prefills`` are for the kernels only.
+    ``plan`` and ``library`` are for the kernels only.
     """
     if decode_lens is not None:
         num_decodes = int((decode_lens > 0).sum())

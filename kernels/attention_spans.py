@@ -8,6 +8,7 @@ serves any lengths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,29 +98,42 @@ class QuerySpans:
     merges: Ints
 
 
+def query_ranges(query_start: Ints, first_row: int, taken: Sequence[tuple[int, int, int]] = ()) -> Ints:
+    """The queries of the rows from first_row on, but those ``taken``, of each row (row, first, end) once at most:
+    [N, 3] row, first, end. query_start [R + 1] as in `paged_attention`."""
+    num_queries = np.diff(query_start)
+    rows = np.arange(first_row, len(num_queries), dtype=np.int32)
+    ranges = np.stack((rows, np.zeros_like(rows), num_queries[first_row:]), axis=1)
+    if not taken:
+        return ranges
+    row, first, end = np.array(taken, np.int32).T
+    ranges[row - first_row, 2] = first
+    return np.concatenate((np.stack((row, end, num_queries[row]), axis=1), ranges))
+
+
 def query_spans(
     query_start: Ints,
     context_lens: Ints,
-    first_row: int,
+    ranges: Ints,
     config: PrefillConfig,
     shares: int = 0,
     most_spans: int | None = None,
     least_keys: int = LEAST_KEYS,
 ) -> QuerySpans:
-    """The rows from first_row on cut into at most ``most_spans`` spans, which are enough for all blocks; blocks of more
+    """The `query_ranges` cut into at most ``most_spans`` spans, which are enough for all blocks; blocks of more
     keys than their one of so many equal ``shares`` into pieces, none of which has fewer than ``least_keys``.
 
-    query_start [R + 1] and context_lens [R] as in `paged_attention`. A row's later blocks, which have more keys, come
+    query_start [R + 1] and context_lens [R] as in `paged_attention`. A range's later blocks, which have more keys, come
     before its earlier ones.
     """
-    num_queries, block_queries = np.diff(query_start[first_row:]), config.block_queries
-    counts = -(-num_queries // block_queries)
-    row = np.repeat(np.arange(len(counts)), counts)
-    query = (np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(row))) * block_queries
-    members = np.minimum(block_queries, num_queries[row] - query)
-    keys = np.maximum(context_lens[first_row:][row] - num_queries[row] + query + members, 0)
+    num_queries, block_queries = np.diff(query_start), config.block_queries
+    counts = -(-(ranges[:, 2] - ranges[:, 1]) // block_queries)
+    row, begin, end = np.repeat(ranges, counts, axis=0).T
+    query = begin + (np.repeat(np.cumsum(counts), counts) - 1 - np.arange(len(row))) * block_queries
+    members = np.minimum(block_queries, end - query)
+    keys = np.maximum(context_lens[row] - num_queries[row] + query + members, 0)
     spans = np.full((len(row), SPAN_FIELDS), -1, np.int32)
-    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3] = first_row + row, query, 0, keys
+    spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3] = row, query, 0, keys
     if most_spans is not None:
         shares = min(shares, most_spans - len(spans) + 1)
     pieces = _pieces(keys, shares, least_keys) if shares > 1 else None

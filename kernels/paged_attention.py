@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from kernels.attention_decode import decode_attention, decode_config, num_multiprocessors
-from kernels.attention_library import LongRow, is_faster, long_prefill, supports, takes_all
+from kernels.attention_library import LongRow, long_prefill, takes_all
 from kernels.attention_plan import DecodePlan, plan_decodes
 from kernels.attention_prefill import PrefillPlan, plan_prefills, prefill_attention
 from kernels.attention_reference import paged_attention_reference
@@ -23,6 +22,7 @@ from kernels.attention_spans import (
     num_shares,
     packed_config,
     prefill_config,
+    query_ranges,
     query_spans,
 )
 
@@ -86,25 +86,32 @@ def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> Prefill
 
 def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None,
+    most_spans: int | None = None, library: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
-    """How the rows from first_row on are cut for ``device``, into at most ``most_spans`` spans; see `query_spans`."""
-    num_queries, lens = np.diff(query_start[first_row:]), context_lens[first_row:]
+    """How the rows from first_row on, but what is left to the ``library``, are cut for ``device``, into at most
+    ``most_spans`` spans; see `query_spans`."""
+    ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in library])
     config = prefill_config(
-        int(num_queries.max(initial=0)), int(lens.max(initial=0)), shape.head_dim, shape.element_size,
-        float8=shape.float8,
+        int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
+        shape.head_dim, shape.element_size, float8=shape.float8,
     )  # fmt: skip
     shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
-    return query_spans(query_start, context_lens, first_row, config, shares, most_spans)
+    return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
+
+
+def _range_in_row(part: LongRow, query_start: Ints) -> tuple[int, int, int]:
+    first = part.first_token - int(query_start[part.row])
+    return part.row, first, first + part.num_queries
 
 
 def cut_prompts_invariant(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None,
+    most_spans: int | None = None, library: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
     """All rows, decodes as well, cut such that a query's result does not depend on what else is in the pass: in one
     launch shape, and no keys are cut."""
-    return query_spans(query_start, context_lens, 0, prompts_config(shape, invariant=True))
+    assert not library
+    return query_spans(query_start, context_lens, query_ranges(query_start, 0), prompts_config(shape, invariant=True))
 
 
 cut_prompts_reference = cut_prompts
@@ -173,8 +180,7 @@ def paged_attention(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
-    prefills: Sequence[LongRow] = (),
-    backend: str = "auto",
+    library: Sequence[LongRow] = (),
     invariant: bool = False,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens, themselves included (they are in the cache already).
@@ -190,18 +196,16 @@ def paged_attention(
     are for the reference; block ids past a row's context are never followed, negative ones read block 0.
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
-    long prompts are. ``prefills`` are the rows after the decodes as the host knows them, or none where only the device
-    does (a captured graph). With them, a ``backend`` "torch" leaves prefills to the library wherever it can compute
-    them, "auto" where that is faster and no decode waits beside them (a new shape costs the library a pause), "triton"
-    never. ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
-    own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
+    long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`; the plan was
+    made without it. ``invariant``: a token's result has the same bits whatever the other rows are, and however many
+    tokens of its own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
     A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
     decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
     num_decodes is then only an upper bound.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
-    num_decodes, prefills = 0 if invariant else num_decodes, tuple(prefills)
+    num_decodes, library = 0 if invariant else num_decodes, tuple(library)
     assert k_cache.shape == v_cache.shape
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.shape[3] == head_dim
@@ -216,44 +220,44 @@ def paged_attention(
     assert kv_scales is None or (kv_scales.shape == (2, k_cache.shape[2]) and kv_scales.is_contiguous())
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
-    library = _takes_library(q, k_cache, prefills, num_decodes, sliding_window, backend, invariant=invariant)
-    if library and out is None and takes_all(prefills, num_tokens):
-        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, prefills, kv_scales)
+    assert not library or (sliding_window == 0 and not invariant)
+    if library and out is None and takes_all(library, num_tokens):
+        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
     assert out.stride(2) == 1
-    if plan is None and (num_decodes > 0 or not library):
+    if plan is None:
         shape = AttentionShape(
             q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
             float8=kv_scales is not None,
         )  # fmt: skip
-        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, invariant=invariant)
+        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, library, invariant=invariant)
     if num_decodes > 0:
         # In a pass of fixed shape this writes zeros for rows that are no decodes; their own results come after it.
         decodes = plan.decodes[sliding_window]
         decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
-    if library:
-        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, prefills, kv_scales)
-    elif num_rows > num_decodes or decode_lens is not None:
+    if num_rows > num_decodes or decode_lens is not None:
         assert plan.prefills is not None
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
             plan.prefills, kv_scales,
         )  # fmt: skip
+    if library:  # after it: blocks of queries that begin before a part end inside
+        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales)
     return out
 
 
 def _own_plan(
     slots: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor, num_decodes: int,
-    shape: AttentionShape, *, invariant: bool,
+    shape: AttentionShape, library: Sequence[LongRow], *, invariant: bool,
 ) -> AttentionPlan:  # fmt: skip
     """The plan of one call."""
     spans = None
     if len(slots) > num_decodes:
         cut = cut_prompts_invariant if invariant else cut_prompts
         lengths = query_start.cpu().numpy(), context_lens.cpu().numpy()
-        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device), slots.device)
+        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device, library=library), slots.device)
     decodes = slots[:num_decodes], context_lens[:num_decodes]
     if invariant:
         return plan_attention_invariant(*decodes, shape, spans)
@@ -263,13 +267,3 @@ def _own_plan(
 def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
     """`paged_attention` of each token alone; the plan must be `plan_attention_invariant`'s."""
     return paged_attention(*args, **keywords, invariant=True)
-
-
-def _takes_library(
-    q: torch.Tensor, k_cache: torch.Tensor, prefills: tuple[LongRow, ...], num_decodes: int, sliding_window: int,
-    backend: str, *, invariant: bool,
-) -> bool:  # fmt: skip
-    """Whether the rows after the decodes go to the library; see `paged_attention`."""
-    if not prefills or backend == "triton" or invariant or not supports(q, k_cache, sliding_window):
-        return False
-    return backend == "torch" or (num_decodes == 0 and is_faster(prefills, q.shape[1], q.shape[2]))

@@ -71,11 +71,8 @@ class Loaded:
 
 
 def choose_ops(settings: Settings, device: torch.device) -> Ops:
-    """What steps are computed with: the device's operations, as the settings want attention and determinism."""
-    if device.type == "cpu":
-        return Ops.for_device(device)
-    ops = Ops.invariant() if settings.deterministic else Ops.for_device(device)
-    return ops.with_attention(settings.attention_backend)
+    """What steps are computed with: the device's operations, invariant ones if the settings want that."""
+    return Ops.invariant() if settings.deterministic and device.type != "cpu" else Ops.for_device(device)
 
 
 def load(
@@ -138,7 +135,7 @@ def _load(
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
     )  # fmt: skip
     long_prompts = LongPrompts(settings, runner)
-    runner.takes_library = long_prompts.take
+    runner.left_to_library = long_prompts.parts
     measured = known_bytes is None
     if known_bytes is None:
         with model.few_layers():

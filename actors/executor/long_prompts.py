@@ -17,9 +17,11 @@ from kernels.attention_library import (
     Batch,
     LongRow,
     Problem,
+    batches,
     batches_of_every_shape,
+    faster_parts,
+    filled_parts,
     gain_s,
-    is_faster,
     long_prefill,
     problems,
     supports,
@@ -30,13 +32,14 @@ PLAN_S = 0.06
 
 
 class LongPrompts:
-    """Which prompts are left to the library, and the shapes that are still to be made ready for it; none where it is
-    not used. Device thread."""
+    """Which parts of prompts are left to the library, and the shapes that are still to be made ready for it; none where
+    it is not used. Device thread."""
 
     def __init__(self, settings: Settings, runner: Runner) -> None:
         self._runner = runner
+        self._always = settings.attention_backend == "torch"
         self._batches = _batches(settings, runner)
-        self._always = settings.attention_backend == "torch" or not self._batches
+        self._used = len(self._batches) > 0
         self._planned: set[Problem] = set()
         self._lost_s: dict[Problem, float] = {}
         self.plan_s = 0.0
@@ -45,22 +48,29 @@ class LongPrompts:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def take(self, rows: tuple[LongRow, ...]) -> bool:
-        """Whether the attention of these rows, beside which nothing decodes, is left to whoever is the fastest. If not,
-        it is for our own kernel: they would wait longer for plans that are missing than the library saves.
+    def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
+        """The parts of these rows that are left to the library: all for which it is faster, or none, if its rows, or
+        ``decodes`` beside them, would wait longer for plans that are missing than it saves.
 
         What is lost in that way adds up: once it is more than the plans cost, they are made.
         """
-        if self._always or (saved_s := self._saved_s(rows)) <= 0:
-            return True
-        missing = problems(rows) - self._planned
-        lost_s = saved_s + sum(self._lost_s.get(each, 0.0) for each in missing)
-        if missing and lost_s < len(missing) * self.plan_s:
+        if not self._used:
+            return ()
+        config = self._runner.model.config
+        parts: tuple[LongRow, ...] = filled_parts(rows)
+        if self._always:
+            return parts
+        parts = faster_parts(rows, config.num_heads, config.head_dim)
+        missing = problems(parts) - self._planned
+        if not missing:
+            return parts
+        lost_s = self._saved_s(parts) + sum(self._lost_s.get(each, 0.0) for each in missing)
+        if decodes or lost_s < len(missing) * self.plan_s:
             self._lost_s.update((each, lost_s / len(missing)) for each in missing)
             self._batches.sort(key=lambda batch: len(missing - problems(batch)))
-            return False
+            return ()
         self._planned |= missing
-        return True
+        return parts
 
     def prepare_next(self) -> None:
         """Attend one batch, over whatever the cache holds. Between two steps."""
@@ -74,11 +84,11 @@ class LongPrompts:
         except torch.OutOfMemoryError:
             self._batches.clear()  # such prompts may never come
 
-    def _saved_s(self, rows: tuple[LongRow, ...]) -> float:
+    def _saved_s(self, parts: tuple[LongRow, ...]) -> float:
         """Seconds that the library saves in all layers of a step."""
         config = self._runner.model.config
-        per_layer_s: float = gain_s(rows, config.num_heads, config.head_dim)
-        return per_layer_s * config.layer_windows.count(0)
+        per_layer_s: float = sum(gain_s(batch, config.num_heads, config.head_dim) for batch in batches(parts))
+        return per_layer_s * config.num_layers
 
     def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config
@@ -92,12 +102,12 @@ class LongPrompts:
 
 def _batches(settings: Settings, runner: Runner) -> list[Batch]:
     config, limits = runner.model.config, runner.limits
-    never = settings.attention_backend == "triton" or settings.deterministic or 0 not in config.layer_windows
-    if runner.kv_cache.device.type == "cpu" or never or not supports(_queries(runner, 1), runner.kv_cache, 0):
+    never = settings.attention_backend == "triton" or settings.deterministic or any(config.layer_windows)
+    if runner.kv_cache.device.type == "cpu" or never or not supports(_queries(runner, 1), runner.kv_cache):
         return []
     found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
     always = settings.attention_backend == "torch"
-    return [rows for rows in found if always or is_faster(rows, config.num_heads, config.head_dim)]
+    return [rows for rows in found if always or gain_s(rows, config.num_heads, config.head_dim) > 0]
 
 
 def _queries(runner: Runner, count: int) -> torch.Tensor:

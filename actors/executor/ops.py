@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -58,10 +57,6 @@ class Ops:
     def for_device(cls, device: torch.device) -> Ops:
         """Torch on a CPU, Triton kernels elsewhere."""
         return cls.reference() if device.type == "cpu" else cls.triton()
-
-    def with_attention(self, backend: str) -> Ops:
-        """The same with attention of one ``backend``, as in :func:`kernels.paged_attention.paged_attention`."""
-        return replace(self, paged_attention=partial(self.paged_attention, backend=backend))
 
     @classmethod
     def triton(cls) -> Ops:

@@ -14,6 +14,7 @@ from actors.executor.graphs import Graphs
 from actors.executor.kv_cache import allocate_kv_cache, is_float8
 from actors.executor.kv_scales import calculate_scales
 from actors.executor.loading import batch_limits, choose_ops, graph_tokens, pieces_tokens
+from actors.executor.long_prompts import LongPrompts
 from actors.executor.models import build_model
 from actors.executor.runner import Runner
 from actors.executor.warmup import run_all_steps
@@ -33,10 +34,12 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
     most_tokens = graph_tokens(settings, config, META)
     apart = not settings.deterministic
-    return PersistentBatch(limits, decodes_apart=apart), Runner(
+    runner = Runner(
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
     )  # fmt: skip
+    runner.left_to_library = LongPrompts(settings, runner).parts
+    return PersistentBatch(limits, decodes_apart=apart), runner
 
 
 @torch.inference_mode()

@@ -60,8 +60,8 @@ class Runner:
         self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
-        self.takes_library: Callable[[tuple[LongRow, ...]], bool] = lambda rows: True
-        """Whether prompts beside which nothing decodes may be left to a library's attention, if that is faster."""
+        self.left_to_library: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
+        """Gives the parts of prompts whose attention is left to a library, if need be beside ``decodes``."""
         self.scores: Scores | None = None
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
@@ -92,7 +92,8 @@ class Runner:
         bucket = self._bucket(work)
         self.from_graph = bucket is not None
         in_pieces, bucket = (bucket, None) if bucket is not None and bucket.pieces else (None, bucket)
-        cut = None if work.decode_only else self._cut(work, bucket)
+        library = () if bucket is not None or work.decode_only else self.left_to_library(*_prefills(work))
+        cut = None if work.decode_only else self._cut(work, bucket, library)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
@@ -102,7 +103,7 @@ class Runner:
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(self, bucket)
         else:
-            hidden = self.forward(work, cut, in_pieces)
+            hidden = self.forward(work, cut, library, in_pieces)
             if work.scoring is not None:
                 self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
@@ -122,25 +123,25 @@ class Runner:
             return None
         return self.graphs.bucket(work)
 
-    def _cut(self, work: StepWork, bucket: Bucket | None) -> QuerySpans:
-        """How the prompts of the step are cut for attention."""
+    def _cut(self, work: StepWork, bucket: Bucket | None, library: tuple[LongRow, ...]) -> QuerySpans:
+        """How the prompts of the step, but what is left to the ``library``, are cut for attention."""
         most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
         lens = work.starts + np.diff(work.query_start)
         cut: QuerySpans = self._ops.cut_prompts(
-            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans
+            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, library
         )
         assert bucket is None or cut.config == self._config
         return cut
 
-    def forward(self, work: StepWork, cut: QuerySpans | None, in_pieces: Bucket | None = None) -> torch.Tensor:
+    def forward(
+        self, work: StepWork, cut: QuerySpans | None, library: tuple[LongRow, ...], in_pieces: Bucket | None
+    ) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
         behind which one is sampled. What is padded to ``in_pieces`` runs from its graphs."""
-        spans, header, prefills = None, self.uploader.header, _prefills(work)
+        spans, header = None, self.uploader.header
         all_wanted = work.scoring is not None and work.scoring.reads_prompts
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
-        if work.num_decodes == 0 and not self.takes_library(prefills):
-            prefills = ()
         piece = None
         if in_pieces is not None:
             assert self.graphs is not None
@@ -148,7 +149,7 @@ class Runner:
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, piece=piece,
             num_decodes=work.num_decodes, max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len, spans=spans, prefills=prefills,
+            max_context_len=work.max_context_len, spans=spans, library=library,
             sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
         )  # fmt: skip
 
@@ -173,7 +174,7 @@ class Runner:
         max_context_len: int,
         spans: Spans | None,
         padded: bool = False,
-        prefills: tuple[LongRow, ...] = (),
+        library: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
         piece: Piece | None = None,
         sampled: int | None,
@@ -207,7 +208,7 @@ class Runner:
             max_query_len=max_query_len,
             max_context_len=max_context_len,
             num_decodes=num_decodes,
-            prefills=prefills,
+            library=library,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             last=last,
@@ -274,10 +275,11 @@ def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
 
 
-def _prefills(work: StepWork) -> tuple[LongRow, ...]:
-    """The rows after the decodes, by the host's numbers."""
+def _prefills(work: StepWork) -> tuple[tuple[LongRow, ...], bool]:
+    """The rows after the decodes, by the host's numbers, and whether there are decodes."""
     rows = range(work.num_decodes, len(work.slots))
     counts = np.diff(work.query_start)
-    return tuple(
+    found = (
         LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
     )
+    return tuple(found), work.num_decodes > 0

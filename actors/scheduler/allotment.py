@@ -16,6 +16,12 @@ from bus.messages import Int32Array
 if TYPE_CHECKING:
     from actors.scheduler.replica import Replica
 
+CHUNK_END_TOKENS = 1024
+"""A chunk that is not a prompt's last ends at a multiple of it, so that the chunks behind it begin there: the fastest
+attention is that of whole pieces (docs/attention.md)."""
+LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
+"""A smaller one is not shortened for that."""
+
 
 def share_budget(replica: Replica, now_s: float, slots: Slots, behind: Int32Array) -> tuple[Slots, Int32Array, int]:
     """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
@@ -31,13 +37,20 @@ def share_budget(replica: Replica, now_s: float, slots: Slots, behind: Int32Arra
     else:
         amounts = []
         for slot in others:
-            amounts.append(min(wanted[slot], budget))
+            amounts.append(_chunk(int(run.computed[slot]), wanted[slot], budget))
             budget -= amounts[-1]
     chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
     rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
     counts = np.ones(len(rows), np.int32)
     counts[len(decodes) :] = list(chosen.values())
     return rows, counts, len(decodes)
+
+
+def _chunk(start: int, wanted: int, budget: int) -> int:
+    """How many of the ``wanted`` tokens behind ``start`` others are computed in a step that has room for ``budget``."""
+    if wanted <= budget or budget < LEAST_CHUNK_TOKENS:
+        return min(wanted, budget)
+    return budget - (start + budget) % CHUNK_END_TOKENS
 
 
 def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes: int) -> tuple[Slots, Int32Array, int]:

@@ -19,7 +19,15 @@ from kernels.attention_decode import DecodeConfig, decode_attention, decode_conf
 from kernels.attention_library import LongRow, long_prefill
 from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import plan_prefills, prefill_attention
-from kernels.attention_spans import PrefillConfig, most_merges, most_pieces, num_shares, prefill_config, query_spans
+from kernels.attention_spans import (
+    PrefillConfig,
+    most_merges,
+    most_pieces,
+    num_shares,
+    prefill_config,
+    query_ranges,
+    query_spans,
+)
 from kernels.batch_inputs import prepare_inputs, store_sampled
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
@@ -147,7 +155,8 @@ def prefill_time(
     out, table, slots = torch.empty_like(q), cache.table(rows, context), ints(range(rows))
     starts, lens = ints(range(0, rows * queries + 1, queries)), ints([context] * rows)
     shares = num_shares(config, Q_HEADS, num_multiprocessors(CUDA))
-    host = query_spans(starts.cpu().numpy(), lens.cpu().numpy(), 0, config, shares if cut else 0)
+    on_host = starts.cpu().numpy()
+    host = query_spans(on_host, lens.cpu().numpy(), query_ranges(on_host, 0), config, shares if cut else 0)
     spans, merges = torch.from_numpy(host.spans), torch.from_numpy(host.merges)
     if padded:
         pad = torch.nn.functional.pad

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernels.attention_decode import decode_config, num_multiprocessors
-from kernels.attention_library import LongRow, long_prefill, scratch_bytes
-from kernels.attention_spans import fixed_config, num_shares, query_spans
+from kernels.attention_library import LongRow, filled_parts, long_prefill, scratch_bytes
+from kernels.attention_spans import fixed_config, num_shares, query_ranges, query_spans
 from kernels.paged_attention import (
     AttentionShape,
     Spans,
@@ -138,7 +138,7 @@ def test_prompts_in_a_graph(shape: str) -> None:
     starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
     shares = num_shares(config, q_heads, num_multiprocessors(case.q.device))
     for most in (shares, 0, 4, shares):
-        cut = query_spans(starts, lens, 2, config, most)
+        cut = query_spans(starts, lens, query_ranges(starts, 2), config, most)
         assert (len(cut.merges) > 0) == (most > 0)
         for filled, given, target in (
             (spans.clone(), cut.spans, device_spans.spans), (merges.clone(), cut.merges, device_spans.merges)
@@ -167,53 +167,55 @@ def test_long_prefill(head_dim: int) -> None:
 
 @pytest.mark.parametrize("lens", [[2048] * 4, [2048, 1700, 2048, 1990], [4096, 4000], [2048, 6100]])
 def test_library_prefill_of_several(lens: list[int]) -> None:
-    """Prompts of one size as a batch, filled and not, each as if it were alone."""
+    """Prompts as a batch, and with parts that fill no piece, each as our kernel computes it alone."""
     q_heads, kv_heads, head_dim, _window = SHAPES["llama8b"]
     case = make_case(
         lens, lens, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16, device=CUDA
     )
     starts = [sum(lens[:row]) for row in range(len(lens))]
-    rows = [LongRow(row, start, count, count) for row, (start, count) in enumerate(zip(starts, lens, strict=True))]
-    words = case.keywords | {"num_decodes": 0, "prefills": rows, "backend": "torch"}
-    result = paged_attention(case.q, case.k_cache, case.v_cache, **words)
-    for row in rows:
-        alone = long_prefill(
-            case.q, case.k_cache, case.v_cache, torch.full_like(case.q, torch.nan), words["slots"],
-            words["block_tables"], words["scale"], [row],
-        )  # fmt: skip
-        torch.testing.assert_close(result[row.tokens], alone[row.tokens], atol=1e-2, rtol=1e-2)
+    rows = tuple(LongRow(row, start, count, count) for row, (start, count) in enumerate(zip(starts, lens, strict=True)))
+    library = filled_parts(rows)
+    result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=library)
+    own = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
+    torch.testing.assert_close(result, own, atol=1e-2, rtol=1e-2)
     out = torch.full_like(case.q, torch.nan)
-    assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out), result)
+    assert torch.equal(
+        paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=library, out=out), result
+    )
 
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "smollm"])
-@pytest.mark.parametrize(("context", "queries"), [(8192, 8192), (5001, 5001), (45000, 3000), (9000, 1)])
+@pytest.mark.parametrize(("context", "queries"), [(8192, 8192), (5001, 5001), (45000, 3000), (13200, 8192)])
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: torch.dtype) -> None:
-    """Long prompts and chunks of them through cuDNN, against some of their queries computed plainly."""
+    """Long prompts and chunks of them through cuDNN, and what fills no piece through our kernel, against some of their
+    queries computed plainly."""
     q_heads, kv_heads, head_dim, _window = SHAPES[shape]
     case = make_case(
         [context], [queries], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
         cache_dtype=cache_dtype, device=CUDA,
     )  # fmt: skip
-    rows = (LongRow(0, 0, queries, context),)
-    words = case.keywords | {"num_decodes": 0, "prefills": rows, "backend": "torch"}
+    library = filled_parts((LongRow(0, 0, queries, context),))
+    words = case.keywords | {"library": library}
     out = torch.full(case.q.shape, torch.nan, dtype=torch.bfloat16, device=CUDA)
+    result = paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out)
+    assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words), result)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    result = paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out)
-    taken = torch.cuda.max_memory_allocated() - before
+    long_prefill(
+        case.q, case.k_cache, case.v_cache, torch.empty_like(out), words["slots"], words["block_tables"],
+        words["scale"], library, words["kv_scales"],
+    )  # fmt: skip
+    taken = torch.cuda.max_memory_allocated() - before - out.nbytes
     assert taken <= scratch_bytes(queries, context - queries, q_heads, kv_heads, head_dim, 2) + 2**20
-    assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words), result)
     chosen = torch.randperm(queries, device=CUDA)[:99]
     chosen[0] = queries - 1
     lens = (context - queries + 1 + chosen).int()
-    plainly = words | {
+    plainly = case.keywords | {
         "slots": words["slots"].expand(len(chosen)).contiguous(), "context_lens": lens, "max_query_len": 1,
         "query_start": torch.arange(len(chosen) + 1, dtype=torch.int32, device=CUDA), "num_decodes": len(chosen),
     }  # fmt: skip
-    del plainly["backend"]
     expected = paged_attention_reference(case.q[chosen].float(), case.k_cache.float(), case.v_cache.float(), **plainly)
     assert relative_error(result[chosen], expected) < 8e-3
 

@@ -18,6 +18,7 @@ from kernels.attention_spans import (
     most_pieces,
     num_shares,
     prefill_config,
+    query_ranges,
     query_spans,
 )
 
@@ -29,7 +30,7 @@ def cut(rows: list[tuple[int, int]], first_row: int = 0, config: PrefillConfig =
     """Rows of (new tokens, tokens before them)."""
     counts, past = np.array(rows, np.int32).reshape(-1, 2).T
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return query_spans(starts, counts + past, first_row, config, **limits)
+    return query_spans(starts, counts + past, query_ranges(starts, first_row), config, **limits)
 
 
 def test_rows_are_cut_into_blocks_of_queries() -> None:

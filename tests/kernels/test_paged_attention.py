@@ -13,7 +13,7 @@ import torch
 from kernels.attention_decode import DecodeConfig, decode_attention
 from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import plan_prefills, prefill_attention
-from kernels.attention_spans import PrefillConfig, fixed_config, query_spans
+from kernels.attention_spans import PrefillConfig, fixed_config, query_ranges, query_spans
 from kernels.paged_attention import (
     AttentionShape,
     Spans,
@@ -103,7 +103,7 @@ def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -
     float8 = words["kv_scales"] is not None
     config = fixed_config(head_dim, case.q.element_size(), float8=float8)
     starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
-    cut = query_spans(starts, lens, words["num_decodes"], config, shares=8, least_keys=128)
+    cut = query_spans(starts, lens, query_ranges(starts, words["num_decodes"]), config, shares=8, least_keys=128)
     assert (len(cut.merges) > 0) == (name in LONG_CASES)
     num_tokens = sum(case.query_lens)
     decodes = torch.arange(num_rows, device=device) < words["num_decodes"]
@@ -203,7 +203,7 @@ def test_any_prefill_tiles_give_the_same(block_queries: int, tile: int, window: 
     case = make_case([150, 64, 70], [60, 64, 3], q_heads=2, kv_heads=2, head_dim=32, window=window, device=device)
     words, out = case.keywords, poisoned(case)
     starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
-    cut = query_spans(starts, lens, 0, PrefillConfig(block_queries, tile, 4, 1))
+    cut = query_spans(starts, lens, query_ranges(starts, 0), PrefillConfig(block_queries, tile, 4, 1))
     spans = Spans.copied(cut, device)
     prefill_attention(
         case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],

@@ -45,8 +45,9 @@ class AttentionBatch:
     max_query_len: int
     max_context_len: int
     num_decodes: int
-    prefills: tuple[LongRow, ...] = ()
-    """The rows after the decodes as the host knows them; none while a graph is captured."""
+    library: tuple[LongRow, ...] = ()
+    """Parts of the rows after the decodes that are left to a library, as the host knows them; ``spans`` has none of
+    their queries."""
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
     last: LastTokens | None = None
@@ -128,7 +129,7 @@ class KernelPass:
             sliding_window=window,
             kv_scales=kv_scales,
             plan=self._plan,
-            prefills=batch.prefills,
+            library=batch.library,
             decode_lens=batch.decode_lens,
         )
         return attended

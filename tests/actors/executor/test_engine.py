@@ -164,8 +164,8 @@ def test_idle_moments_are_for_long_prompts(
         def __len__(self) -> int:
             return self.left
 
-        def take(self, rows: tuple[LongRow, ...]) -> bool:
-            return True
+        def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
+            return ()
 
         def prepare_next(self) -> None:
             prepared.append(threading.get_ident())

@@ -83,26 +83,39 @@ def test_no_prompt_waits_for_more_than_it_gains(prompts: LongPrompts) -> None:
     gain_s = long_prompts.gain_s(CHUNK, 16, 128)
     prompts.plan_s = 2.5 * gain_s / len(problems(CHUNK))
 
-    assert [prompts.take(CHUNK) for _ in range(4)] == [False, False, True, True]
+    assert [prompts.parts(CHUNK, decodes=False) for _ in range(4)] == [(), (), CHUNK, CHUNK]
+
+
+def test_decodes_wait_for_no_plan(prompts: LongPrompts) -> None:
+    """Beside them prompts go to the library once it is ready for their shape."""
+    prompts.plan_s = long_prompts.gain_s(CHUNK, 16, 128) / 10
+    assert prompts.parts(CHUNK, decodes=True) == ()
+    assert prompts.parts(CHUNK, decodes=False) == CHUNK
+    assert prompts.parts(CHUNK, decodes=True) == CHUNK
 
 
 def test_what_was_missed_is_made_ready_first(prompts: LongPrompts) -> None:
-    """And then taken, even by prompts that could not have waited."""
+    """And then left to the library, even by prompts that could not have waited."""
     prompts.plan_s = 1.0
-    assert not prompts.take(CHUNK)
+    assert prompts.parts(CHUNK, decodes=False) == ()
     prompts.prepare_next()
 
     assert prompts
-    assert prompts.take(CHUNK)
+    assert prompts.parts(CHUNK, decodes=False) == CHUNK
 
 
 def test_while_nobody_waits_everything_is_planned(prompts: LongPrompts) -> None:
     """Before the engine is ready. What the library would not speed up is none of it."""
-    assert prompts.take(CHUNK)
+    assert prompts.parts(CHUNK, decodes=False) == CHUNK
     prompts.plan_s = 1.0
-    assert prompts.take(CHUNK)
-    assert prompts.take((LongRow(0, 0, 64, 12288),))
-    assert not prompts.take((LongRow(0, 0, 2048, 12288),))
+    assert prompts.parts(CHUNK, decodes=False) == CHUNK
+    assert prompts.parts((LongRow(0, 0, 64, 12288),), decodes=False) == ()
+    assert prompts.parts((LongRow(0, 0, 2048, 12288),), decodes=False) == ()
+
+
+def test_a_chunk_between_pieces_leaves_its_middle_to_the_library(prompts: LongPrompts) -> None:
+    """What is before and after whole pieces is for the own kernel."""
+    assert prompts.parts((LongRow(0, 0, 4096, 8200),), decodes=False) == (LongRow(0, 1016, 3072, 8192),)
 
 
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

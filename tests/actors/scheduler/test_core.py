@@ -52,6 +52,19 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert [plan.num_scheduled.tolist() for plan in executor.plans[:4]] == [[16], [16], [8], [1]]
 
 
+def test_large_chunks_end_where_attention_is_fast() -> None:
+    """At multiples of 1024 tokens, wherever the first one begins: here behind a cached prefix."""
+    world = World()
+    executor = world.join(budget=5000, num_blocks=8000, max_model_len=20_000)
+    world.send(request("a", prompt(4000), max_tokens=1))
+    world.run()
+    world.send(request("b", prompt(4000) + prompt(8000, 1), max_tokens=1))
+    world.run()
+    world.check_end()
+    chunks = [plan.num_scheduled.tolist() for plan in executor.plans if len(plan.slots)]
+    assert chunks == [[4000], [4192], [3808]]
+
+
 def test_decodes_go_before_prefill_chunks() -> None:
     """While a long prompt is read, running sequences get a token in every step."""
     world = World()

@@ -25,6 +25,7 @@ from bus.messages import (
     GenerateRequest,
     Int32Array,
     RequestFailed,
+    RequestsDone,
     SequenceStarted,
     StepPlan,
     StepResult,
@@ -119,6 +120,7 @@ class Watch:
             else:
                 await self._look_for_failures()
         await bus.delete(self._replies)
+        await self._confirm(requests)
         self._last_step_s = self._done[-1].done_s
         columns = [np.concatenate(column) for column in zip(*self._tokens, strict=True)]
         return Run(
@@ -131,6 +133,13 @@ class Watch:
             cached_tokens=self._cached_tokens,
             scheduler_s=await self._scheduler_busy_s() - busy_s if scheduler else None,
         )
+
+    async def _confirm(self, requests: Sequence[GenerateRequest]) -> None:
+        """Say what an ingress says of answers that their clients have: until then the scheduler keeps them, and sums
+        them up every second."""
+        names = tuple(request.request_id for request in requests)
+        done = RequestsDone(request_ids=names, attempts=tuple(request.attempt for request in requests))
+        await self._deployment.bus.publish([(self._deployment.names.control, done)])
 
     def _begin(self, requests: Sequence[GenerateRequest]) -> None:
         self._numbers = {request.request_id: index for index, request in enumerate(requests)}

@@ -15,7 +15,7 @@ from actors.actor import metrics_state
 from actors.bench.deployment import BenchError, Deployment
 from actors.bench.requests import INGRESS
 from actors.bench.watch import BUSY, Run, Watch
-from bus.contract import EntryId, LogEntry
+from bus.contract import START, EntryId, LogEntry
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import (
@@ -25,6 +25,7 @@ from bus.messages import (
     Message,
     NewSequence,
     RequestFailed,
+    RequestsDone,
     SamplingParams,
     SequenceStarted,
     StepPlan,
@@ -132,6 +133,14 @@ async def test_steps_and_tokens_are_those_of_the_run(bus: MemoryBus) -> None:
     assert (second.planned_s, second.received_s, second.launched_s, second.done_s) == (2.0, 2.1, 2.2, 2.5)
     assert (run.requests.tolist(), run.token_indexes.tolist(), run.token_s.tolist()) == ([0, 0], [0, 1], [1.5, 2.5])
     assert (run.cached_tokens, run.prompt_tokens, run.scheduler_s) == (1, 3, None)
+
+
+async def test_answers_are_confirmed_as_by_an_ingress(bus: MemoryBus) -> None:
+    """So the scheduler need not keep them beside the next run."""
+    await watched(bus, [*entries(SEQUENCES, [started(7, "r")]), *entries(STEPS, plans()), *entries(RESULTS, results())])
+
+    (told,) = await bus.read({NAMES.control: START}, count=10, block_ms=0)
+    assert told.message == RequestsDone(request_ids=("r",), attempts=("",))
 
 
 async def test_a_request_that_fails_ends_the_benchmark(bus: MemoryBus) -> None:

@@ -83,7 +83,8 @@ def _plan_kernel(
     last_program = tl.maximum((total + share - 1) // share, 1) - 1
     first_program = tl.minimum(begin // share, last_program)
     count = tl.maximum((end - 1) // share, first_program) - first_program + 1
-    count = tl.where(row < num_rows, count, 0)
+    # A row of nothing has no item. They lie behind the others: one program would have them all, one after the other.
+    count = tl.where(tiles > 0, count, 0)
     end_item = tl.cumsum(count, axis=0)
     first_item = end_item - count
     divided = (count > 1).to(tl.int32)
@@ -123,7 +124,7 @@ def plan_decodes(
     slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, head_dim: int, tile: int, programs: int, window: int,
     *, settled: bool = False,
 ) -> DecodePlan:  # fmt: skip
-    """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which gives zeros)."""
+    """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out)."""
     num_rows, device = len(context_lens), context_lens.device
     num_items, num_merges = num_rows + programs - 1, min(num_rows, programs)
     ints = {"dtype": torch.int32, "device": device}

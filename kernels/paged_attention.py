@@ -192,7 +192,7 @@ def paged_attention(
     sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
     float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
 
-    Rows with context length 0 give zeros, tokens after query_start[R] anything. max_query_len and max_context_len
+    Rows with context length 0 and tokens after query_start[R] give anything. max_query_len and max_context_len
     are for the reference; block ids past a row's context are never followed, negative ones read block 0.
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
@@ -234,7 +234,6 @@ def paged_attention(
         )  # fmt: skip
         plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, library, invariant=invariant)
     if num_decodes > 0:
-        # In a pass of fixed shape this writes zeros for rows that are no decodes; their own results come after it.
         decodes = plan.decodes[sliding_window]
         decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
     if num_rows > num_decodes or decode_lens is not None:

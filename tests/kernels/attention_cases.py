@@ -22,6 +22,11 @@ class AttentionCase:
     context_lens: list[int]
     query_lens: list[int]
 
+    def live(self) -> list[int]:
+        """The tokens whose results mean something: those of rows with a context."""
+        row_of = [row for row, count in enumerate(self.query_lens) for _ in range(count)]
+        return [token for token, row in enumerate(row_of) if self.context_lens[row]]
+
 
 def make_case(
     context_lens: list[int],

@@ -177,7 +177,8 @@ class Bus(ABC):
     @abstractmethod
     async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
         """Give each entry its answer and ack it, in one transaction. An entry that is not pending any more has been
-        answered, by this call before or by another consumer: it gets no other answer, whatever is repeated.
+        answered, by this call before or by another consumer: it gets no other answer, whatever is repeated, and whoever
+        else answers it at the same time.
 
         Returns, for each, why its stream does not take the message ("": it has): nothing has happened then. A key of
         counters that is something else is left alone.

@@ -1,8 +1,8 @@
 """The bus on a Redis server (7.0 or newer; only commands that 7.0 has).
 
-Writes share one connection, leases have another, and each blocking read that is under way has its own. Nothing is
-retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only the caller knows whether
-a repeat is harmless (:mod:`bus.outbox`).
+Writes share one connection, leases and answers (if there are any) have one each, and so has each blocking read that is
+under way. Nothing is retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only
+the caller knows whether a repeat is harmless (:mod:`bus.outbox`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class RedisBus(Bus):
         self._lease_link = self._link("lease", writes=True)
         self._readers: list[RedisLink] = []
         self._abandoned: dict[Command, asyncio.Future[list[Reply]]] = {}
-        self._groups = RedisGroups(self._writer)
+        self._answer_link = self._link("answer", writes=True)
+        self._groups = RedisGroups(self._writer, self._answer_link)
         self._leases = RedisLeases(self._lease_link, self.names)
         self._state = RedisState(self._writer, self.names)
         self._closed = False
@@ -105,7 +106,7 @@ class RedisBus(Bus):
 
     async def close(self) -> None:
         self._closed = True
-        for link in (self._writer, self._lease_link, *self._readers):
+        for link in (self._writer, self._lease_link, self._answer_link, *self._readers):
             await link.close()
 
     async def ping(self) -> float:

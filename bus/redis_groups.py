@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import accumulate, chain
 from math import inf
 from time import monotonic
 
@@ -24,6 +24,7 @@ from bus.redis_replies import (
     to_entry,
 )
 from bus.redis_stream import Reply
+from bus.redis_watch import RedisWatch
 
 _PAGE = 256
 LOOK_AGAIN_S = 5.0
@@ -45,8 +46,9 @@ class RedisGroups:
     nobody, and does not count.
     """
 
-    def __init__(self, link: RedisLink) -> None:
+    def __init__(self, link: RedisLink, answer_link: RedisLink) -> None:
         self._link = link
+        self._watch = RedisWatch(answer_link)
         self._held: dict[tuple[str, str], set[EntryId]] = {}
         self._recovered: dict[_Reader, float] = {}
         self._left_over: dict[_Reader, dict[bytes, int]] = {}
@@ -162,29 +164,59 @@ class RedisGroups:
             self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)
 
     async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
-        """See what is still pending, and which streams there can be; then a transaction for each answer."""
-        streams = list(dict.fromkeys(each.stream for each in answers))
-        ids = [str(each.entry.id) for each in answers]
-        looks = [("XPENDING", each.entry.stream, group, i, i, 1) for each, i in zip(answers, ids, strict=True)]
-        replies = await self._link.call(*looks, *(("XLEN", stream) for stream in streams)) if answers else []
-        problems = {
-            stream: refusal(reply, f"answers in {stream}")
-            for stream, reply in zip(streams, replies[len(looks) :], strict=True)
-        }
-        pending = [not is_no_group(reply) and checked(reply, "answers") for reply in replies[: len(looks)]]
-        told = [problems[each.stream] if left else "" for each, left in zip(answers, pending, strict=True)]
-        places = [place for place, left in enumerate(pending) if left and not told[place]]
-        commands = [_answer_commands(group, answers[place]) for place in places]
-        replies = await self._link.call(*chain.from_iterable(commands)) if commands else []
-        for place, each in zip(places, commands, strict=True):
-            *queued, results = replies[: len(each)]
-            del replies[: len(each)]
-            told[place] = next(filter(None, (refusal(reply, f"answer to {ids[place]}") for reply in queued)), "")
-            told[place] = told[place] or refusal(checked(results, "answer")[0], f"answer to {ids[place]}")
+        """Many in a transaction. Of two who answer the same entry, the later one finds that the other one has touched a
+        key which it watches, and looks again."""
+        told = [""] * len(answers)
+        async with self._watch.lock:
+            for start in range(0, len(answers), _PAGE):
+                left = dict(enumerate(answers[start : start + _PAGE], start))
+                while left:
+                    for place, problem in (await self._answer(group, left)).items():
+                        told[place] = problem
         for answer, problem in zip(answers, told, strict=True):
             if not problem:
                 self._held.get((answer.entry.stream, group), set()).discard(answer.entry.id)
         return told
+
+    async def _answer(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+        """See what is still pending, and which streams there can be; then store the rest. What needs no more is taken
+        out of ``left``; returns why some of it cannot be stored."""
+        streams = dict.fromkeys(each.stream for each in left.values())
+        entries = [each.entry for each in left.values()]
+        replies = await self._watch.look(
+            list(map(_touched, entries)),
+            *(("XPENDING", each.stream, group, str(each.id), str(each.id), 1) for each in entries),
+            *(("XLEN", stream) for stream in streams),
+        )
+        lengths = replies[len(left) :]
+        problems = {
+            stream: refusal(reply, f"answers in {stream}") for stream, reply in zip(streams, lengths, strict=True)
+        }
+        refused: dict[int, str] = {}
+        for (place, each), reply in zip(list(left.items()), replies, strict=False):
+            is_pending = not is_no_group(reply) and checked(reply, "answers")
+            if is_pending and problems[each.stream]:
+                refused[place] = problems[each.stream]
+            if not is_pending or place in refused:
+                del left[place]
+        return refused | (await self._store(group, left) if left else {})
+
+    async def _store(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+        """The transaction. Nothing happens, and all are left, if one of the entries has been answered meanwhile; if
+        some answers are refused, the others are left."""
+        commands = {place: _answer_commands(group, each) for place, each in left.items()}
+        ends = accumulate(map(len, commands.values()))
+        spans = {place: slice(end - len(each), end) for (place, each), end in zip(commands.items(), ends, strict=True)}
+        _, *queued, results = await self._watch.exec([*chain.from_iterable(commands.values())])
+        refused = {place: _refusal(queued[span], left[place]) for place, span in spans.items()}
+        if not any(refused.values()) and results is not None:
+            added = {place: checked(results, "answers")[span.start] for place, span in spans.items()}
+            refused = {place: _refusal([reply], left[place]) for place, reply in added.items()}
+            left.clear()
+        refused = {place: problem for place, problem in refused.items() if problem}
+        for place in refused:
+            left.pop(place, None)
+        return refused
 
     async def claim(self, stream: str, group: str, consumer: str, dead: str) -> list[Entry]:
         """Take over by consumer name: idle times follow the server's wall clock and prove nothing."""
@@ -245,18 +277,28 @@ class RedisGroups:
         return {each: rows[0][1].decode() for each, rows in zip(ids, found, strict=True) if rows}
 
 
+def _touched(entry: Entry) -> str:
+    """A key that is never there; but whoever answers this entry touches it, and who watches it learns that."""
+    return f"{entry.stream}:answered:{entry.id}"
+
+
+def _refusal(replies: Iterable[Reply], answer: Answer) -> str:
+    """Why one of the commands of an answer is refused for good; "" if none is."""
+    return next(filter(None, (refusal(reply, f"answer to {answer.entry.id}") for reply in replies)), "")
+
+
 def _answer_commands(group: str, answer: Answer) -> list[Command]:
-    """The transaction: a key of counters that is no hash makes its last command alone fail."""
-    stream, entry_id = answer.entry.stream, str(answer.entry.id)
+    """The answer first. A key of counters that is no hash makes its own command alone fail."""
+    stream, entry_id, touched = answer.entry.stream, str(answer.entry.id), _touched(answer.entry)
     frame = chain.from_iterable(encode(answer.message).items())
     count: list[Command] = [("HINCRBY", answer.counters, answer.counter, 1)] if answer.counter else []
     return [
-        ("MULTI",),
         ("XADD", answer.stream, "*", *frame),
         ("XACK", stream, group, entry_id),
         ("XDEL", stream, entry_id),
+        ("SET", touched, ""),
+        ("DEL", touched),
         *count,
-        ("EXEC",),
     ]
 
 

@@ -2,15 +2,14 @@
 
 A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which is never behind
 the time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that
-has lost everything, or what it was told last. All changes are WATCH transactions on one connection, because there are
-no scripts. Beside each lease, a key that lives for a day remembers the last epoch it was granted under, so that a
-holder who slept through its expiry learns that somebody else has been there. Of two who hold a lease, because a server
-has forgotten the second grant, the later one is right.
+has lost everything, or what it was told last. All changes are WATCH transactions. Beside each lease, a key that lives
+for a day remembers the last epoch it was granted under, so that a holder who slept through its expiry learns that
+somebody else has been there. Of two who hold a lease, because a server has forgotten the second grant, the later one is
+right.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -20,6 +19,7 @@ from bus.messages import JsonValue
 from bus.redis_link import Command, RedisLink
 from bus.redis_replies import checked, exec_results
 from bus.redis_stream import Reply
+from bus.redis_watch import RedisWatch
 from bus.streams import Names
 
 _GRANT_MS = 24 * 3600 * 1000
@@ -36,19 +36,17 @@ class RedisLeases:
 
     def __init__(self, link: RedisLink, names: Names) -> None:
         self._link = link
+        self._watch = RedisWatch(link)
         self._names = names
-        self._lock = asyncio.Lock()
-        self._generation = 0
 
     async def acquire(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
         """See :meth:`bus.contract.Bus.acquire_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._lock:
+        async with self._watch.lock:
             for _ in range(_TRIES):
-                held, last = await self._watch(key, counter)
+                held, last = await self._look(key, counter)
                 if held is not None:
-                    await self._link.call(("UNWATCH",))
                     raise LeaseTaken(f"{kind} {name!r} is already running (epoch {_parse(held)[0]})")
                 epoch = _after(last)
                 if await self._exec([("SET", counter, epoch), *self._set_commands(key, granted, epoch, info, ttl_s)]):
@@ -58,12 +56,11 @@ class RedisLeases:
     async def renew(self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float) -> bool:
         """See :meth:`bus.contract.Bus.renew_lease`."""
         key, granted = self._keys(kind, name)
-        async with self._lock:
+        async with self._watch.lock:
             for _ in range(_TRIES):
-                held, last = await self._watch(key, granted)
+                held, last = await self._look(key, granted)
                 holder = _parse(held)[0] if held is not None else int(last) if last is not None else epoch
                 if holder > epoch:
-                    await self._link.call(("UNWATCH",))
                     raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
                 if await self._exec(self._set_commands(key, granted, epoch, info, ttl_s)):
                     return held is not None and holder == epoch
@@ -72,11 +69,10 @@ class RedisLeases:
     async def release(self, kind: str, name: str, epoch: int) -> None:
         """See :meth:`bus.contract.Bus.release_lease`."""
         key, _ = self._keys(kind, name)
-        async with self._lock:
+        async with self._watch.lock:
             for _ in range(_TRIES):
-                (held,) = await self._watch(key)
+                (held,) = await self._look(key)
                 if held is None or _parse(held)[0] != epoch:
-                    await self._link.call(("UNWATCH",))
                     return
                 if await self._exec([("DEL", key), ("SREM", self._names.leases, key)]):
                     return
@@ -85,11 +81,10 @@ class RedisLeases:
         """See :meth:`bus.contract.Bus.revoke_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._lock:
+        async with self._watch.lock:
             for _ in range(_TRIES):
-                held, last = await self._watch(key, counter)
+                held, last = await self._look(key, counter)
                 if held is not None and _parse(held)[0] >= below:
-                    await self._link.call(("UNWATCH",))
                     return 0
                 epoch = _after(last)
                 grant: Command = ("SET", granted, str(epoch), "PX", _GRANT_MS)
@@ -123,13 +118,11 @@ class RedisLeases:
 
     async def _forget(self, keys: Sequence[str]) -> None:
         """Take expired leases out of the index; not one that was taken again meanwhile."""
-        async with self._lock:
-            values = await self._watch(*keys)
+        async with self._watch.lock:
+            values = await self._look(*keys)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
             if gone:
                 await self._exec([("SREM", self._names.leases, *gone)])
-            else:
-                await self._link.call(("UNWATCH",))
 
     # -- transactions -------------------------------------------------------------------------------------------------
     def _keys(self, kind: str, name: str) -> tuple[str, str]:
@@ -145,19 +138,14 @@ class RedisLeases:
             ("SET", granted, str(epoch), "PX", _GRANT_MS),
         ]
 
-    async def _watch(self, *keys: str) -> list[Reply]:
+    async def _look(self, *keys: str) -> list[Reply]:
         """Watch keys and return their values."""
-        replies = await self._link.call(("UNWATCH",), ("WATCH", *keys), ("MGET", *keys))
-        for reply in replies:
-            checked(reply, "lease")
-        values: list[Reply] = replies[-1]
-        self._generation = self._link.generation
-        return values
+        (values,) = await self._watch.look(keys, ("MGET", *keys))
+        return list(checked(values, "lease"))
 
     async def _exec(self, commands: Sequence[Command]) -> bool:
-        """Run commands if no watched key has changed; only on the connection that watches."""
-        replies = await self._link.call(("MULTI",), *commands, ("EXEC",), generation=self._generation)
-        return exec_results(replies, "lease") is not None
+        """Run commands if no watched key has changed."""
+        return exec_results(await self._watch.exec(commands), "lease") is not None
 
 
 def _after(last: Reply) -> int:

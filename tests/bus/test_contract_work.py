@@ -60,6 +60,26 @@ async def test_an_entry_is_answered_once(open_bus: OpenBus) -> None:
     assert await second.consumers("s", GROUP) == {"b": 0}
 
 
+async def test_two_who_answer_at_once_give_one_answer(open_bus: OpenBus) -> None:
+    """Each entry has the answer of one of them, whole: both have it under way, and neither waits for the other."""
+    first, second = open_bus(), open_bus()
+    await publish(first, "s", *range(300))
+    entries = await read_new(first, "s", count=300)
+    for start in range(0, 300, 50):
+        mine, yours = entries[start : start + 40], entries[start + 10 : start + 50]
+        answers = [
+            [Answer(entry, out, abort(number), f"{out} sums", "done") for number, entry in enumerate(each)]
+            for each, out in ((mine, "mine"), (yours[::-1], "yours"))
+        ]
+        told = await asyncio.gather(first.answer(GROUP, answers[0]), second.answer(GROUP, answers[1]))
+        assert told == [[""] * 40] * 2
+        assert sum([await first.length(out) for out in ("mine", "yours")]) == start + 50
+    counts = await first.counters("mine sums", "yours sums")
+    assert [each.get("done", 0) for each in counts] == [await first.length(out) for out in ("mine", "yours")]
+    assert await first.length("s") == 0
+    assert await first.consumers("s", GROUP) == {"a": 0}
+
+
 async def test_restarted_consumer_gets_its_pending_entries_first(open_bus: OpenBus) -> None:
     """A new bus under the same consumer name reads what the old one left, with its delivery count, then new entries."""
     first = open_bus()

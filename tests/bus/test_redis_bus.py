@@ -239,30 +239,30 @@ async def test_lease_that_changes_under_a_transaction(server_bus: RedisBus, monk
     """A lease taken between looking and taking is not taken twice; a lost connection does not run half of it."""
     other = RedisBus(server_bus._target.text)
     leases = server_bus._leases
-    watch = leases._watch
+    look = leases._look
     meddle = True
 
-    async def watch_then_meddle(*keys: str) -> list[Reply]:
+    async def look_then_meddle(*keys: str) -> list[Reply]:
         nonlocal meddle
-        values = await watch(*keys)
+        values = await look(*keys)
         if meddle:
             meddle = False
             await other.acquire_lease("k", "n", {}, ttl_s=1000)
         return values
 
-    monkeypatch.setattr(leases, "_watch", watch_then_meddle)
+    monkeypatch.setattr(leases, "_look", look_then_meddle)
     with pytest.raises(LeaseTaken):
         await server_bus.acquire_lease("k", "n", {}, ttl_s=1000)
 
-    async def watch_then_lose(*keys: str) -> list[Reply]:
-        values = await watch(*keys)
+    async def look_then_lose(*keys: str) -> list[Reply]:
+        values = await look(*keys)
         server_bus._lease_link.drop()
         return values
 
-    monkeypatch.setattr(leases, "_watch", watch_then_lose)
+    monkeypatch.setattr(leases, "_look", look_then_lose)
     with pytest.raises(BusUnavailable, match="inside a transaction"):
         await server_bus.acquire_lease("k", "m", {}, ttl_s=1000)
-    monkeypatch.setattr(leases, "_watch", watch)
+    monkeypatch.setattr(leases, "_look", look)
     assert [lease.name for lease in await server_bus.leases()] == ["n"]
     await other.close()
 

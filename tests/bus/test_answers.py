@@ -1,0 +1,66 @@
+"""Answers that Redis refuses, or whose connection breaks: the others of the same call are stored, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bus.contract import Answer, BusUnavailable
+from bus.private_redis import PrivateRedis
+from bus.redis_bus import RedisBus
+from bus.redis_link import Command, RedisLink
+from bus.redis_stream import Reply
+from bus.redis_url import parse_redis_url
+from tests.bus.entries import GROUP, abort, publish, read_new
+
+
+async def test_what_is_refused_leaves_the_others(private_redis: PrivateRedis) -> None:
+    """A key that is no stream, one that may not be written, and counters that are none."""
+    raw, bus = RedisLink(parse_redis_url(private_redis.url), "test"), RedisBus(private_redis.url)
+    await raw.call(("SET", "text", "x"))
+    await raw.call(("ACL", "SETUSER", "default", "resetkeys", "~s*", "~out", "~text", "%R~readable"))
+    await publish(bus, "s", *range(4))
+    entries = await read_new(bus, "s")
+    streams = ("out", "text", "readable", "out")
+    answers = [
+        Answer(entry, stream, abort(number), "text", "done")
+        for number, (entry, stream) in enumerate(zip(entries, streams, strict=True))
+    ]
+
+    told = await bus.answer(GROUP, answers)
+
+    assert [bool(problem) for problem in told] == [False, True, True, False]
+    assert "WRONGTYPE" in told[1]
+    assert "does not permit" in told[2]
+    assert await bus.length("out") == 2
+    assert await bus.consumers("s", GROUP) == {"a": 2}
+    again = [Answer(each.entry, "out", each.message, "", "") for each in answers]
+    assert await bus.answer(GROUP, again) == [""] * 4
+    assert await bus.length("out") == 4
+    await bus.close()
+    await raw.close()
+
+
+async def test_a_connection_that_breaks_between_the_looks(
+    private_redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody watches any more what is answered meanwhile, so nothing is stored."""
+    bus, other = RedisBus(private_redis.url), RedisBus(private_redis.url)
+    await publish(bus, "s", 1)
+    entries = await read_new(bus, "s")
+    answers = [Answer(entries[0], "out", abort(1), "", "")]
+    look = bus._groups._watch.look
+
+    async def look_then_lose(keys: Sequence[str], *commands: Command) -> list[Reply]:
+        replies = await look(keys, *commands)
+        bus._answer_link.drop()
+        await other.answer(GROUP, answers)
+        return replies
+
+    monkeypatch.setattr(bus._groups._watch, "look", look_then_lose)
+    with pytest.raises(BusUnavailable, match="inside a transaction"):
+        await bus.answer(GROUP, answers)
+    assert await bus.length("out") == 1
+    await bus.close()
+    await other.close()

@@ -38,7 +38,8 @@ def checkpoint(
         for sequence in replica.running.occupied():
             replica.running.flush(sequence.slot)
     begun = [each for each in chain.from_iterable(request.sequences for request in requests) if _has_begun(each)]
-    lengths = [len(each.tokens) - len(each.request.prompt) for each in begun]
+    scores = [each.scores for each in begun]
+    scored = [each for each in scores if len(each)]
     return Checkpoint(
         request_ids=tuple(each.request.id for each in begun),
         positions={replica: str(position) for replica, position in positions.items()},
@@ -49,14 +50,14 @@ def checkpoint(
         blamed=tuple(blamed),
         sequence_ids=np.array([each.id for each in begun], np.int32),
         choice_indexes=np.array([each.choice_index for each in begun], np.int32),
-        lengths=np.array(lengths, np.int32),
+        lengths=np.array([len(each.tokens) - len(each.request.prompt) for each in begun], np.int32),
         ends=np.array([each.end for each in begun], np.int32),
-        token_ids=_joined(each.tokens[len(each.tokens) - n :] for each, n in zip(begun, lengths, strict=True)),
-        score_counts=np.array([len(each.scores) for each in begun], np.int32),
-        bits=_joined(each.scores.bits for each in begun),
-        top_counts=_joined(each.scores.top_counts for each in begun),
-        top_ids=_joined(each.scores.top_ids for each in begun),
-        top_bits=_joined(each.scores.top_bits for each in begun),
+        token_ids=_joined([memoryview(each.tokens)[len(each.request.prompt) :] for each in begun]),
+        score_counts=np.array([len(each) for each in scores], np.int32),
+        bits=_joined([each.bits for each in scored]),
+        top_counts=_joined([each.top_counts for each in scored]),
+        top_ids=_joined([each.top_ids for each in scored]),
+        top_bits=_joined([each.top_bits for each in scored]),
     )
 
 
@@ -66,8 +67,9 @@ def _has_begun(sequence: Sequence) -> bool:
     return known or sequence.entered or sequence.state in (State.LANDING, State.ENDED)
 
 
-def _joined(parts: Iterable[array[int]]) -> Int32Array:
-    return np.frombuffer(b"".join(part.tobytes() for part in parts), np.int32)
+def _joined(parts: Iterable[array[int] | memoryview]) -> Int32Array:
+    """A copy, the only one."""
+    return np.frombuffer(b"".join(parts), np.int32)
 
 
 @dataclass(slots=True)

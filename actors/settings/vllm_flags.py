@@ -60,7 +60,7 @@ TAKEN = (
     Flag("--enable-reasoning", "--reasoning-parser is enough", ANY, switch=True),
     Flag("--task --runner --convert", "a server generates and embeds alike", ("auto", "generate", "embed", "none")),
     Flag("--distributed-executor-backend", "executors are processes (--executors)", ("mp", "uni")),
-    Flag("--guided-decoding-backend", "outputs are structured by xgrammar", ("auto", "xgrammar")),
+    Flag("--guided-decoding-backend", "outputs are structured by llguidance", ("auto", "guidance", "xgrammar")),
     Flag("--chat-template-content-format", "templates get contents as text", ("auto", "string")),
     Flag("--tokenizer-mode --config-format --model-impl", "only the usual one is supported", ("auto", "hf", "vllm")),
     Flag("--response-role", "answers are the assistant's", ("assistant",)),

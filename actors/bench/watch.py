@@ -105,7 +105,8 @@ class Watch:
         positions = {stream: await bus.last_id(stream) for stream in self._streams}
         self._begin(requests)
         submitted_s = time.time()
-        await bus.publish((self._deployment.names.requests, request) for request in requests)
+        # Each by itself, as clients send them: what is published together is there when all of it is.
+        await asyncio.gather(*(bus.publish([(self._deployment.names.requests, request)]) for request in requests))
         heard_s = time.monotonic()
         while self._num_left:
             entries = await bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)

@@ -1,10 +1,9 @@
 """Prefill attention by torch's cuDNN kernel: for long prompts it is faster than ours, but it knows no pages.
 
-The last tokens of a row, its new ones among them, are copied out of the pages and attended causally; all before them is
-taken in large segments without a mask; the results are merged by their log-sum-exp. Sizes are multiples of
-:data:`PIECE`, because cuDNN builds a plan for each new shape (about 60 ms, once per thread): where the new tokens do
-not begin at a multiple, some old ones are queried again, and their results dropped. Prompts of one size go together,
-as one batch.
+New tokens attend to each other causally, to keys and values where the projections left them. All before them is copied
+out of the pages and taken in large segments without a mask; the results are merged by their log-sum-exp. Sizes are
+multiples of :data:`PIECE`, because cuDNN builds a plan for each new shape (about 60 ms, once per thread): what does not
+fill pieces is left to our kernel. Prompts of one size go together, as one batch.
 """
 
 from __future__ import annotations
@@ -155,14 +154,16 @@ def segments(past: int) -> list[int]:
 
 def batches_of_every_shape(most_queries: int, longest: int) -> list[Batch]:
     """Batches that between them have all shapes that parts of rows of together up to so many queries in contexts up to
-    ``longest`` can have, the likeliest first: behind whole chunks, then behind others, then several at once."""
+    ``longest`` can have, the likeliest first: without a past, those that fill a step before others, then behind whole
+    chunks, behind others."""
     found: list[Batch] = []
-    for past in (0, *sorted(SEGMENTS, key=lambda size: (size < most_queries, size))):
+    for size in range(min(most_queries, longest) // PIECE * PIECE, 0, -PIECE):
+        for count in range(1, most_queries // size + 1):
+            found.append(tuple(LongRow(i, i * size, size, size) for i in range(count)))
+    found.sort(key=lambda batch: -sum(row.num_queries for row in batch))
+    for past in sorted(SEGMENTS, key=lambda size: (size < most_queries, size)):
         for size in range(min(most_queries, longest - past) // PIECE * PIECE, 0, -PIECE):
             found.append((LongRow(0, 0, size, past + size),))
-    for size in range(PIECE, longest + 1, PIECE):
-        for count in range(2, most_queries // size + 1):
-            found.append(tuple(LongRow(i, i * size, size, size) for i in range(count)))
     return found
 
 
@@ -201,17 +202,21 @@ def long_prefill(
     scale: float,
     rows: Sequence[LongRow],
     kv_scales: torch.Tensor | None = None,
+    projected: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Attention of ``rows``, which are `LongRow.filled`, of q, written to ``out`` and returned; without ``out``, which
-    rows that `takes_all` may leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`."""
+    rows that `takes_all` may leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`. What is
+    ``projected`` is copied out of the pages if a float8 cache holds it rounded, or without it."""
     rows = tuple(rows)
     assert out is not None or takes_all(rows, len(q))
-    groups = batches(rows)
-    longest = max(max(len(batch) * batch[0].num_queries, min(batch[0].past, SEGMENTS[0])) for batch in groups)
+    groups, projected = batches(rows), None if kv_scales is not None else projected
+    longest = max(min(batch[0].past, SEGMENTS[0]) for batch in groups)
+    if projected is None:
+        longest = max(longest, *(len(batch) * batch[0].num_queries for batch in groups))
     shape = (2, longest, *k_cache.shape[2:])
     pages = _Pages(k_cache, v_cache, block_tables, kv_scales, torch.empty(shape, dtype=q.dtype, device=q.device))
     for batch in groups:
-        result = _attend_batch(q, pages, out, slots, scale, batch)
+        result = _attend_batch(q, pages, out, slots, scale, batch, projected)
     return result if out is None else out
 
 
@@ -233,13 +238,18 @@ class _Pages:
 
 
 def _attend_batch(
-    q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slots: torch.Tensor, scale: float, rows: Batch
-) -> torch.Tensor:
+    q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slots: torch.Tensor, scale: float, rows: Batch,
+    projected: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:  # fmt: skip
     """Rows to themselves, then one with a past to that, merged segment by segment."""
     size, past = rows[0].num_queries, rows[0].past
     tokens, slots = slice(rows[0].tokens.start, rows[-1].tokens.stop), slots[rows[0].row : rows[-1].row + 1]
     queries = q[tokens].unflatten(0, (len(rows), size))
-    result, lse = _attend(queries, *pages.copied(slots, past, size), scale, causal=True)
+    if projected is None:
+        own = pages.copied(slots, past, size)
+    else:
+        own = tuple(part[tokens].unflatten(0, (len(rows), size)) for part in projected)
+    result, lse = _attend(queries, *own, scale, causal=True)
     result, lse, begin = result.flatten(0, 1), lse[0], 0
     for keys in segments(past):
         more, more_lse = _attend(queries, *pages.copied(slots, begin, keys), scale, causal=False)

@@ -117,10 +117,11 @@ def paged_attention_reference(
     out: torch.Tensor | None = None,
     plan: object = None,
     library: object = (),
+    projected: object = None,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`.
 
-    ``plan`` and ``library`` are for the kernels only.
+    ``plan``, ``library`` and ``projected`` are for the kernels only.
     """
     if decode_lens is not None:
         num_decodes = int((decode_lens > 0).sum())

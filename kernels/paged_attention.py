@@ -181,6 +181,7 @@ def paged_attention(
     out: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
     library: Sequence[LongRow] = (),
+    projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens, themselves included (they are in the cache already).
@@ -197,8 +198,9 @@ def paged_attention(
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
     long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`; the plan was
-    made without it. ``invariant``: a token's result has the same bits whatever the other rows are, and however many
-    tokens of its own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
+    made without it; ``projected`` are keys and values [T, Hkv, D] of the new tokens, if they are at hand outside the
+    cache. ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
+    own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
     A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
     decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
     num_decodes is then only an upper bound.
@@ -222,7 +224,7 @@ def paged_attention(
     assert decode_lens is None or plan is not None
     assert not library or (sliding_window == 0 and not invariant)
     if library and out is None and takes_all(library, num_tokens):
-        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales)
+        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales, projected)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
@@ -243,7 +245,7 @@ def paged_attention(
             plan.prefills, kv_scales,
         )  # fmt: skip
     if library:  # after it: blocks of queries that begin before a part end inside
-        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales)
+        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected)
     return out
 
 

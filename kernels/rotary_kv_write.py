@@ -1,10 +1,13 @@
 """What lies between a layer's projections and its attention: head norms, rotary embedding, writing to the paged cache.
 
-One kernel for all of it: the queries are rotated in place, the keys go into the cache and nowhere else. A float8 cache
-holds what is written divided by a scale per head, rounded, and cut off at the largest number of the format.
+One kernel for all of it: the queries are rotated in place, the keys go into the cache. Keys of many tokens are rotated
+in place as well: a library can attend to them there. A float8 cache holds what is written divided by a scale per head,
+rounded, and cut off at the largest number of the format.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -12,6 +15,10 @@ from kernels.float8 import to_cache_reference
 from kernels.norm import rms_norm_reference
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
+
+MANY_TOKENS = 1024
+"""Of so many tokens a program has all heads of one, which moves memory faster; of fewer, some heads of one, so that
+there are programs enough."""
 
 
 def rotate_reference(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -34,7 +41,8 @@ def rotary_kv_write_reference(
     eps: float = 0.0,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Norm and rotate the queries of qkv [T, Hq + 2 Hkv, D] in place, store keys and values; returns the queries.
+    """Norm and rotate the queries of qkv [T, Hq + 2 Hkv, D] in place, the keys as well if T >= MANY_TOKENS; store keys
+    and values; returns the queries.
 
     positions [T] integers, cos_sin [max_position, D] float32: cos | sin, each D / 2 wide. k_cache, v_cache: strided
     views [num_blocks, block_size, Hkv, D] of one layer; slot_mapping [T] int64 is block * block_size + offset, or
@@ -45,7 +53,8 @@ def rotary_kv_write_reference(
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     q.copy_(rotate_reference(q if q_norm is None else rms_norm_reference(q, q_norm, eps), cos, sin))
-    k = rotate_reference(k if k_norm is None else rms_norm_reference(k, k_norm, eps), cos, sin)
+    turned = rotate_reference(k if k_norm is None else rms_norm_reference(k, k_norm, eps), cos, sin)
+    k = k.copy_(turned) if len(qkv) >= MANY_TOKENS else turned
     if bool((slot_mapping < 0).any()):
         kept = (slot_mapping >= 0).nonzero().squeeze(1)
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
@@ -150,6 +159,68 @@ def _rotary_kv_write_kernel(
             _store(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
 
 
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "mapping_ptr"])
+def _rotary_kv_write_tokens_kernel(
+    qkv_ptr,  # [T, Q_HEADS + 2 * KV_HEADS, 2 * HALF]
+    positions_ptr,  # [T]
+    cos_sin_ptr,  # [max_position, 2 * HALF] float32
+    k_cache_ptr,  # [num_blocks, BLOCK_SIZE, KV_HEADS, 2 * HALF]
+    v_cache_ptr,  # [num_blocks, BLOCK_SIZE, KV_HEADS, 2 * HALF]
+    mapping_ptr,  # [T] int64
+    q_norm_ptr,  # [2 * HALF] or None
+    k_norm_ptr,  # [2 * HALF] or None
+    scales_ptr,  # [2, KV_HEADS] float32 or None
+    eps,
+    stride_qkv,
+    stride_block,
+    stride_token,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_Q_HEADS: tl.constexpr,
+    BLOCK_KV_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    LARGEST: tl.constexpr,  # of the cache's format
+    PDL: tl.constexpr,
+):
+    # A program has one token. The first have the last tokens: the L2 cache still holds these of the projections.
+    token = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    q_head, kv_head = tl.arange(0, BLOCK_Q_HEADS)[:, None], tl.arange(0, BLOCK_KV_HEADS)[:, None]
+    q_mask, kv_mask = (q_head < Q_HEADS) & (column < HALF), (kv_head < KV_HEADS) & (column < HALF)
+    q = qkv_ptr + token * stride_qkv + q_head * (2 * HALF) + column
+    k = qkv_ptr + token * stride_qkv + (Q_HEADS + kv_head) * (2 * HALF) + column
+    v = k + KV_HEADS * (2 * HALF)
+    k_per_scale = None
+    v_per_scale = None
+    if scales_ptr is not None:
+        scale_ptr = scales_ptr + tl.minimum(kv_head, KV_HEADS - 1)
+        k_per_scale = tl.div_rn(1.0, tl.load(scale_ptr))
+        v_per_scale = tl.div_rn(1.0, tl.load(scale_ptr + KV_HEADS))
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    place = tl.load(mapping_ptr + token)
+    angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
+    q_first, q_second = tl.load(q, mask=q_mask, other=0.0), tl.load(q + HALF, mask=q_mask, other=0.0)
+    k_first, k_second = tl.load(k, mask=kv_mask, other=0.0), tl.load(k + HALF, mask=kv_mask, other=0.0)
+    v_first, v_second = tl.load(v, mask=kv_mask, other=0.0), tl.load(v + HALF, mask=kv_mask, other=0.0)
+    if q_norm_ptr is not None:
+        q_first, q_second = _norm(q_first, q_second, q_norm_ptr + column, eps, column < HALF, HALF)
+        k_first, k_second = _norm(k_first, k_second, k_norm_ptr + column, eps, column < HALF, HALF)
+    q_first, q_second = _rotate(q_first, q_second, angle_ptr, column < HALF, HALF)
+    k_first, k_second = _rotate(k_first, k_second, angle_ptr, column < HALF, HALF)
+    tl.store(q, q_first, mask=q_mask)
+    tl.store(q + HALF, q_second, mask=q_mask)
+    tl.store(k, k_first, mask=kv_mask)
+    tl.store(k + HALF, k_second, mask=kv_mask)
+    if place >= 0:
+        there = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token + kv_head * (2 * HALF) + column
+        _store(k_cache_ptr + there, k_first, k_second, k_per_scale, kv_mask, HALF, LARGEST)
+        _store(v_cache_ptr + there, v_first, v_second, v_per_scale, kv_mask, HALF, LARGEST)
+
+
 def rotary_kv_write(
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -162,9 +233,11 @@ def rotary_kv_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     kv_scales: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """Norm and rotate the queries of qkv [T, Hq + 2 Hkv, D] in place, store keys and values; returns the queries.
-    Everything as in `rotary_kv_write_reference`."""
+    Everything as in `rotary_kv_write_reference`, but if it is ``invariant``: then a token has the same bits for any T,
+    and keys stay as they are."""
     num_tokens, num_heads, head_dim = qkv.shape
     _blocks, block_size, kv_heads, _dim = k_cache.shape
     q_heads = num_heads - 2 * kv_heads
@@ -185,13 +258,26 @@ def rotary_kv_write(
     q = qkv[:, :q_heads]
     if num_tokens == 0:
         return q
-    block_heads = min(8 if num_tokens < 1024 else 16, next_power_of_2(max(q_heads, kv_heads)))
-    parts = -(-q_heads // block_heads) + 2 * -(-kv_heads // block_heads)
-    _rotary_kv_write_kernel[(parts, num_tokens)](
+    arguments = (
         qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, q_norm, k_norm, kv_scales, eps,
         qkv.stride(0), k_cache.stride(0), k_cache.stride(1),
-        Q_HEADS=q_heads, KV_HEADS=kv_heads, HALF=head_dim // 2, BLOCK_SIZE=block_size,
-        BLOCK_HEADS=block_heads, BLOCK_HALF=next_power_of_2(head_dim // 2), LARGEST=torch.finfo(k_cache.dtype).max,
-        **pdl(qkv.device), num_warps=2, enable_fp_fusion=False,  # products and sums are rounded one by one, as in torch
     )  # fmt: skip
+    common = {
+        "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": block_size,
+        "BLOCK_HALF": next_power_of_2(head_dim // 2), "LARGEST": torch.finfo(k_cache.dtype).max,
+        "enable_fp_fusion": False,  # products and sums are rounded one by one, as in torch
+        **pdl(qkv.device),
+    }  # fmt: skip
+    if num_tokens >= MANY_TOKENS and not invariant:
+        blocks = {"BLOCK_Q_HEADS": next_power_of_2(q_heads), "BLOCK_KV_HEADS": next_power_of_2(kv_heads)}
+        _rotary_kv_write_tokens_kernel[(num_tokens,)](*arguments, **blocks, **common, num_warps=4)
+        return q
+    block_heads = min(8, next_power_of_2(max(q_heads, kv_heads)))
+    parts = -(-q_heads // block_heads) + 2 * -(-kv_heads // block_heads)
+    _rotary_kv_write_kernel[(parts, num_tokens)](*arguments, BLOCK_HEADS=block_heads, **common, num_warps=2)
     return q
+
+
+def rotary_kv_write_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
+    """`rotary_kv_write` of each token alone."""
+    return rotary_kv_write(*args, **keywords, invariant=True)

@@ -92,27 +92,28 @@ class LongPrompts:
 
     def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config
-        q = _queries(self._runner, sum(row.num_queries for row in rows))
+        q, *projected = _projected(self._runner, sum(row.num_queries for row in rows))
         k_cache, v_cache = cache.select(1, 0).unbind(1)
         ones = torch.ones(2, config.num_kv_heads, device=cache.device) if is_float8(cache.dtype) else None
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
-        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, ones)
+        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, ones, tuple(projected))
 
 
 def _batches(settings: Settings, runner: Runner) -> list[Batch]:
     config, limits = runner.model.config, runner.limits
     never = settings.attention_backend == "triton" or settings.deterministic or any(config.layer_windows)
-    if runner.kv_cache.device.type == "cpu" or never or not supports(_queries(runner, 1), runner.kv_cache):
+    if runner.kv_cache.device.type == "cpu" or never or not supports(_projected(runner, 1)[0], runner.kv_cache):
         return []
     found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
     always = settings.attention_backend == "torch"
     return [rows for rows in found if always or gain_s(rows, config.num_heads, config.head_dim) > 0]
 
 
-def _queries(runner: Runner, count: int) -> torch.Tensor:
-    """Queries [count, Hq, D], beside keys and values as in a pass: cuDNN plans for strides too."""
+def _projected(runner: Runner, count: int) -> tuple[torch.Tensor, ...]:
+    """Queries [count, Hq, D], keys and values [count, Hkv, D] beside each other as in a pass: cuDNN plans for strides
+    too."""
     config, dtype = runner.model.config, runner.model.parameters.dtype
-    num_heads = config.num_heads + 2 * config.num_kv_heads
-    qkv = torch.zeros((count, num_heads, config.head_dim), dtype=dtype, device=runner.kv_cache.device)
-    return qkv[:, : config.num_heads]
+    heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    qkv = torch.zeros((count, sum(heads), config.head_dim), dtype=dtype, device=runner.kv_cache.device)
+    return qkv.split_with_sizes(heads, dim=1)

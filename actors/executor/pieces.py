@@ -27,11 +27,11 @@ class Graph(Protocol):
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """The graphs of P tokens, by layer, and what each leaves behind: ``residual`` [P, H], which is the same for all,
-    and ``queries`` [P, Hq, D]. They own none of this: the next capture gets the memory too."""
+    and ``qkv`` [P, Hq + 2 Hkv, D]. They own none of this: the next capture gets the memory too."""
 
     graphs: Sequence[Graph]
     residual: torch.Tensor
-    queries: Sequence[torch.Tensor]
+    qkv: Sequence[torch.Tensor]
 
     def of(self, num_tokens: int) -> Piece:
         """Stands for the model's own piece in a pass that begins with so many tokens and is padded to P."""
@@ -43,7 +43,7 @@ class Pieces:
             if added is not None:
                 residual.add_(added)
             self.graphs[index].replay()
-            return residual, self.queries[index][:num_tokens]
+            return residual, self.qkv[index][:num_tokens]
 
         return piece
 
@@ -53,17 +53,17 @@ Capturing = Callable[[], AbstractContextManager[Graph]]
 
 def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]) -> Pieces:
     """Capture every piece of a pass of these tokens; ``pause`` is called before each."""
-    graphs, queries = [], []
+    graphs, qkv = [], []
     residual: torch.Tensor | None = None
     for index in range(len(model.layers)):
         pause()
         with capturing() as graph:
             residual, found = model.piece(index, residual, None, tokens)
         graphs.append(graph)
-        queries.append(borrow(found))
+        qkv.append(borrow(found))
         del found  # the next piece may have its memory
     assert residual is not None
-    return Pieces(graphs, borrow(residual), queries)
+    return Pieces(graphs, borrow(residual), qkv)
 
 
 def run_pieces(model: Model, tokens: Tokens) -> None:

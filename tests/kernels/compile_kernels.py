@@ -44,7 +44,7 @@ from kernels.paged_attention import (
     plan_attention_invariant,
     prompts_config,
 )
-from kernels.rotary_kv_write import rotary_kv_write
+from kernels.rotary_kv_write import MANY_TOKENS, rotary_kv_write
 from kernels.sampling import sample
 from kernels.token_masks import apply_token_masks
 
@@ -164,12 +164,13 @@ def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.
     case = f"write {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
     cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
     weight = meta(head_dim, dtype=torch.bfloat16) if norms else None
-    rotary_kv_write(
-        meta(256, q_heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16), meta(256),
-        meta(4096, head_dim, dtype=torch.float32), cache[:, 1, 0], cache[:, 1, 1], meta(256, dtype=torch.int64),
-        q_norm=weight, k_norm=weight, eps=1e-6,
-        kv_scales=meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None,
-    )  # fmt: skip
+    for tokens in (256, MANY_TOKENS):
+        rotary_kv_write(
+            meta(tokens, q_heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16), meta(tokens),
+            meta(4096, head_dim, dtype=torch.float32), cache[:, 1, 0], cache[:, 1, 1], meta(tokens, dtype=torch.int64),
+            q_norm=weight, k_norm=weight, eps=1e-6,
+            kv_scales=meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None,
+        )  # fmt: skip
 
 
 def launch_sampling(rows: int, vocab: int) -> None:

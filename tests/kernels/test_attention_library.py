@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,20 @@ def long_rows(case: AttentionCase) -> tuple[LongRow, ...]:
     )
 
 
+def projected_of(case: AttentionCase) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the new tokens, as the projections leave them beside the queries."""
+    words, block_size = case.keywords, case.k_cache.shape[1]
+    places = []
+    for slot, count, context in zip(words["slots"].tolist(), case.query_lens, case.context_lens, strict=True):
+        positions = torch.arange(context - count, context, device=case.q.device)
+        blocks = words["block_tables"][slot].long()[positions // block_size]
+        places.append(torch.stack((blocks, positions % block_size)))
+    where = tuple(torch.cat(places, 1))
+    kv = torch.cat((case.k_cache[where], case.v_cache[where]), 1)
+    first, second = kv.chunk(2, 1)
+    return first, second
+
+
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_library, "PIECE", 8)
@@ -48,15 +63,40 @@ def test_what_fills_pieces_is_left_to_the_library(
     context_lens: list[int], query_lens: list[int], device: torch.device
 ) -> None:
     """And the rest to our kernel: whole prompts and chunks that begin and end anywhere, one row or several, beside
-    decodes, in every number of segments."""
+    decodes, in every number of segments; keys and values of new tokens out of the pages, or where they were made."""
     case = make_case(context_lens, query_lens, q_heads=4, kv_heads=2, head_dim=32, device=device)
-    parts = filled_parts(long_rows(case))
+    parts, words = filled_parts(long_rows(case)), case.keywords
     assert parts
     out = torch.full(case.q.shape, torch.nan, device=device)
-    for given in (None, out):
-        result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=parts, out=given)
+    for given, projected in ((None, projected_of(case)), (None, None), (out, projected_of(case)), (out, None)):
+        result = paged_attention(
+            case.q, case.k_cache, case.v_cache, **words, library=parts, projected=projected, out=given
+        )
         torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
-    assert result is out
+        assert given is None or result is out
+        out.fill_(torch.nan)
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_new_tokens_are_not_copied_out_of_the_pages(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If their keys and values are at hand; what lies before them is."""
+    case = make_case([24, 40], [24, 16], q_heads=4, kv_heads=2, head_dim=32, device=device)
+    copied: list[tuple[int, int]] = []
+    gather = attention_library.gather_tokens
+
+    def noting(
+        k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, first: int, k_out: torch.Tensor, *rest: Any
+    ) -> None:
+        copied.append((first, len(k_out)))
+        gather(k, v, slots, first, k_out, *rest)
+
+    monkeypatch.setattr(attention_library, "gather_tokens", noting)
+    arguments = (case.keywords["slots"], case.keywords["block_tables"], case.keywords["scale"], long_rows(case))
+    result = long_prefill(
+        case.q, case.k_cache, case.v_cache, torch.empty_like(case.q), *arguments, projected=projected_of(case)
+    )
+    torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+    assert copied == [(0, 16), (16, 8)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

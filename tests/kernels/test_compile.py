@@ -37,6 +37,7 @@ def test_kernels_compile(arch: int) -> None:
     assert {
         "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
         "_merge_blocks_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
+        "_rotary_kv_write_tokens_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel",
     } <= {variant["kernel"] for variant in variants}  # fmt: skip

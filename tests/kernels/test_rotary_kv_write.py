@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 import torch
 
+import kernels.rotary_kv_write
 from kernels.float8 import FLOAT8
-from kernels.rotary_kv_write import rotary_kv_write, rotary_kv_write_reference
+from kernels.rotary_kv_write import rotary_kv_write, rotary_kv_write_invariant, rotary_kv_write_reference
 
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():
     DTYPES.append(torch.bfloat16)  # the interpreter cuts bfloat16 results off instead of rounding them
 Q_HEADS, KV_HEADS, TOKENS, LAYER = 5, 3, 6, 1
+
+
+@pytest.fixture(params=[1, TOKENS + 1], ids=["many tokens", "few"])
+def many_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two kernels: with so few tokens, the one for many is taken."""
+    monkeypatch.setattr(kernels.rotary_kv_write, "MANY_TOKENS", request.param)
 
 
 @dataclass
@@ -64,6 +71,7 @@ def turned(case: Case, heads: torch.Tensor) -> torch.Tensor:
     return torch.cat((pair.real, pair.imag), -1)
 
 
+@pytest.mark.usefixtures("many_tokens")
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("function", [rotary_kv_write, rotary_kv_write_reference])
 def test_definition(function: Any, norms: bool, device: torch.device) -> None:
@@ -85,6 +93,7 @@ def test_definition(function: Any, norms: bool, device: torch.device) -> None:
     torch.testing.assert_close(cache.double(), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("many_tokens")
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (80, 48)])
@@ -113,6 +122,7 @@ def test_float8_rounds_to_the_nearest(cache: torch.dtype) -> None:
     torch.testing.assert_close(got, exact, rtol=half_step, atol=2e-3)
 
 
+@pytest.mark.usefixtures("many_tokens")
 @pytest.mark.parametrize("cache", FLOAT8)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_float8_kernel_is_the_reference(cache: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
@@ -130,6 +140,35 @@ def test_float8_kernel_is_the_reference(cache: torch.dtype, dtype: torch.dtype, 
         results.append((q, cache_now.view(torch.uint8)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_many_keys_are_turned_in_place(norms: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they lie in the cache, those of tokens that are not stored as well; values stay."""
+    monkeypatch.setattr(kernels.rotary_kv_write, "MANY_TOKENS", TOKENS)
+    case = make(device, DTYPES[-1], norms=norms)
+    qkv, case.mapping = case.qkv.clone(), torch.arange(TOKENS, device=device)
+    _, cache = case.run(lambda _, *rest, **keywords: rotary_kv_write(qkv, *rest, **keywords))
+    keys, values = qkv[:, Q_HEADS:].chunk(2, 1)
+    assert torch.equal(keys, cache[0, LAYER, 0, :TOKENS])
+    assert torch.equal(values, case.qkv[:, Q_HEADS + KV_HEADS :])
+    case.mapping.fill_(-1)
+    again = case.qkv.clone()
+    case.run(lambda _, *rest, **keywords: rotary_kv_write(again, *rest, **keywords))
+    assert torch.equal(again, qkv)
+
+
+def test_an_invariant_token_does_not_know_how_many_there_are(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel for many tokens and few: the same bits, and keys only in the cache."""
+    case = make(device, DTYPES[-1], norms=True)
+    few = case.run(rotary_kv_write_invariant)
+    monkeypatch.setattr(kernels.rotary_kv_write, "MANY_TOKENS", 1)
+    qkv = case.qkv.clone()
+    many = case.run(lambda _, *rest, **keywords: rotary_kv_write_invariant(qkv, *rest, **keywords))
+    assert all(torch.equal(*each) for each in zip(few, many, strict=True))
+    assert torch.equal(qkv[:, Q_HEADS:], case.qkv[:, Q_HEADS:])
 
 
 def test_no_tokens(device: torch.device) -> None:

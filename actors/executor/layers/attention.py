@@ -14,6 +14,7 @@ from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape, Spans
+from kernels.rotary_kv_write import MANY_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,11 @@ class AttentionPass(Protocol):
         scale: float,
         window: int,
         kv_scales: torch.Tensor | None = None,
+        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Attention of q [T, Hq, D] over a layer's views [num_blocks, block_size, Hkv, D] of the cache -> [T, Hq, D];
-        ``window`` 0 is all; ``kv_scales`` [2, Hkv] belong to a float8 cache."""
+        ``window`` 0 is all; ``kv_scales`` [2, Hkv] belong to a float8 cache; ``projected`` as in
+        :func:`kernels.paged_attention.paged_attention`."""
         ...
 
 
@@ -112,6 +115,7 @@ class KernelPass:
         scale: float,
         window: int,
         kv_scales: torch.Tensor | None = None,
+        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         batch = self.batch
         attended: torch.Tensor = self._ops.paged_attention(
@@ -130,6 +134,7 @@ class KernelPass:
             kv_scales=kv_scales,
             plan=self._plan,
             library=batch.library,
+            projected=projected,
             decode_lens=batch.decode_lens,
         )
         return attended
@@ -148,7 +153,7 @@ class Attention:
         self._ops = ops
         self._layer = layer
         self._rotary = rotary
-        self._num_heads = config.num_heads + 2 * config.num_kv_heads
+        self._heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         self.window = config.layer_windows[layer]
@@ -163,20 +168,23 @@ class Attention:
     def write(
         self, x: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor
     ) -> torch.Tensor:
-        """x [T, H], positions and slot_mapping [T] -> queries [T, Hq, D]; keys and values go into ``kv_cache``."""
-        qkv = self.qkv(x).view(len(x), self._num_heads, self._head_dim)
-        queries: torch.Tensor = self._ops.rotary_kv_write(
+        """x [T, H], positions and slot_mapping [T] -> queries, keys and values [T, Hq + 2 Hkv, D]; the latter go into
+        ``kv_cache`` too."""
+        qkv = self.qkv(x).view(len(x), sum(self._heads), self._head_dim)
+        self._ops.rotary_kv_write(
             qkv, positions, self._rotary, *self._caches(kv_cache), slot_mapping, kv_scales=self._scales(kv_cache),
             **self.norms,
         )  # fmt: skip
-        return queries
+        return qkv
 
     def add(
-        self, q: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
+        self, qkv: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
     ) -> torch.Tensor | None:
-        """Queries [T, Hq, D] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        """What was written -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
         k_cache, v_cache = self._caches(kv_cache)
-        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, self._scales(kv_cache))
+        q, k, v = qkv.split_with_sizes(self._heads, dim=1)
+        projected = (k, v) if len(qkv) >= MANY_TOKENS else None  # keys of fewer are in the cache only
+        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, self._scales(kv_cache), projected)
         return self.out.add(attended.flatten(1), residual)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -78,6 +78,7 @@ class CpuPass:
         scale: float,
         window: int,
         kv_scales: torch.Tensor | None = None,
+        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         assert kv_scales is None  # a float8 cache is the reference's
         count = self.batch.num_decodes

@@ -111,12 +111,12 @@ class LlamaModel:
         residual, added = None, None
         for index, layer in enumerate(self.layers):
             pause()
-            residual, queries = piece(index, residual, added, tokens)
+            residual, qkv = piece(index, residual, added, tokens)
             if layer is self.layers[-1] and batch.last is not None:
                 attention, last = ending, batch.last.index
-                residual, queries = residual.index_select(0, last), queries.index_select(0, last)
-            added = layer.attention.add(queries, residual, kv_cache, attention)
-            del queries  # the next piece may have their memory
+                residual, qkv = residual.index_select(0, last), qkv.index_select(0, last)
+            added = layer.attention.add(qkv, residual, kv_cache, attention)
+            del qkv  # the next piece may have its memory
         assert residual is not None
         return self._feed_forward(self.layers[-1], self.norm, residual, added)
 
@@ -124,8 +124,8 @@ class LlamaModel:
         self, index: int, residual: torch.Tensor | None, added: torch.Tensor | None, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual``
-        [T, H], None before the first layer, and what is still to be added to it -> itself and the queries [T, Hq, D].
-        Keys and values are written."""
+        [T, H], None before the first layer, and what is still to be added to it -> itself, and queries, keys and values
+        [T, Hq + 2 Hkv, D], the latter in the cache as well."""
         layer = self.layers[index]
         if residual is None:
             residual = self.embedding(tokens.ids)

@@ -41,11 +41,13 @@ def test_each_shape_is_attended_once(tmp_path: Path, cache_dtype: str, monkeypat
     attended: list[Batch] = []
 
     def attend(q: torch.Tensor, k_cache: torch.Tensor, *rest: Any) -> None:
-        assert q.shape == (sum(row.num_queries for row in rest[-2]), 16, 128)
-        assert q.stride() == (32 * 128, 128, 1)
+        rows, scales, (k, v) = rest[-3:]
+        assert q.shape == (sum(row.num_queries for row in rows), 16, 128)
+        assert k.shape == v.shape == (len(q), 8, 128)
+        assert q.stride() == k.stride() == v.stride() == (32 * 128, 128, 1)
         assert k_cache.shape[1:] == (16, 8, 128)
-        assert (rest[-1] is not None) == (cache_dtype == "fp8")
-        attended.append(rest[-2])
+        assert (scales is not None) == (cache_dtype == "fp8")
+        attended.append(rows)
 
     monkeypatch.setattr(long_prompts, "long_prefill", attend)
     settings = SETTINGS.replace(kv_cache_dtype=cache_dtype)

@@ -133,7 +133,7 @@ class EagerPieces(EagerGraphs):
         self.replayed.add(bucket)
         model, config, size = runner.model, runner.model.config, bucket.tokens
         residual = torch.full((size, config.hidden_size), torch.nan)
-        queries = torch.full((size, config.num_heads, config.head_dim), torch.nan)
+        qkv = torch.full((size, config.num_heads + 2 * config.num_kv_heads, config.head_dim), torch.nan)
 
         class Computed:
             """Leaves behind what the graph of a layer's piece does."""
@@ -144,12 +144,12 @@ class EagerPieces(EagerGraphs):
             def replay(self) -> None:
                 given = residual if self.index else None
                 for kept, found in zip(
-                    (residual, queries), model.piece(self.index, given, None, runner.tokens(size)), strict=True
+                    (residual, qkv), model.piece(self.index, given, None, runner.tokens(size)), strict=True
                 ):
                     kept.copy_(found)
 
         graphs = [Computed(index) for index in range(config.num_layers)]
-        return Pieces(graphs, residual, [queries] * len(graphs)).of(num_tokens)
+        return Pieces(graphs, residual, [qkv] * len(graphs)).of(num_tokens)
 
 
 @pytest.mark.parametrize("budget", [5, 17, 64])

@@ -1,9 +1,9 @@
 """Prefill attention by torch's cuDNN kernel: for long prompts it is faster than ours, but it knows no pages.
 
 New tokens attend to each other causally, to keys and values where the projections left them. All before them is copied
-out of the pages and taken in large segments without a mask; the results are merged by their log-sum-exp. Sizes are
-multiples of :data:`PIECE`, because cuDNN builds a plan for each new shape (about 60 ms, once per thread): what does not
-fill pieces is left to our kernel. Prompts of one size go together, as one batch.
+out of the pages and taken in large segments without a mask; the results are merged by their log-sum-exp. cuDNN builds a
+plan for each new shape (35 to 60 ms, once per thread). So it gets the queries that fill pieces of the context, whose
+sizes are few, and our kernel the rest. Prompts of one size go together, as one batch.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from kernels.attention_gather import gather_tokens, merge_attention
 from kernels.target import target_of
 
-PIECE = 1024
-SEGMENTS = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
+PIECES = (512, 1024, 2048)
+"""Sizes in tokens. What fills pieces of the first is best left to cuDNN; larger ones leave more to us, but have fewer
+shapes."""
+SEGMENTS = (65536, 32768, 16384, 8192, 4096, 2048, 1024, 512)
 """Sizes in which the past is taken, the largest that fits first; they bound the memory for copies."""
-FULL = 0.75
-"""The share of its square that a row's queries must fill to go together with others, so that little is padded."""
 OWN_RATE, CAUSAL_RATE, PAST_RATE = 450e12, 640e12, 660e12
 """FLOP/s on an H200 of our prefill kernel, and of cuDNN's with a causal mask and without (see docs), for long rows."""
 OWN_HALF, CAUSAL_HALF = 550, 400
@@ -52,10 +52,10 @@ class LongRow(NamedTuple):
         """Its queries among those of the pass."""
         return slice(self.first_token, self.first_token + self.num_queries)
 
-    def filled(self) -> LongRow:
+    def filled(self, piece: int) -> LongRow:
         """The part whose queries fill pieces of the context; perhaps of none."""
-        end = self.context_len // PIECE * PIECE
-        begin = min(-(-self.past // PIECE) * PIECE, end)
+        end = self.context_len // piece * piece
+        begin = min(-(-self.past // piece) * piece, end)
         return LongRow(self.row, self.first_token + begin - self.past, end - begin, end)
 
 
@@ -95,14 +95,14 @@ def batches(rows: tuple[LongRow, ...]) -> tuple[Batch, ...]:
     return tuple(found)
 
 
-def filled_parts(rows: tuple[LongRow, ...]) -> tuple[LongRow, ...]:
-    """All that cuDNN can take of the rows."""
-    return tuple(part for row in rows if (part := row.filled()).num_queries)
+def filled_parts(rows: tuple[LongRow, ...], piece: int) -> tuple[LongRow, ...]:
+    """All that fills pieces of the rows."""
+    return tuple(part for row in rows if (part := row.filled(piece)).num_queries)
 
 
-def faster_parts(rows: tuple[LongRow, ...], q_heads: int, head_dim: int) -> tuple[LongRow, ...]:
-    """The parts of the rows for which cuDNN takes less time than our kernel."""
-    faster = (batch for batch in batches(filled_parts(rows)) if gain_s(batch, q_heads, head_dim) > 0)
+def faster_parts(rows: tuple[LongRow, ...], piece: int, q_heads: int, head_dim: int) -> tuple[LongRow, ...]:
+    """What fills pieces of the rows and takes cuDNN less time than our kernel."""
+    faster = (batch for batch in batches(filled_parts(rows, piece)) if gain_s(batch, q_heads, head_dim) > 0)
     return tuple(itertools.chain.from_iterable(faster))
 
 
@@ -154,17 +154,22 @@ def segments(past: int) -> list[int]:
 
 def batches_of_every_shape(most_queries: int, longest: int) -> list[Batch]:
     """Batches that between them have all shapes that parts of rows of together up to so many queries in contexts up to
-    ``longest`` can have, the likeliest first: without a past, those that fill a step before others, then behind whole
-    chunks, behind others."""
+    ``longest`` can have: those of large pieces first, and of these the likeliest, without a past those that fill a step
+    before others, then behind whole chunks, behind others."""
     found: list[Batch] = []
-    for size in range(min(most_queries, longest) // PIECE * PIECE, 0, -PIECE):
+    finest = PIECES[0]
+    for size in range(min(most_queries, longest) // finest * finest, 0, -finest):
         for count in range(1, most_queries // size + 1):
             found.append(tuple(LongRow(i, i * size, size, size) for i in range(count)))
     found.sort(key=lambda batch: -sum(row.num_queries for row in batch))
     for past in sorted(SEGMENTS, key=lambda size: (size < most_queries, size)):
-        for size in range(min(most_queries, longest - past) // PIECE * PIECE, 0, -PIECE):
+        for size in range(min(most_queries, longest - past) // finest * finest, 0, -finest):
             found.append((LongRow(0, 0, size, past + size),))
-    return found
+    return sorted(found, key=lambda batch: -_largest_piece(batch[0]))
+
+
+def _largest_piece(row: LongRow) -> int:
+    return max(piece for piece in PIECES if row.past % piece == row.num_queries % piece == 0)
 
 
 def _attend(

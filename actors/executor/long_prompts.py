@@ -14,6 +14,7 @@ from actors.executor.kv_cache import is_float8
 from actors.executor.runner import Runner
 from actors.settings import Settings
 from kernels.attention_library import (
+    PIECES,
     Batch,
     LongRow,
     Problem,
@@ -49,28 +50,30 @@ class LongPrompts:
         return len(self._batches)
 
     def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
-        """The parts of these rows that are left to the library: all for which it is faster, or none, if its rows, or
-        ``decodes`` beside them, would wait longer for plans that are missing than it saves.
+        """The parts of these rows that are left to the library, because it is faster: what fills the smallest pieces,
+        or, if its rows, or ``decodes`` beside them, would wait longer for plans that are missing than these save, the
+        smallest for which there are plans.
 
         What is lost in that way adds up: once it is more than the plans cost, they are made.
         """
         if not self._used:
             return ()
-        config = self._runner.model.config
-        parts: tuple[LongRow, ...] = filled_parts(rows)
         if self._always:
-            return parts
-        parts = faster_parts(rows, config.num_heads, config.head_dim)
-        missing = problems(parts) - self._planned
+            everything: tuple[LongRow, ...] = filled_parts(rows, PIECES[0])
+            return everything
+        wanted = self._faster(rows, PIECES[0])
+        missing = problems(wanted) - self._planned
         if not missing:
-            return parts
-        lost_s = self._saved_s(parts) + sum(self._lost_s.get(each, 0.0) for each in missing)
+            return wanted
+        others = (self._faster(rows, piece) for piece in PIECES[1:])
+        ready = next((parts for parts in others if problems(parts) <= self._planned), ())
+        lost_s = self._saved_s(wanted) - self._saved_s(ready) + sum(self._lost_s.get(each, 0.0) for each in missing)
         if decodes or lost_s < len(missing) * self.plan_s:
             self._lost_s.update((each, lost_s / len(missing)) for each in missing)
             self._batches.sort(key=lambda batch: len(missing - problems(batch)))
-            return ()
+            return ready
         self._planned |= missing
-        return parts
+        return wanted
 
     def prepare_next(self) -> None:
         """Attend one batch, over whatever the cache holds. Between two steps."""
@@ -83,6 +86,11 @@ class LongPrompts:
             self._planned |= problems(batch)
         except torch.OutOfMemoryError:
             self._batches.clear()  # such prompts may never come
+
+    def _faster(self, rows: tuple[LongRow, ...], piece: int) -> tuple[LongRow, ...]:
+        config = self._runner.model.config
+        parts: tuple[LongRow, ...] = faster_parts(rows, piece, config.num_heads, config.head_dim)
+        return parts
 
     def _saved_s(self, parts: tuple[LongRow, ...]) -> float:
         """Seconds that the library saves in all layers of a step."""

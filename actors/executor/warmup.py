@@ -19,7 +19,7 @@ from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
 from bus.messages import NewSequence, StepPlan
 from kernels import linear_choice
-from kernels.attention_library import PIECE
+from kernels.attention_library import PIECES
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 """How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
@@ -100,7 +100,9 @@ def long_steps(limits: BatchLimits) -> list[StepPlan]:
     steps = []
     for count in (budget, 1):
         if (past := longest - count) > 0:
-            whole = past // PIECE * PIECE or past  # behind whole pieces a library's attention is the most likely
+            whole = (
+                past // PIECES[-1] * PIECES[-1] or past
+            )  # behind whole pieces a library's attention is the most likely
             steps.append(_chunk([], whole + count, count, limits))
     beside = min(budget - 1, longest)
     if beside > 0 and limits.max_num_seqs > 1:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention_decode import decode_config, num_multiprocessors
-from kernels.attention_library import LongRow, filled_parts, long_prefill, scratch_bytes
+from kernels.attention_library import PIECES, LongRow, filled_parts, long_prefill, scratch_bytes
 from kernels.attention_spans import fixed_config, num_shares, query_ranges, query_spans
 from kernels.paged_attention import (
     AttentionShape,
@@ -174,7 +174,7 @@ def test_library_prefill_of_several(lens: list[int]) -> None:
     )
     starts = [sum(lens[:row]) for row in range(len(lens))]
     rows = tuple(LongRow(row, start, count, count) for row, (start, count) in enumerate(zip(starts, lens, strict=True)))
-    library = filled_parts(rows)
+    library = filled_parts(rows, PIECES[0])
     result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=library)
     own = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
     torch.testing.assert_close(result, own, atol=1e-2, rtol=1e-2)
@@ -195,7 +195,7 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
         [context], [queries], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
         cache_dtype=cache_dtype, device=CUDA,
     )  # fmt: skip
-    library = filled_parts((LongRow(0, 0, queries, context),))
+    library = filled_parts((LongRow(0, 0, queries, context),), PIECES[0])
     words = case.keywords | {"library": library}
     out = torch.full(case.q.shape, torch.nan, dtype=torch.bfloat16, device=CUDA)
     result = paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out)

@@ -49,7 +49,7 @@ def projected_of(case: AttentionCase) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_library, "PIECE", 8)
+    monkeypatch.setattr(attention_library, "PIECES", (8, 16))
     monkeypatch.setattr(attention_library, "SEGMENTS", (32, 16, 8))
 
 
@@ -65,7 +65,7 @@ def test_what_fills_pieces_is_left_to_the_library(
     """And the rest to our kernel: whole prompts and chunks that begin and end anywhere, one row or several, beside
     decodes, in every number of segments; keys and values of new tokens out of the pages, or where they were made."""
     case = make_case(context_lens, query_lens, q_heads=4, kv_heads=2, head_dim=32, device=device)
-    parts, words = filled_parts(long_rows(case)), case.keywords
+    parts, words = filled_parts(long_rows(case), 8), case.keywords
     assert parts
     out = torch.full(case.q.shape, torch.nan, device=device)
     for given, projected in ((None, projected_of(case)), (None, None), (out, projected_of(case)), (out, None)):
@@ -124,7 +124,7 @@ def test_the_library_over_a_float8_cache(dtype: torch.dtype, device: torch.devic
 @pytest.mark.usefixtures("small_sizes")
 def test_what_fills_pieces(queries: int, context: int, part: tuple[int, int, int] | None) -> None:
     """Of a row whose queries begin at token 5 of the pass: first token, number of queries, context."""
-    assert filled_parts((LongRow(2, 5, queries, context),)) == (() if part is None else (LongRow(2, *part),))
+    assert filled_parts((LongRow(2, 5, queries, context),), 8) == (() if part is None else (LongRow(2, *part),))
 
 
 @pytest.mark.parametrize(("most_queries", "longest"), [(16, 100), (20, 60), (8, 30), (5, 70), (16, 9)])
@@ -149,7 +149,8 @@ def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queri
         shapes.clear()
         asked.clear()
         starts = itertools.accumulate((queries for queries, _ in lens), initial=0)
-        rows = filled_parts(tuple(LongRow(i, at, *of) for i, (at, of) in enumerate(zip(starts, lens, strict=False))))
+        rows = tuple(LongRow(i, at, *of) for i, (at, of) in enumerate(zip(starts, lens, strict=False)))
+        rows = filled_parts(rows, 8)
         q = torch.empty(sum(queries for queries, _ in lens), 4, 2)[:, :2]
         if rows:
             long_prefill(q, cache, cache, torch.empty_like(q), nothing, nothing, 1.0, rows)
@@ -188,12 +189,12 @@ def test_when_it_pays() -> None:
         return LongRow(row, row * queries, queries, context)
 
     for queries, context in ((8192, 8192), (8192, 131072), (2048, 32768)):
-        assert faster_parts((part(queries, context),), 32, 128) == (part(queries, context),)
+        assert faster_parts((part(queries, context),), 512, 32, 128) == (part(queries, context),)
     several = tuple(part(2048, 2048, row) for row in range(4))
-    assert faster_parts(several, 32, 128) == several
-    assert faster_parts(several[:1], 32, 128) == ()
-    assert faster_parts((part(8192, 8192), LongRow(1, 8192, 1024, 1024)), 32, 128) == (part(8192, 8192),)
-    assert faster_parts((part(1023, 32767),), 32, 128) == ()
+    assert faster_parts(several, 512, 32, 128) == several
+    assert faster_parts(several[:1], 512, 32, 128) == ()
+    assert faster_parts((part(8192, 8192), LongRow(1, 8192, 512, 512)), 512, 32, 128) == (part(8192, 8192),)
+    assert faster_parts((part(511, 32767),), 512, 32, 128) == ()
 
 
 def test_what_the_library_computes() -> None:

@@ -116,8 +116,18 @@ def test_while_nobody_waits_everything_is_planned(prompts: LongPrompts) -> None:
 
 
 def test_a_chunk_between_pieces_leaves_its_middle_to_the_library(prompts: LongPrompts) -> None:
-    """What is before and after whole pieces is for the own kernel."""
-    assert prompts.parts((LongRow(0, 0, 4096, 8200),), decodes=False) == (LongRow(0, 1016, 3072, 8192),)
+    """What is before and after pieces of 512 is for the own kernel."""
+    assert prompts.parts((LongRow(0, 0, 4096, 8200),), decodes=False) == (LongRow(0, 504, 3584, 8192),)
+
+
+def test_larger_pieces_stand_in_for_smaller_ones(prompts: LongPrompts) -> None:
+    """Their shapes are fewer, and made ready first: a chunk whose own is missing leaves less to the library."""
+    between = (LongRow(0, 0, 4095, 8191),)
+    prompts.parts((LongRow(0, 0, 2048, 6144),), decodes=False)
+    prompts.plan_s = 1.0
+    assert prompts.parts(between, decodes=False) == (LongRow(0, 0, 2048, 6144),)
+    prompts.prepare_next()
+    assert prompts.parts(between, decodes=False) == (LongRow(0, 0, 3584, 7680),)
 
 
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 A step with decodes is filled with prefill until its predicted time reaches the inter-token target. When a request would
 get its first token later than ``--ttft-target-ms`` at that pace, the step may take nearly twice the target. Steps
 without decodes are as large as the token budget allows: nobody waits for their end but those who are in them.
+
+Where little waits there is no hurry: prompts are read one after the other, in short steps.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ GROWTH = 1.5
 FIRST_SHARE = 1 / 3
 """Where prompts have been timed at start, a chunk is taken to be tried if it needs so much of the target by their rate:
 the first ones need half of it. They begin from small otherwise, and many first tokens wait meanwhile."""
+FREE_TOKENS = 128
+"""Products of a step with so many tokens wait for the weights to be read, which decodes alone wait for too: prompts cost
+little more than their attention there."""
+HURRY_STEPS = 2
+"""Where more waits than so many full steps hold, all steps are full."""
 DEVIATIONS = 2.0
 """A step is planned to take so many usual deviations less than it may."""
 
@@ -64,7 +71,20 @@ class Pacer:
         ``budget`` tokens of prefill. Rows at the end may get none."""
         counts = self._fill(self._itl_s, decodes, rows, budget)
         if self._ttft_s is not None and self._is_late(now_s, self._ttft_s, rows, sum(counts)):
-            counts = self._fill(self._itl_s * PRESSED, decodes, rows, budget)
+            return self._fill(self._itl_s * PRESSED, decodes, rows, budget)
+        return self._one_by_one(now_s, decodes, rows, counts)
+
+    def _one_by_one(self, now_s: float, decodes: Work, rows: Ordered[Prefill], counts: list[int]) -> list[int]:
+        """``counts``, unless there is no hurry: then those of the first row, of others that are nearly free beside it,
+        and of those who have waited for as long as the target. All at once, they would all get their first tokens at
+        the end of one long step, and would stay in step with each other from then on."""
+        spare = FREE_TOKENS - decodes.decodes
+        if spare <= 0 or sum(row.wanted for row in rows) > HURRY_STEPS * sum(counts):
+            return counts
+        for number, row in enumerate(rows):
+            spare -= row.wanted
+            if number and spare < 0 and row.arrived_s is not None and now_s - row.arrived_s < self._itl_s:
+                return counts[:number] + [0] * (len(counts) - number)
         return counts
 
     def allows(self, decodes: Work) -> bool:

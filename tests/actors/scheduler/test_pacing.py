@@ -15,7 +15,7 @@ from fake_executor import FakeExecutor
 from world import World, request
 
 from actors.scheduler.events import ReplicaResult
-from actors.scheduler.pacing import LEAST_CHUNK_TOKENS, PRESSED, Pacer, Prefill
+from actors.scheduler.pacing import FREE_TOKENS, LEAST_CHUNK_TOKENS, PRESSED, Pacer, Prefill
 from actors.scheduler.step_time import StepTime, Work
 from bus.messages import StepPlan, StepResult
 
@@ -250,6 +250,51 @@ def test_a_share_never_exceeds_the_budget() -> None:
     rows = [Prefill(0, 30, 0.0), Prefill(0, 50, 0.0), Prefill(0, 10, 0.0)]
     assert pacer.share(5.0, Work(decodes=1), rows, 60) == [30, 30, 0]
     assert pacer.share(5.0, Work(decodes=1), rows, 600) == [30, 50, 10]
+
+
+def calm_share(rows: list[Prefill], *, now_s: float = 0.0, decodes: int = 8) -> list[int]:
+    """Of a step that has room for 736 tokens of prompts."""
+    return Pacer(ITL_S, None, tokens_per_s=50_000).share(now_s, Work(decodes=decodes), rows, 4096)
+
+
+def test_few_prompts_are_read_one_after_the_other() -> None:
+    """Short ones together, as far as they are free; and whoever goes on behind its first token is not kept waiting."""
+    assert calm_share([Prefill(0, 200, 0.0)] * 3) == [200, 0, 0]
+    assert calm_share([Prefill(0, 40, 0.0)] * 4) == [40, 40, 40, 0]
+    assert calm_share([Prefill(0, 200, 0.0), Prefill(0, 200), Prefill(0, 200, 0.0)]) == [200, 200, 0]
+
+
+def test_no_prompt_gives_way_for_longer_than_the_target() -> None:
+    assert calm_share([Prefill(0, 200, 0.0), Prefill(0, 200, 0.0), Prefill(0, 200, 0.01)], now_s=ITL_S) == [200, 200, 0]
+
+
+def test_all_prompts_are_read_at_once_where_that_is_as_cheap_or_many_wait() -> None:
+    """Beside many decodes products compute at full speed anyway; and what two full steps do not hold is in a hurry."""
+    assert calm_share([Prefill(0, 200, 0.0)] * 3, decodes=FREE_TOKENS) == [200, 200, 200]
+    assert calm_share([Prefill(0, 200, 0.0)] * 7) == [200, 0, 0, 0, 0, 0, 0]
+    assert calm_share([Prefill(0, 200, 0.0)] * 8) == [200, 200, 200, 136, 0, 0, 0, 0]
+
+
+def test_prompts_that_come_together_get_their_first_tokens_one_after_the_other() -> None:
+    """Beside streams whose own prompts were longer than all of theirs."""
+    world = World(block_size=16, itl_target_s=ITL_S)
+    executor = TimedExecutor(
+        noise=0.0, num_blocks=4000, block_size=16, max_num_seqs=32, max_model_len=2000, budget=8192
+    )
+    world.join(executor)
+    clock = Clock(world, executor)
+    prompts = [[(7 * j + i) % 40 for j in range(600)] for i in range(8)]
+    for i, prompt in enumerate(prompts):
+        clock.send(request(f"stream{i}", prompt, block_size=16, max_tokens=200))
+    for _ in range(60):
+        clock.step()
+    others = [[(3 * j * j + 5 * i) % 39 for j in range(100)] for i in range(3)]
+    together = [request(f"late{i}", prompt, block_size=16, max_tokens=9) for i, prompt in enumerate(others)]
+    clock.send(*(dataclasses.replace(each, arrived_s=world.now_s) for each in together))
+    for _ in range(10):
+        clock.step()
+    answered = [clock.token_times[f"late{i}"][0] for i in range(3)]
+    assert answered == sorted(set(answered))
 
 
 def test_the_law_finds_the_weights_and_keeps_them_unused() -> None:

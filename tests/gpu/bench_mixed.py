@@ -83,8 +83,7 @@ class MixedSteps:
         if runner.graphs is None:
             return
         bucket = runner.buckets.fitting(work)
-        assert bucket is not None
-        if bucket not in runner.graphs._captured:
+        if bucket is not None and bucket not in runner.graphs._captured:
             _run_empty(runner, bucket)  # kernels compiled
             torch.cuda.synchronize()
             runner.graphs._capture(runner, bucket)

@@ -15,7 +15,7 @@ from fake_executor import FakeExecutor
 from world import World, request
 
 from actors.scheduler.events import ReplicaResult
-from actors.scheduler.pacing import FREE_TOKENS, LEAST_CHUNK_TOKENS, PRESSED, Pacer, Prefill
+from actors.scheduler.pacing import FREE_TOKENS, HURRY_STEPS, LEAST_CHUNK_TOKENS, PRESSED, Pacer, Prefill
 from actors.scheduler.step_time import StepTime, Work
 from bus.messages import StepPlan, StepResult
 
@@ -252,27 +252,29 @@ def test_a_share_never_exceeds_the_budget() -> None:
     assert pacer.share(5.0, Work(decodes=1), rows, 600) == [30, 50, 10]
 
 
-def calm_share(rows: list[Prefill], *, now_s: float = 0.0, decodes: int = 8) -> list[int]:
+def calm_share(rows: list[Prefill], *, now_s: float = 0.0, decodes: int = 10) -> list[int]:
     """Of a step that has room for 736 tokens of prompts."""
     return Pacer(ITL_S, None, tokens_per_s=50_000).share(now_s, Work(decodes=decodes), rows, 4096)
 
 
-def test_few_prompts_are_read_one_after_the_other() -> None:
-    """Short ones together, as far as they are free; and whoever goes on behind its first token is not kept waiting."""
-    assert calm_share([Prefill(0, 200, 0.0)] * 3) == [200, 0, 0]
-    assert calm_share([Prefill(0, 40, 0.0)] * 4) == [40, 40, 40, 0]
-    assert calm_share([Prefill(0, 200, 0.0), Prefill(0, 200), Prefill(0, 200, 0.0)]) == [200, 200, 0]
+def test_few_short_prompts_are_read_one_after_the_other() -> None:
+    """Together as far as they are free; whoever goes on behind its first token is not kept waiting."""
+    assert calm_share([Prefill(0, 100, 0.0)] * 3) == [100, 0, 0]
+    assert calm_share([Prefill(0, 40, 0.0)] * 5) == [40, 40, 40, 0, 0]
+    assert calm_share([Prefill(0, 100, 0.0), Prefill(0, 100), Prefill(0, 100, 0.0)]) == [100, 100, 0]
 
 
-def test_no_prompt_gives_way_for_longer_than_the_target() -> None:
-    assert calm_share([Prefill(0, 200, 0.0), Prefill(0, 200, 0.0), Prefill(0, 200, 0.01)], now_s=ITL_S) == [200, 200, 0]
+def test_no_prompt_gives_way_for_longer_than_two_targets() -> None:
+    rows = [Prefill(0, 100, 0.0), Prefill(0, 100, 0.0), Prefill(0, 100, 0.01)]
+    assert calm_share(rows, now_s=HURRY_STEPS * ITL_S) == [100, 100, 0]
 
 
-def test_all_prompts_are_read_at_once_where_that_is_as_cheap_or_many_wait() -> None:
-    """Beside many decodes products compute at full speed anyway; and what two full steps do not hold is in a hurry."""
-    assert calm_share([Prefill(0, 200, 0.0)] * 3, decodes=FREE_TOKENS) == [200, 200, 200]
-    assert calm_share([Prefill(0, 200, 0.0)] * 7) == [200, 0, 0, 0, 0, 0, 0]
-    assert calm_share([Prefill(0, 200, 0.0)] * 8) == [200, 200, 200, 136, 0, 0, 0, 0]
+def test_all_prompts_are_read_at_once_where_none_is_free_or_many_wait() -> None:
+    """Longer prompts, or many decodes, compute for longer than weights are read; what two steps do not hold hurries."""
+    assert calm_share([Prefill(0, 151, 0.0)] * 3) == [151, 151, 151]
+    assert calm_share([Prefill(0, 100, 0.0)] * 3, decodes=FREE_TOKENS) == [100, 100, 100]
+    assert calm_share([Prefill(0, 100, 0.0)] * 14) == [100] + [0] * 13
+    assert calm_share([Prefill(0, 100, 0.0)] * 15) == [100] * 7 + [36] + [0] * 7
 
 
 def test_prompts_that_come_together_get_their_first_tokens_one_after_the_other() -> None:

@@ -15,6 +15,7 @@ import torch
 from kernels.attention_plan import DecodePlan
 from kernels.float8 import float8_query, has_instructions, unpack_pairs
 from kernels.merge_pieces import merge_pieces
+from kernels.new_token import cache_token, join_halves, turn_group
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.target import target_of
 from kernels.triton_import import next_power_of_2, tl, triton
@@ -85,7 +86,7 @@ def _part_offsets(
 
 @triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
-    q_ptr,  # [T, Hq, D]
+    q_ptr,  # [T, Hq, D], or [T, Hq + 2 Hkv, D] as the projections left it, if RAW
     k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     out_ptr,  # [T, Hq, D]
@@ -95,6 +96,10 @@ def _decode_kernel(
     program_items_ptr,  # [P + 1]
     tables_ptr,  # [S, MB]
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
+    cos_sin_ptr,  # [max_position, D] float32 if RAW, else None; the next two as well
+    q_norm_ptr,  # [D] or None
+    k_norm_ptr,  # [D] or None
+    eps,
     scale_log2,
     window,
     stride_qt,
@@ -115,12 +120,14 @@ def _decode_kernel(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
+    LARGEST: tl.constexpr,  # of the cache's format
     SETTLED: tl.constexpr,  # the plan may be read before waiting
     PDL: tl.constexpr,
 ):
     # A float8 cache's values are read two at a time, as numbers of 16 bits: tensor cores want them transposed, which
     # loads do for 16 bits only. Even and odd columns of the result are then summed up apart.
     PAIRS: tl.constexpr = scales_ptr is not None
+    RAW: tl.constexpr = cos_sin_ptr is not None
     STEP: tl.constexpr = 2 if PAIRS else 1
     COLUMNS: tl.constexpr = BLOCK_DIM // STEP
     kv_head = tl.program_id(0)
@@ -139,10 +146,13 @@ def _decode_kernel(
     mask_out = mask_member & mask_columns[:, None]
     k_head_ptr = k_ptr + kv_head * STRIDE_HEAD
     k_inside = (token % PART)[:, None] * STRIDE_TOKEN + dim[None, :]
-    v_scale = 1.0
+    v_scale, k_per_scale, v_per_scale = 1.0, None, None
     if PAIRS:
-        scale_log2 *= tl.load(scales_ptr + kv_head)
+        k_scale = tl.load(scales_ptr + kv_head)
         v_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
+        scale_log2 *= k_scale
+        if RAW:
+            k_per_scale, v_per_scale = tl.div_rn(1.0, k_scale), tl.div_rn(1.0, v_scale)
         v_ptr_pairs = v_ptr.to(tl.pointer_type(tl.int16))
     else:
         v_ptr_pairs = v_ptr
@@ -162,8 +172,6 @@ def _decode_kernel(
     blocks = _tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
     if PDL:
         gdc_launch_dependents()
-        if SETTLED:
-            gdc_wait()
     while item < end_item:
         # The next item's numbers are asked for before this one's tiles, its first blocks before this one's result.
         fields = items_ptr + (item + 1) * 8
@@ -174,8 +182,28 @@ def _decode_kernel(
         next_begin = tl.load(fields + 3, mask=live, other=0)
         next_end = tl.load(fields + 4, mask=live, other=0)
         next_divided = tl.load(fields + 5, mask=live, other=0)
-        q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
-        q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
+        if RAW:
+            # The program with the row's last tile puts the newest key and value into the cache, and reads them there.
+            newest = tl.maximum(length - 1, 0)
+            kept = (length > 0) & (tile_end * TILE >= length)
+            block = tl.load(table_ptr + newest // BLOCK_SIZE, mask=kept, other=-1).to(tl.int64)
+            target = kv_head * STRIDE_HEAD + block * stride_block + newest % BLOCK_SIZE * STRIDE_TOKEN
+            token_ptr = q_ptr + row * stride_qt
+            first, second = turn_group(
+                token_ptr, kv_head, tl.num_programs(0), newest, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps,
+                GROUP, HEAD_DIM // 2, BLOCK_HEADS, PDL and SETTLED,
+            )  # fmt: skip
+            q = join_halves(first, second)
+            cache_token(
+                first, second, token_ptr + (num_heads + tl.num_programs(0) + kv_head) * HEAD_DIM,
+                k_ptr + target, v_ptr + target, k_per_scale, v_per_scale, kept & (block >= 0),
+                GROUP, HEAD_DIM // 2, LARGEST,
+            )  # fmt: skip
+        else:
+            q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
+            if PDL and SETTLED:
+                gdc_wait()
+            q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
         if PAIRS:
             q = float8_query(q)
         highest = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
@@ -222,6 +250,8 @@ def _decode_kernel(
             tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < GROUP)
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
+    if PDL:
+        gdc_wait()  # also without any item: who waits for this kernel, waits for those before it
 
 
 @triton.jit
@@ -272,9 +302,16 @@ def decode_attention(
     plan: DecodePlan,
     config: DecodeConfig | None = None,
     kv_scales: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
-    """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`."""
-    q_heads, head_dim = q.shape[1], q.shape[2]
+    """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`.
+
+    With ``cos_sin`` q is [T, Hq + 2 Hkv, D], and its keys and values go into the cache: see `rotary_attention`.
+    """
+    q_heads, head_dim = out.shape[1], out.shape[2]
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = q_heads // kv_heads
     stride_block, stride_token, stride_head, _ = k_cache.stride()
@@ -282,15 +319,19 @@ def decode_attention(
         kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None
     )
     assert config.tile == plan.tile
+    block_heads = max(8, next_power_of_2(group if cos_sin is None else group + 1))  # a key lies beside its queries
     common = {"HEAD_DIM": head_dim, "BLOCK_DIM": next_power_of_2(head_dim), "SETTLED": plan.settled, **pdl(q.device)}
     _decode_kernel[(kv_heads, plan.num_programs)](
         q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
-        kv_scales, scale * LOG2_E, sliding_window,
+        kv_scales, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
-        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=max(8, next_power_of_2(group)), WINDOWED=sliding_window > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device), **common,
+        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device),
+        LARGEST=torch.finfo(k_cache.dtype).max, **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
+        maxnreg=128 if cos_sin is not None and common["BLOCK_DIM"] <= 128 and config.num_warps == 4 else None,
+        enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)
     _merge_kernel[(q_heads, len(plan.merges))](

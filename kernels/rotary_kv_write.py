@@ -66,29 +66,40 @@ def rotary_kv_write_reference(
 
 
 @triton.jit
-def _norm(first, second, weight_ptr, eps, mask, HALF: tl.constexpr):
+def norm_halves(first, second, first_weight, second_weight, eps, HALF: tl.constexpr):
     """RMS norm of heads given by their halves [BLOCK_HEADS, BLOCK_HALF]."""
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     square = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
     scale = tl.rsqrt(square / (2 * HALF) + eps)[:, None]
-    wide_first = (wide_first * scale).to(first.dtype).to(tl.float32) * tl.load(weight_ptr, mask=mask).to(tl.float32)
-    wide_second = (wide_second * scale).to(first.dtype).to(tl.float32)
-    wide_second *= tl.load(weight_ptr + HALF, mask=mask).to(tl.float32)
+    wide_first = (wide_first * scale).to(first.dtype).to(tl.float32) * first_weight.to(tl.float32)
+    wide_second = (wide_second * scale).to(first.dtype).to(tl.float32) * second_weight.to(tl.float32)
     return wide_first.to(first.dtype), wide_second.to(first.dtype)
 
 
 @triton.jit
-def _rotate(first, second, angle_ptr, mask, HALF: tl.constexpr):
-    """Turn heads given by their halves by the angle whose cos | sin is at angle_ptr."""
-    cos, sin = tl.load(angle_ptr, mask=mask, other=0.0), tl.load(angle_ptr + HALF, mask=mask, other=0.0)
+def rotate_halves(first, second, cos, sin):
+    """Turn heads given by their halves."""
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     turned_first, turned_second = wide_first * cos - wide_second * sin, wide_second * cos + wide_first * sin
     return turned_first.to(first.dtype), turned_second.to(first.dtype)
 
 
 @triton.jit
-def _store(target, first, second, per_scale, mask, HALF: tl.constexpr, LARGEST: tl.constexpr):
-    """Store heads given by their halves in the cache's format; per_scale [BLOCK_HEADS, 1] or None."""
+def _norm(first, second, weight_ptr, eps, mask, HALF: tl.constexpr):
+    first_weight, second_weight = tl.load(weight_ptr, mask=mask), tl.load(weight_ptr + HALF, mask=mask)
+    return norm_halves(first, second, first_weight, second_weight, eps, HALF)
+
+
+@triton.jit
+def _rotate(first, second, angle_ptr, mask, HALF: tl.constexpr):
+    """By the angle whose cos | sin is at angle_ptr."""
+    cos, sin = tl.load(angle_ptr, mask=mask, other=0.0), tl.load(angle_ptr + HALF, mask=mask, other=0.0)
+    return rotate_halves(first, second, cos, sin)
+
+
+@triton.jit
+def store_halves(target, first, second, per_scale, mask, HALF: tl.constexpr, LARGEST: tl.constexpr):
+    """Store heads given by their halves in the cache's format; per_scale [BLOCK_HEADS, 1], one number, or None."""
     if per_scale is not None:
         first = tl.clamp(first.to(tl.float32) * per_scale, -LARGEST, LARGEST)
         second = tl.clamp(second.to(tl.float32) * per_scale, -LARGEST, LARGEST)
@@ -145,7 +156,7 @@ def _rotary_kv_write_kernel(
     there = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token + head * (2 * HALF) + column
     if is_value:
         if place >= 0:
-            _store(v_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
+            store_halves(v_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
     else:
         if q_norm_ptr is not None:
             weight_ptr = tl.where(is_query, q_norm_ptr, k_norm_ptr) + column
@@ -156,7 +167,7 @@ def _rotary_kv_write_kernel(
             tl.store(here, first, mask=mask)
             tl.store(here + HALF, second, mask=mask)
         elif place >= 0:
-            _store(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
+            store_halves(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "mapping_ptr"])
@@ -217,8 +228,8 @@ def _rotary_kv_write_tokens_kernel(
     tl.store(k + HALF, k_second, mask=kv_mask)
     if place >= 0:
         there = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token + kv_head * (2 * HALF) + column
-        _store(k_cache_ptr + there, k_first, k_second, k_per_scale, kv_mask, HALF, LARGEST)
-        _store(v_cache_ptr + there, v_first, v_second, v_per_scale, kv_mask, HALF, LARGEST)
+        store_halves(k_cache_ptr + there, k_first, k_second, k_per_scale, kv_mask, HALF, LARGEST)
+        store_halves(v_cache_ptr + there, v_first, v_second, v_per_scale, kv_mask, HALF, LARGEST)
 
 
 def rotary_kv_write(

@@ -19,6 +19,7 @@ from kernels import (
     norm,
     paged_attention,
     penalties,
+    rotary_attention,
     rotary_kv_write,
     sampling,
     scatter_words,
@@ -42,6 +43,7 @@ class Ops:
     cut_prompts: Op
     plan_attention: Op
     paged_attention: Op
+    rotary_attention: Op
     scatter_words: Op
     prepare_inputs: Op
     store_sampled: Op
@@ -89,6 +91,7 @@ _MODULES = {
     "cut_prompts": paged_attention,
     "plan_attention": paged_attention,
     "paged_attention": paged_attention,
+    "rotary_attention": rotary_attention,
     "scatter_words": scatter_words,
     "prepare_inputs": batch_inputs,
     "store_sampled": batch_inputs,

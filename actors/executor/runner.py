@@ -183,6 +183,7 @@ class Runner:
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
+        slot_mapping = self._slot_mapping[:num_tokens]
         self._ops.prepare_inputs(
             state.tokens,
             state.block_tables,
@@ -192,7 +193,7 @@ class Runner:
             self.limits.block_size,
             input_ids=tokens.ids,
             positions=tokens.positions,
-            slot_mapping=tokens.slot_mapping,
+            slot_mapping=slot_mapping,
             context_lens=context_lens,
         )
         index = None if sampled is None else header.hidden_index[:sampled]
@@ -203,7 +204,7 @@ class Runner:
             slots=slots,
             query_start=query_start,
             context_lens=context_lens,
-            slot_mapping=tokens.slot_mapping,
+            slot_mapping=slot_mapping,
             block_tables=state.block_tables,
             max_query_len=max_query_len,
             max_context_len=max_context_len,

@@ -44,6 +44,7 @@ from kernels.paged_attention import (
     plan_attention_invariant,
     prompts_config,
 )
+from kernels.rotary_attention import rotary_attention
 from kernels.rotary_kv_write import MANY_TOKENS, rotary_kv_write
 from kernels.sampling import sample
 from kernels.token_masks import apply_token_masks
@@ -159,6 +160,24 @@ def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int) -> No
     )  # fmt: skip
 
 
+def launch_rotary_attention(
+    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, window: int = 0, *, norms: bool
+) -> None:
+    """Launch attention of decodes that writes their keys and values itself."""
+    global case
+    case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} window {window} norms {norms}"
+    bf16, fp32, float8 = torch.bfloat16, torch.float32, cache_dtype.itemsize == 1
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}), float8=float8)
+    weight = meta(head_dim, dtype=bf16) if norms else None
+    rotary_attention(
+        meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), cache[:, 1, 0],
+        cache[:, 1, 1], slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
+        max_context_len=4096, sliding_window=window, kv_scales=meta(2, kv_heads, dtype=fp32) if float8 else None,
+        q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
+    )  # fmt: skip
+
+
 def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool) -> None:
     global case
     case = f"write {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
@@ -211,6 +230,8 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_invariant_attention(32, 8, 128)
+    launch_rotary_attention(16, 8, 128, bf16, norms=True)
+    launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     case = "gather"

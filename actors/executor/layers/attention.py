@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape, Spans
+from kernels.rotary_attention import supports
 from kernels.rotary_kv_write import MANY_TOKENS
 
 
@@ -61,7 +63,7 @@ class AttentionBatch:
             slots=last.slots,
             query_start=torch.arange(count + 1, dtype=torch.int32, device=last.slots.device),
             context_lens=last.context_lens,
-            slot_mapping=self.slot_mapping,
+            slot_mapping=self.slot_mapping[:0],  # all are stored
             block_tables=self.block_tables,
             max_query_len=1,
             max_context_len=self.max_context_len,
@@ -81,6 +83,8 @@ class AttentionPass(Protocol):
     """One pass's way to read the cache, made once per pass and used by all layers."""
 
     batch: AttentionBatch
+    writes: bool
+    """It is given what the projections left, and puts keys and values into the cache itself."""
 
     def attend(
         self,
@@ -91,10 +95,12 @@ class AttentionPass(Protocol):
         window: int,
         kv_scales: torch.Tensor | None = None,
         projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+        rotary: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """Attention of q [T, Hq, D] over a layer's views [num_blocks, block_size, Hkv, D] of the cache -> [T, Hq, D];
         ``window`` 0 is all; ``kv_scales`` [2, Hkv] belong to a float8 cache; ``projected`` as in
-        :func:`kernels.paged_attention.paged_attention`."""
+        :func:`kernels.paged_attention.paged_attention`. If it ``writes``, q is [T, Hq + 2 Hkv, D] as projected, and
+        ``rotary`` the table and the norms of :func:`kernels.rotary_attention.rotary_attention`."""
         ...
 
 
@@ -106,6 +112,8 @@ class KernelPass:
         self.batch = batch
         count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
         self._plan = ops.plan_attention(batch.slots[:count], lens[:count], shape, batch.spans)
+        alone = batch.spans is None and batch.last is None and 0 < count == len(batch.slot_mapping)
+        self.writes = alone and supports(shape.q_heads, shape.kv_heads, shape.head_dim)
 
     def attend(
         self,
@@ -116,9 +124,28 @@ class KernelPass:
         window: int,
         kv_scales: torch.Tensor | None = None,
         projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+        rotary: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         batch = self.batch
-        attended: torch.Tensor = self._ops.paged_attention(
+        attended: torch.Tensor
+        if self.writes:
+            assert rotary is not None
+            attended = self._ops.rotary_attention(
+                q,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                slots=batch.slots,
+                context_lens=batch.context_lens,
+                block_tables=batch.block_tables,
+                scale=scale,
+                max_context_len=batch.max_context_len,
+                sliding_window=window,
+                kv_scales=kv_scales,
+                plan=self._plan,
+                **rotary,
+            )
+            return attended
+        attended = self._ops.paged_attention(
             q,
             k_cache,
             v_cache,
@@ -166,11 +193,13 @@ class Attention:
         self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
     def write(
-        self, x: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor, kv_cache: torch.Tensor
+        self, x: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor | None, kv_cache: torch.Tensor
     ) -> torch.Tensor:
         """x [T, H], positions and slot_mapping [T] -> queries, keys and values [T, Hq + 2 Hkv, D]; the latter go into
-        ``kv_cache`` too."""
+        ``kv_cache`` too. Without a slot_mapping attention will do that: they are as projected."""
         qkv = self.qkv(x).view(len(x), sum(self._heads), self._head_dim)
+        if slot_mapping is None:
+            return qkv
         self._ops.rotary_kv_write(
             qkv, positions, self._rotary, *self._caches(kv_cache), slot_mapping, kv_scales=self._scales(kv_cache),
             **self.norms,
@@ -180,11 +209,15 @@ class Attention:
     def add(
         self, qkv: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
     ) -> torch.Tensor | None:
-        """What was written -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
-        k_cache, v_cache = self._caches(kv_cache)
-        q, k, v = qkv.split_with_sizes(self._heads, dim=1)
-        projected = (k, v) if len(qkv) >= MANY_TOKENS else None  # keys of fewer are in the cache only
-        attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, self._scales(kv_cache), projected)
+        """What :meth:`write` returned -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        caches, scales = self._caches(kv_cache), self._scales(kv_cache)
+        if attention.writes:
+            rotary = {"cos_sin": self._rotary, **self.norms}
+            attended = attention.attend(qkv, *caches, self._scale, self.window, scales, rotary=rotary)
+        else:
+            q, k, v = qkv.split_with_sizes(self._heads, dim=1)
+            projected = (k, v) if len(qkv) >= MANY_TOKENS else None  # keys of fewer are in the cache only
+            attended = attention.attend(q, *caches, self._scale, self.window, scales, projected)
         return self.out.add(attended.flatten(1), residual)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:

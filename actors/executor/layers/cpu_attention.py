@@ -10,7 +10,9 @@ or are shared, the pairs' blocks are gathered after all. Rows with several queri
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +66,8 @@ class Pairs:
 class CpuPass:
     """An :class:`~actors.executor.layers.attention.AttentionPass` for float32 on a CPU."""
 
+    writes = False
+
     def __init__(self, ops: Ops, scratch: Scratch, batch: AttentionBatch) -> None:
         self._ops = ops
         self._scratch = scratch
@@ -79,6 +83,7 @@ class CpuPass:
         window: int,
         kv_scales: torch.Tensor | None = None,
         projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+        rotary: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         assert kv_scales is None  # a float8 cache is the reference's
         count = self.batch.num_decodes

@@ -22,11 +22,11 @@ from actors.model_config import ModelConfig
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """What T tokens of a pass are, and where their keys and values go: ``ids``, ``positions`` and ``slot_mapping`` [T]
-    (negative: nowhere)."""
+    (negative: nowhere; None: attention itself will store them)."""
 
     ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
+    slot_mapping: torch.Tensor | None
     kv_cache: torch.Tensor
 
 
@@ -107,7 +107,7 @@ class LlamaModel:
         """
         attention, piece = self._begin(batch), piece or self.piece
         ending = attention if batch.last is None else self._begin(batch.of_last_tokens(batch.last))
-        tokens = Tokens(input_ids, positions, batch.slot_mapping, kv_cache)
+        tokens = Tokens(input_ids, positions, None if attention.writes else batch.slot_mapping, kv_cache)
         residual, added = None, None
         for index, layer in enumerate(self.layers):
             pause()
@@ -125,7 +125,7 @@ class LlamaModel:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual``
         [T, H], None before the first layer, and what is still to be added to it -> itself, and queries, keys and values
-        [T, Hq + 2 Hkv, D], the latter in the cache as well."""
+        [T, Hq + 2 Hkv, D] as :meth:`Attention.write` leaves them."""
         layer = self.layers[index]
         if residual is None:
             residual = self.embedding(tokens.ids)

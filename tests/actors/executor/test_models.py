@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.executor.kv_cache import allocate_kv_cache
-from actors.executor.layers.attention import LastTokens
+from actors.executor.layers.attention import KernelPass, LastTokens, attention_shape
 from actors.executor.models import AttentionBatch, Model, build_model
 from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
@@ -122,6 +122,27 @@ def test_the_last_layer_may_go_on_with_the_last_tokens(arch: str, tmp_path: Path
     for row, (logits, got) in enumerate(zip(all_logits, chunked_logits(model, sequences, only_last=True), strict=True)):
         ends = torch.tensor([counts[row] for counts in CHUNKS if counts[row]]).cumsum(0)
         torch.testing.assert_close(got, logits[ends - 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["llama3", "qwen3", "mistral"])
+def test_attention_may_write_keys_and_values_itself(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of decodes alone leaves norms, rotation and the cache to attention, with the same logits; others do not."""
+    model, sequences = load(make_model(tmp_path, arch, seed=24)), random_sequences(307)
+    expected = chunked_logits(model, sequences)
+    shape = attention_shape(model.config, torch.float32, torch.float32)
+    passes: list[KernelPass] = []
+
+    def begin(batch: AttentionBatch) -> KernelPass:
+        passes.append(KernelPass(Ops.reference(), shape, batch))
+        return passes[-1]
+
+    monkeypatch.setattr(model, "_begin", begin)
+
+    for got, wanted in zip(chunked_logits(model, sequences, float("nan")), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert [each.writes for each in passes] == [set(counts) <= {0, 1} for counts in CHUNKS]
 
 
 def test_what_was_never_written_is_never_read(tmp_path: Path) -> None:

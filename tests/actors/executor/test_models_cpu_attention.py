@@ -22,7 +22,7 @@ def decode_batch(lens: list[int], tables: torch.Tensor) -> AttentionBatch:
         slots=torch.arange(count, dtype=torch.int32),
         query_start=torch.arange(count + 1, dtype=torch.int32),
         context_lens=torch.tensor(lens, dtype=torch.int32),
-        slot_mapping=torch.full((count,), -1),
+        slot_mapping=torch.empty(0, dtype=torch.int64),  # all is in the cache
         block_tables=tables.to(torch.int32),
         max_query_len=1,
         max_context_len=max(lens),

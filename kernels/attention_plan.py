@@ -29,8 +29,8 @@ class DecodePlan:
     ``program_items`` [P + 1] int32: where a program's items begin; ``merges`` [M, 4] int32: row, first item and number
     of items of each row that has several (number 0: no more of them). ``partial`` [I, Hq, D] and ``lse`` [I, Hq]
     float32 hold results of items between the two kernels of one layer. ``settled``: plan and block tables were written
-    before the kernel whose results the decode kernel waits for began, so that it may read them first. For that, that
-    kernel must wait itself before it lets its successor start (see `kernels.pdl`).
+    before the kernel whose results the decode kernel waits for began, so that it may read them first. For that, some
+    kernel between must wait before it lets its successor start: the embedding does (see `kernels.pdl`).
     """
 
     num_rows: int

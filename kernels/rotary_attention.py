@@ -37,9 +37,9 @@ def rotary_attention_reference(
 ) -> torch.Tensor:
     """Norm and rotate the heads of qkv [R, Hq + 2 Hkv, D], store keys and values, attend -> [R, Hq, D].
 
-    Row r is the newest token of a sequence in ``slots`` [R], the last of its context_lens [R] (0: a row of nothing,
-    which gives anything), and goes where ``block_tables`` say (a negative block: nowhere). No other row sees that place.
-    All else as in `rotary_kv_write_reference` and `paged_attention`. What becomes of qkv is not said.
+    Row r is the newest token of the sequence in slots[r], the last of its context_lens[r] (0: a row of nothing, which
+    gives anything). Its key and value go where block_tables say (a negative block: nowhere), a place that no other row
+    sees. All else is as in `rotary_kv_write_reference` and `paged_attention`; what becomes of qkv is not said.
     """
     count, block_size = len(slots), k_cache.shape[1]
     positions = (context_lens - 1).clamp_(min=0).long()

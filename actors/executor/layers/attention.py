@@ -209,15 +209,15 @@ class Attention:
     def add(
         self, qkv: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
     ) -> torch.Tensor | None:
-        """What :meth:`write` returned -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
-        caches, scales = self._caches(kv_cache), self._scales(kv_cache)
+        """What was written -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        (k_cache, v_cache), scales = self._caches(kv_cache), self._scales(kv_cache)
         if attention.writes:
             rotary = {"cos_sin": self._rotary, **self.norms}
-            attended = attention.attend(qkv, *caches, self._scale, self.window, scales, rotary=rotary)
+            attended = attention.attend(qkv, k_cache, v_cache, self._scale, self.window, scales, rotary=rotary)
         else:
             q, k, v = qkv.split_with_sizes(self._heads, dim=1)
             projected = (k, v) if len(qkv) >= MANY_TOKENS else None  # keys of fewer are in the cache only
-            attended = attention.attend(q, *caches, self._scale, self.window, scales, projected)
+            attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales, projected)
         return self.out.add(attended.flatten(1), residual)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -125,10 +125,8 @@ def test_the_last_layer_may_go_on_with_the_last_tokens(arch: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("arch", ["llama3", "qwen3", "mistral"])
-def test_attention_may_write_keys_and_values_itself(
-    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass of decodes alone leaves norms, rotation and the cache to attention, with the same logits; others do not."""
+def test_attention_may_write_keys_and_values_itself(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of decodes alone leaves norms, rotation and the cache to attention, with the same logits."""
     model, sequences = load(make_model(tmp_path, arch, seed=24)), random_sequences(307)
     expected = chunked_logits(model, sequences)
     shape = attention_shape(model.config, torch.float32, torch.float32)

@@ -15,7 +15,7 @@ from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape, Spans
-from kernels.rotary_attention import supports
+from kernels.rotary_attention import MOST_ROWS, supports
 from kernels.rotary_kv_write import MANY_TOKENS
 
 
@@ -112,8 +112,9 @@ class KernelPass:
         self.batch = batch
         count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
         self._plan = ops.plan_attention(batch.slots[:count], lens[:count], shape, batch.spans)
-        alone = batch.spans is None and batch.last is None and 0 < count == len(batch.slot_mapping)
-        self.writes = alone and supports(shape.q_heads, shape.kv_heads, shape.head_dim)
+        alone = batch.spans is None and batch.last is None and count == len(batch.slot_mapping)
+        supported = supports(shape.q_heads, shape.kv_heads, shape.head_dim)
+        self.writes = alone and supported and 0 < count <= MOST_ROWS
 
     def attend(
         self,

@@ -11,7 +11,6 @@ from kernels.paged_attention import AttentionPlan
 from kernels.rotary_kv_write import rotary_kv_write_reference
 from kernels.triton_import import next_power_of_2
 
-
 MOST_ROWS = 64
 """Beyond, two kernels are as fast or faster, as measured on an H200."""
 

@@ -161,19 +161,19 @@ def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int) -> No
 
 
 def launch_rotary_attention(
-    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, window: int = 0, *, norms: bool
+    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool
 ) -> None:
     """Launch attention of decodes that writes their keys and values itself."""
     global case
-    case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} window {window} norms {norms}"
+    case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
     bf16, fp32, float8 = torch.bfloat16, torch.float32, cache_dtype.itemsize == 1
     cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
-    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}), float8=float8)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=float8)
     weight = meta(head_dim, dtype=bf16) if norms else None
     rotary_attention(
         meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), cache[:, 1, 0],
         cache[:, 1, 1], slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
-        max_context_len=4096, sliding_window=window, kv_scales=meta(2, kv_heads, dtype=fp32) if float8 else None,
+        max_context_len=4096, kv_scales=meta(2, kv_heads, dtype=fp32) if float8 else None,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
     )  # fmt: skip
 

@@ -15,9 +15,12 @@ import torch.nn.functional as F
 
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.linear_choice import BUCKETS, Config, choose, invariant_config
+from kernels.linear_specialized import SpecializedConfig, specialized_linear
 from kernels.linear_tiles import TileConfig, tiles_linear
-from kernels.linear_vector import vector_linear
+from kernels.linear_vector import VectorConfig, vector_linear
 from kernels.target import target_of
+
+LAUNCHES = {TileConfig: tiles_linear, VectorConfig: vector_linear, SpecializedConfig: specialized_linear}
 
 
 def linear_reference(
@@ -47,8 +50,7 @@ def _run(
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     assert bias is None or bias.is_contiguous()
-    launch = tiles_linear if isinstance(config, TileConfig) else vector_linear
-    return launch(x, weight, bias, out, config, gated=gated)
+    return LAUNCHES[type(config)](x, weight, bias, out, config, gated=gated)
 
 
 def linear(
@@ -95,7 +97,7 @@ def partial_linear(
         return None
     if config is None:
         return F.linear(x, weight, bias)
-    if isinstance(config, TileConfig) and config.splits > 1:
+    if not isinstance(config, VectorConfig) and config.splits > 1:
         if bias is None:
             out = torch.empty((config.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
             return _run(x, weight, None, out, config, gated=False)

@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 
+from kernels.linear_specialized import SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.target import Target, target_of
 from kernels.triton_import import next_power_of_2
 
-Config = TileConfig | VectorConfig
+Config = TileConfig | VectorConfig | SpecializedConfig
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """A choice holds for as many tokens and fewer, down to the bucket below. Above the last one the library always wins."""
 FORMS = ("plain", "wide", "gated", "partial")
 TABLES = Path(__file__).with_name("linear_tables")
@@ -102,8 +103,9 @@ def load_table(path: Path) -> Table:
 
 
 def merge_table(path: Path, form: str, num_rows: int, num_inputs: int, choices: dict[int, Config | None]) -> None:
-    """Put the choices for one product into the table at ``path``, one line for each product."""
-    table = {**load_table(path), (form, num_rows, num_inputs): choices}
+    """Put the choices for one product into the table at ``path``, one line for each product; its others stay."""
+    table, product = load_table(path), (form, num_rows, num_inputs)
+    table = {**table, product: {**table.get(product, {}), **choices}}
     lines = [
         json.dumps({"form": f, "rows": n, "inputs": k, "buckets": {bucket: _pack(c) for bucket, c in chosen.items()}})
         for (f, n, k), chosen in sorted(table.items())
@@ -121,4 +123,4 @@ def _parse(stored: list[Any] | None) -> Config | None:
     if stored is None:
         return None
     name, *numbers = stored
-    return {kind.__name__: kind for kind in (TileConfig, VectorConfig)}[name](*numbers)
+    return {kind.__name__: kind for kind in (TileConfig, VectorConfig, SpecializedConfig)}[name](*numbers)

@@ -1,4 +1,4 @@
-"""`triton` and `tl`, or stand-ins on platforms without Triton, where only the references can run."""
+"""`triton` and `tl`, `gluon` and `gl`, or stand-ins on platforms without Triton, where only the references can run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,18 @@ try:
 except ImportError:  # no Triton, or one before 3.4: nothing may be chosen that needs it
     TensorDescriptor = None
 
-__all__ = ["TensorDescriptor", "next_power_of_2", "tl", "triton"]
+try:  # Triton itself imports this at the first launch of any kernel
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LayoutDescriptor
+except ImportError:  # no Triton, or one before 3.6
+    from types import SimpleNamespace
+
+    gluon = gl = SimpleNamespace(jit=lambda function=None, **_: function or (lambda wrapped: wrapped))
+    hopper = LayoutDescriptor = None
+
+__all__ = ["LayoutDescriptor", "TensorDescriptor", "gl", "gluon", "hopper", "next_power_of_2", "tl", "triton"]
 
 
 def next_power_of_2(value: int) -> int:

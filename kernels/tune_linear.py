@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from kernels.activation import silu_mul
 from kernels.linear import gated_linear, linear, partial_linear
 from kernels.linear_choice import BUCKETS, FORMS, Config, merge_table, table_path
+from kernels.linear_specialized import TOKENS, SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.norm import add_rms_norm, rms_norm
@@ -39,6 +41,7 @@ MARGIN = 0.99
 SHARED_BYTES = 227 * 1024
 VECTORS = ((8, 512, 4, 1), (8, 512, 4, 2), (4, 1024, 4, 1), (4, 1024, 4, 2), (2, 1024, 4, 1), (4, 1024, 8, 1))
 """Rows, depth, warps, tiles ahead."""
+SPECIALIZED_ROWS = (32, 48, 64, 96, 128, 192, 224, 256)
 ROWS = (32, 48, 64, 96, 112, 128, 256)
 DEPTHS = ((64, 3), (64, 4), (64, 6), (128, 4), (256, 3))
 """With stages."""
@@ -63,7 +66,7 @@ class Product(NamedTuple):
 
 def candidates(product: Product, bucket: int, target: Target) -> list[Config]:
     """Launch shapes worth trying for ``bucket`` tokens."""
-    return [*_vectors(bucket), *_tiles(product, bucket, target)]
+    return [*_vectors(bucket), *_tiles(product, bucket, target), *_specialized(product, bucket, target)]
 
 
 def _vectors(bucket: int) -> Iterator[VectorConfig]:
@@ -74,7 +77,7 @@ def _vectors(bucket: int) -> Iterator[VectorConfig]:
 
 def _tiles(product: Product, bucket: int, target: Target) -> Iterator[TileConfig]:
     tma = target.capability == 90
-    widths = [8, 16] if bucket <= 8 else [bucket] if bucket <= 64 else [64, 128, 256][: bucket // 64]
+    widths = [8, 16] if bucket <= 8 else [bucket] if bucket <= 64 else [64, 128, 256][: -(-bucket // 64)]
     splits = (1, 2, 4, 8) if product.form == "partial" else (1,)
     for tokens, rows, (depth, stages), parts in itertools.product(widths, ROWS, DEPTHS, splits):
         config = TileConfig(rows, tokens, depth, stages, 8 if rows > 64 and tokens >= 64 else 4, parts)
@@ -84,6 +87,17 @@ def _tiles(product: Product, bucket: int, target: Target) -> Iterator[TileConfig
         if tma and rows in (64 * halves, 128 * halves):
             yield replace(config, tma=True)
         if rows < 256 and (not tma or (tokens <= 64 and product.form != "partial")):
+            yield config
+
+
+def _specialized(product: Product, bucket: int, target: Target) -> Iterator[SpecializedConfig]:
+    if target.capability != 90 or bucket <= 64:
+        return
+    for rows, splits in itertools.product(SPECIALIZED_ROWS, (1, 2, 4, 8) if product.form == "partial" else (1,)):
+        config = SpecializedConfig(rows, splits)
+        waves = -(-product.rows // rows) * -(-bucket // TOKENS) * splits / target.num_multiprocessors
+        busy = waves / math.ceil(waves)
+        if config.fits(product.inputs) and busy > 0.7 and (splits == 1 or waves <= 1):
             yield config
 
 
@@ -187,10 +201,10 @@ def compile_all(jobs: list[tuple[Product, Config, int]]) -> None:
                 print(failure, flush=True)
 
 
-def measure(product: Product, target: Target) -> Iterator[tuple[int, Config | None]]:
+def measure(product: Product, target: Target, buckets: Sequence[int]) -> Iterator[tuple[int, Config | None]]:
     """The fastest way for each bucket; prints a line for each."""
     bench, bytes_ = Bench(product), product.rows * product.inputs * 2
-    for bucket in BUCKETS:
+    for bucket in buckets:
         library = bench.microseconds(None, bucket)
         timed = []
         for config in candidates(product, bucket, target):
@@ -210,6 +224,7 @@ def measure(product: Product, target: Target) -> Iterator[tuple[int, Config | No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("products", nargs="+", type=Product.parse, metavar="FORM:ROWSxINPUTS")
+    parser.add_argument("--buckets", nargs="+", type=int, choices=BUCKETS, default=BUCKETS, help="only these")
     parser.add_argument("--out", type=Path, help="the table that gets the results; without it, the installed one")
     arguments = parser.parse_args()
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
@@ -217,14 +232,14 @@ def main() -> None:
     jobs = [
         (product, config, bucket)
         for product in arguments.products
-        for bucket in BUCKETS
+        for bucket in arguments.buckets
         for config in candidates(product, bucket, target)
     ]
     print(f"{len(jobs)} measurements", flush=True)
     compile_all(jobs)
     path = arguments.out or table_path(target)
     for product in arguments.products:
-        merge_table(path, *product, dict(measure(product, target)))
+        merge_table(path, *product, dict(measure(product, target, arguments.buckets)))
 
 
 if __name__ == "__main__":

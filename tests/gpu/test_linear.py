@@ -18,6 +18,7 @@ from kernels.linear import (
     partial_linear,
     partial_linear_invariant,
 )
+from kernels.linear_specialized import SpecializedConfig
 from kernels.norm import add_rms_norm, rms_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -98,6 +99,34 @@ def test_many_tokens(dtype: torch.dtype) -> None:
         rest = partial_linear(x, weight, None, added)
         assert (rest is None) == (dtype != torch.float32)
         assert worst_row(added if rest is None else added + rest, expected + residual.float()) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("config", "rows", "size"),
+    [(SpecializedConfig(224), 2468, 1152), (SpecializedConfig(112), 1234, 4096), (SpecializedConfig(48), 304, 128),
+     (SpecializedConfig(256), 151936, 1024), (SpecializedConfig(96, 9), 1234, 1152),
+     (SpecializedConfig(64, 2), 70, 256)],
+)  # fmt: skip
+def test_specialized(config: SpecializedConfig, rows: int, size: int, dtype: torch.dtype) -> None:
+    """Warps that load and warps that multiply, in every form: tiles over the edges, one stage, many tiles for each."""
+    weight, limit = weights(rows, size, dtype), {torch.bfloat16: 6e-3, torch.float16: 1e-3}[dtype]
+    bias = torch.randn(rows, dtype=dtype, device="cuda")
+    for tokens in (1, 65, 128, 200, 500):
+        x = torch.randn(tokens, size, dtype=dtype, device="cuda")
+        expected = F.linear(x.float(), weight.float())
+        if config.splits > 1:
+            poison(config.splits, tokens, rows, dtype=torch.float32)
+            assert worst_row(partial_linear(x, weight, config=config).sum(0), expected) < 1e-4
+            continue
+        poison(tokens, rows, dtype=dtype)
+        assert worst_row(linear(x, weight, bias, config=config), expected + bias.float()) < limit
+        poison(tokens, rows, dtype=torch.float32)
+        assert worst_row(linear(x, weight, None, torch.float32, config=config), expected) < 1e-4
+        for b in (None, bias):
+            gate, up = (expected if b is None else expected + b.float()).chunk(2, dim=1)
+            poison(tokens, rows // 2, dtype=dtype)
+            assert worst_row(gated_linear(x, weight, b, config=config), F.silu(gate) * up) < 2 * limit
 
 
 class Chain:

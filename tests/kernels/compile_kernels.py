@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -31,6 +32,7 @@ from kernels.bad_words import apply_bad_words
 from kernels.embedding import embedding
 from kernels.linear import gated_linear, linear, partial_linear
 from kernels.linear_choice import Config, invariant_config
+from kernels.linear_specialized import SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.logprobs import token_logprobs
@@ -47,7 +49,9 @@ from kernels.paged_attention import (
 from kernels.rotary_attention import rotary_attention
 from kernels.rotary_kv_write import MANY_TOKENS, rotary_kv_write
 from kernels.sampling import sample
+from kernels.target import Target, compile_for
 from kernels.token_masks import apply_token_masks
+from kernels.triton_import import LayoutDescriptor
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
@@ -78,13 +82,16 @@ def source_of(kernel: JITFunction, args: list[object], kwargs: dict[str, object]
             signature[param.name], aligned = "*" + TYPES[value.dtype], True
         elif isinstance(value, TensorDescriptor):
             signature[param.name], aligned = f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>", False
+        elif isinstance(value, LayoutDescriptor):
+            block = f"{TYPES[value.base.dtype]}{value.block_shape},{value.layout!r}"
+            signature[param.name], aligned = f"tensordesc<{block}>", False
         elif isinstance(value, float):
             signature[param.name], aligned = "fp32", False
         else:
             signature[param.name], aligned = "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
         if aligned and not param.do_not_specialize and not param.do_not_specialize_on_alignment:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constants, attributes)
+    return (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, attributes)
 
 
 def report(
@@ -255,6 +262,8 @@ def launch_all() -> None:
     launch_linear(gated_linear, 256, TileConfig(256, 128, 64, 4, 8, tma=True))
     launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4), rows=1024)
     launch_linear(partial_linear, 8, TileConfig(64, 16, 128, 4, 4, 4, tma=True), rows=1024)
+    launch_linear(gated_linear, 128, SpecializedConfig(224))
+    launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         x, weight = meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype)
         launch_linear(linear, tokens, invariant_config(x, weight), dtype)
@@ -269,6 +278,7 @@ def launch_all() -> None:
 
 
 def main() -> None:
+    compile_for(Target(int(sys.argv[1]), 132))
     for module in (kernels.attention_decode, kernels.paged_attention):
         module.num_multiprocessors = lambda _device: 132
     kernels.pdl._supported = lambda _device: int(sys.argv[1]) >= 90

@@ -39,7 +39,7 @@ def test_kernels_compile(arch: int) -> None:
         "_merge_blocks_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
         "_rotary_kv_write_tokens_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
-        "_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel",
+        "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
     } <= {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
@@ -59,6 +59,10 @@ def test_kernels_compile(arch: int) -> None:
             assert variant["wgmma"] > 0, variant
             assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant
             assert (variant["prefetches"] > 0) == ("1024 rows" in variant["case"]), variant
+        if variant["kernel"] == "_specialized_kernel":
+            assert variant["wgmma"] > 0, variant
+            assert variant["tma"] > 0, variant
+            assert variant["waits"] == 1, variant
         if variant["kernel"] == "_plan_kernel":  # they come from memory, and that takes longer than running them
             assert variant["instructions"] < 2500, variant
         if variant["kernel"] in ("_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel"):

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from kernels.linear_choice import BUCKETS, FORMS, TABLES, bucket_of, choose, guess, load_table, merge_table
+from kernels.linear_specialized import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.target import Target
+from kernels.tune_linear import SPECIALIZED_ROWS
 
 SHARED_BYTES = 227 * 1024
 H200 = Target(90, 132)
@@ -18,7 +20,7 @@ H200 = Target(90, 132)
 
 def test_buckets() -> None:
     """A number of tokens belongs to the smallest bucket that holds it."""
-    assert [bucket_of(tokens) for tokens in (1, 2, 3, 8, 9, 33, 256)] == [1, 2, 4, 8, 16, 64, 256]
+    assert [bucket_of(tokens) for tokens in (1, 2, 3, 8, 9, 33, 65, 97, 256)] == [1, 2, 4, 8, 16, 64, 96, 128, 256]
 
 
 def test_no_gpu() -> None:
@@ -38,11 +40,32 @@ def test_shipped_tables(path: Path) -> None:
         for bucket, config in choices.items():
             if isinstance(config, VectorConfig):
                 assert bucket <= 2
+            elif isinstance(config, SpecializedConfig):
+                assert bucket > 64
+                assert config.fits(inputs)
+                assert config.splits == 1 or form == "partial"
+                assert config.rows <= rows
             elif config is not None:
                 assert config.fits(inputs)
                 assert config.splits == 1 or form == "partial"
                 assert (config.rows + config.tokens) * config.depth * config.stages * 2 <= SHARED_BYTES
                 assert config.rows <= rows
+
+
+@pytest.mark.parametrize("rows", SPECIALIZED_ROWS)
+def test_specialized_shapes(rows: int) -> None:
+    """Pieces make up the rows; stages fit shared memory and K, registers a multiprocessor and what the warps share."""
+    config = SpecializedConfig(rows, 2)
+    assert sum(config.pieces) == rows
+    assert len(config.pieces) <= 3
+    assert config.fits(1024)
+    assert not config.fits(1024 + 128)
+    assert 3 < config.stages(8192) * (rows + 128) * 128 / 2**15 < 7.1
+    assert config.stages(256) == 2
+    threads = 128 * (GROUPS + 1)
+    assert threads * config.launch_registers <= 65536
+    assert GROUPS * config.registers + LOADING_REGISTERS <= (GROUPS + 1) * config.launch_registers
+    assert config.registers >= rows // 2 + 48
 
 
 def test_tables_are_merged(tmp_path: Path) -> None:
@@ -54,6 +77,8 @@ def test_tables_are_merged(tmp_path: Path) -> None:
     merge_table(path, "plain", 64, 32, {1: None})
     merge_table(path, "partial", 64, 32, second)
     merge_table(path, "plain", 64, 32, first)
+    merge_table(path, "partial", 64, 32, {16: SpecializedConfig(224)})
+    second[16] = SpecializedConfig(224)
     assert load_table(path) == {("plain", 64, 32): first, ("partial", 64, 32): second}
 
 

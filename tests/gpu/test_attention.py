@@ -200,6 +200,8 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
     out = torch.full(case.q.shape, torch.nan, dtype=torch.bfloat16, device=CUDA)
     result = paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out)
     assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words), result)
+    beside = paged_attention(case.q, case.k_cache, case.v_cache, **words, projected=case.projected())
+    torch.testing.assert_close(beside, result, atol=1e-2, rtol=1e-2)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

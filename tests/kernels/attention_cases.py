@@ -22,6 +22,18 @@ class AttentionCase:
     context_lens: list[int]
     query_lens: list[int]
 
+    def projected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the new tokens, as the projections leave them beside the queries."""
+        tables, block_size, places = self.keywords["block_tables"], self.k_cache.shape[1], []
+        for slot, count, context in zip(
+            self.keywords["slots"].tolist(), self.query_lens, self.context_lens, strict=True
+        ):
+            position = torch.arange(context - count, context, device=self.q.device)
+            places.append(torch.stack((tables[slot].long()[position // block_size], position % block_size)))
+        where = tuple(torch.cat(places, 1))
+        k, v = torch.cat((self.k_cache[where], self.v_cache[where]), 1).chunk(2, 1)
+        return k, v
+
     def live(self) -> list[int]:
         """The tokens whose results mean something: those of rows with a context."""
         row_of = [row for row, count in enumerate(self.query_lens) for _ in range(count)]

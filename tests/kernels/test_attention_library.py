@@ -33,20 +33,6 @@ def long_rows(case: AttentionCase) -> tuple[LongRow, ...]:
     )
 
 
-def projected_of(case: AttentionCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the new tokens, as the projections leave them beside the queries."""
-    words, block_size = case.keywords, case.k_cache.shape[1]
-    places = []
-    for slot, count, context in zip(words["slots"].tolist(), case.query_lens, case.context_lens, strict=True):
-        positions = torch.arange(context - count, context, device=case.q.device)
-        blocks = words["block_tables"][slot].long()[positions // block_size]
-        places.append(torch.stack((blocks, positions % block_size)))
-    where = tuple(torch.cat(places, 1))
-    kv = torch.cat((case.k_cache[where], case.v_cache[where]), 1)
-    first, second = kv.chunk(2, 1)
-    return first, second
-
-
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_library, "PIECES", (8, 16))
@@ -68,7 +54,7 @@ def test_what_fills_pieces_is_left_to_the_library(
     parts, words = filled_parts(long_rows(case), 8), case.keywords
     assert parts
     out = torch.full(case.q.shape, torch.nan, device=device)
-    for given, projected in ((None, projected_of(case)), (None, None), (out, projected_of(case)), (out, None)):
+    for given, projected in ((None, case.projected()), (None, None), (out, case.projected()), (out, None)):
         result = paged_attention(
             case.q, case.k_cache, case.v_cache, **words, library=parts, projected=projected, out=given
         )
@@ -93,7 +79,7 @@ def test_new_tokens_are_not_copied_out_of_the_pages(device: torch.device, monkey
     monkeypatch.setattr(attention_library, "gather_tokens", noting)
     arguments = (case.keywords["slots"], case.keywords["block_tables"], case.keywords["scale"], long_rows(case))
     result = long_prefill(
-        case.q, case.k_cache, case.v_cache, torch.empty_like(case.q), *arguments, projected=projected_of(case)
+        case.q, case.k_cache, case.v_cache, torch.empty_like(case.q), *arguments, projected=case.projected()
     )
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
     assert copied == [(0, 16), (16, 8)]

@@ -30,7 +30,7 @@ OWN_RATE, CAUSAL_RATE, PAST_RATE = 450e12, 640e12, 660e12
 OWN_HALF, CAUSAL_HALF = 550, 400
 """Tokens of a row at which half of these rates is reached."""
 BATCH_OVERHEAD_S, PAST_OVERHEAD_S = 40e-6, 20e-6
-"""Of the copies of a batch, and of those of a past and the merge, per layer."""
+"""Of a batch, whose result may have to be copied, and of the copies of a past and the merge, per layer."""
 
 
 class LongRow(NamedTuple):

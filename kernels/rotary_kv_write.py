@@ -1,8 +1,8 @@
 """What lies between a layer's projections and its attention: head norms, rotary embedding, writing to the paged cache.
 
-One kernel for all of it: the queries are rotated in place, the keys go into the cache. Keys of many tokens are rotated
-in place as well: a library can attend to them there. A float8 cache holds what is written divided by a scale per head,
-rounded, and cut off at the largest number of the format.
+One kernel for all of it: queries and keys are rotated in place, where a library can attend to them, keys and values go
+into the cache. A float8 cache holds what is written divided by a scale per head, rounded, and cut off at the largest
+number of the format.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def rotary_kv_write_reference(
     eps: float = 0.0,
     kv_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Norm and rotate the queries of qkv [T, Hq + 2 Hkv, D] in place, the keys as well if T >= MANY_TOKENS; store keys
-    and values; returns the queries.
+    """Norm and rotate queries and keys of qkv [T, Hq + 2 Hkv, D] in place, store keys and values; returns the queries.
 
     positions [T] integers, cos_sin [max_position, D] float32: cos | sin, each D / 2 wide. k_cache, v_cache: strided
     views [num_blocks, block_size, Hkv, D] of one layer; slot_mapping [T] int64 is block * block_size + offset, or
@@ -53,8 +52,7 @@ def rotary_kv_write_reference(
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     q.copy_(rotate_reference(q if q_norm is None else rms_norm_reference(q, q_norm, eps), cos, sin))
-    turned = rotate_reference(k if k_norm is None else rms_norm_reference(k, k_norm, eps), cos, sin)
-    k = k.copy_(turned) if len(qkv) >= MANY_TOKENS else turned
+    k.copy_(rotate_reference(k if k_norm is None else rms_norm_reference(k, k_norm, eps), cos, sin))
     if bool((slot_mapping < 0).any()):
         kept = (slot_mapping >= 0).nonzero().squeeze(1)
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
@@ -163,10 +161,9 @@ def _rotary_kv_write_kernel(
             first, second = _norm(first, second, weight_ptr, eps, column < HALF, HALF)
         angle_ptr = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + column
         first, second = _rotate(first, second, angle_ptr, column < HALF, HALF)
-        if is_query:
-            tl.store(here, first, mask=mask)
-            tl.store(here + HALF, second, mask=mask)
-        elif place >= 0:
+        tl.store(here, first, mask=mask)
+        tl.store(here + HALF, second, mask=mask)
+        if not is_query and place >= 0:
             store_halves(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
 
 
@@ -246,9 +243,8 @@ def rotary_kv_write(
     kv_scales: torch.Tensor | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
-    """Norm and rotate the queries of qkv [T, Hq + 2 Hkv, D] in place, store keys and values; returns the queries.
-    Everything as in `rotary_kv_write_reference`, but if it is ``invariant``: then a token has the same bits for any T,
-    and keys stay as they are."""
+    """Norm and rotate queries and keys of qkv [T, Hq + 2 Hkv, D] in place, store keys and values; returns the queries.
+    Everything as in `rotary_kv_write_reference`. ``invariant``: a token has the same bits for any T."""
     num_tokens, num_heads, head_dim = qkv.shape
     _blocks, block_size, kv_heads, _dim = k_cache.shape
     q_heads = num_heads - 2 * kv_heads

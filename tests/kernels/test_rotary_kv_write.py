@@ -142,33 +142,32 @@ def test_float8_kernel_is_the_reference(cache: torch.dtype, dtype: torch.dtype, 
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.usefixtures("many_tokens")
 @pytest.mark.parametrize("norms", [False, True])
-def test_many_keys_are_turned_in_place(norms: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [rotary_kv_write, rotary_kv_write_reference])
+def test_keys_are_turned_in_place(function: Any, norms: bool, device: torch.device) -> None:
     """As they lie in the cache, those of tokens that are not stored as well; values stay."""
-    monkeypatch.setattr(kernels.rotary_kv_write, "MANY_TOKENS", TOKENS)
     case = make(device, DTYPES[-1], norms=norms)
     qkv, case.mapping = case.qkv.clone(), torch.arange(TOKENS, device=device)
-    _, cache = case.run(lambda _, *rest, **keywords: rotary_kv_write(qkv, *rest, **keywords))
+    _, cache = case.run(lambda _, *rest, **keywords: function(qkv, *rest, **keywords))
     keys, values = qkv[:, Q_HEADS:].chunk(2, 1)
     assert torch.equal(keys, cache[0, LAYER, 0, :TOKENS])
     assert torch.equal(values, case.qkv[:, Q_HEADS + KV_HEADS :])
     case.mapping.fill_(-1)
     again = case.qkv.clone()
-    case.run(lambda _, *rest, **keywords: rotary_kv_write(again, *rest, **keywords))
+    case.run(lambda _, *rest, **keywords: function(again, *rest, **keywords))
     assert torch.equal(again, qkv)
 
 
 def test_an_invariant_token_does_not_know_how_many_there_are(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One kernel for many tokens and few: the same bits, and keys only in the cache."""
+    """One kernel for many tokens and few: the same bits."""
     case = make(device, DTYPES[-1], norms=True)
     few = case.run(rotary_kv_write_invariant)
     monkeypatch.setattr(kernels.rotary_kv_write, "MANY_TOKENS", 1)
-    qkv = case.qkv.clone()
-    many = case.run(lambda _, *rest, **keywords: rotary_kv_write_invariant(qkv, *rest, **keywords))
-    assert all(torch.equal(*each) for each in zip(few, many, strict=True))
-    assert torch.equal(qkv[:, Q_HEADS:], case.qkv[:, Q_HEADS:])
+    monkeypatch.setattr(kernels.rotary_kv_write, "_rotary_kv_write_tokens_kernel", None)
+    assert all(torch.equal(*each) for each in zip(few, case.run(rotary_kv_write_invariant), strict=True))
 
 
 def test_no_tokens(device: torch.device) -> None:

@@ -16,7 +16,6 @@ from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
 from kernels.paged_attention import AttentionShape, Spans
 from kernels.rotary_attention import MOST_ROWS, supports
-from kernels.rotary_kv_write import MANY_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +216,7 @@ class Attention:
             attended = attention.attend(qkv, k_cache, v_cache, self._scale, self.window, scales, rotary=rotary)
         else:
             q, k, v = qkv.split_with_sizes(self._heads, dim=1)
-            projected = (k, v) if len(qkv) >= MANY_TOKENS else None  # keys of fewer are in the cache only
-            attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales, projected)
+            attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales, (k, v))
         return self.out.add(attended.flatten(1), residual)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -155,6 +155,16 @@ def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queri
                 assert run(*[(queries, context)] * count) <= known, (queries, context, count)
 
 
+def test_full_steps_of_equal_prompts_are_planned_first() -> None:
+    """What comes at once is the likeliest, and a plan that is missing then costs the most."""
+    first = batches_of_every_shape(8192, 32768)[:3]
+    assert [(len(rows), rows[0].num_queries, rows[0].past) for rows in first] == [
+        (1, 8192, 0),
+        (2, 4096, 0),
+        (4, 2048, 0),
+    ]
+
+
 def test_which_rows_go_together() -> None:
     """Rows without a past that are equally long and follow each other."""
     rows = (

@@ -1,8 +1,9 @@
 """Products with weights, y = x Wᵀ: of few tokens by our own kernels where these are faster, else by the library.
 
 Which is faster for a shape, and with which launch shape, was measured; `kernels.linear_choice` keeps that. There are
-four forms: the product, the same in float32, silu(gate) * up of it, and partial sums of it, which
-`kernels.norm.add_rms_norm` adds up.
+five forms: the product, the same in float32, silu(gate) * up of it, partial sums of it, which
+`kernels.norm.add_rms_norm` adds up, and the product into the residual, which does half of the norm that follows: the
+first three do the other half.
 The forms ending in ``_invariant`` give a token the same bits whatever other tokens there are in the pass, at any cost.
 """
 
@@ -18,6 +19,7 @@ from kernels.linear_choice import BUCKETS, Config, choose, invariant_config
 from kernels.linear_specialized import SpecializedConfig, specialized_linear
 from kernels.linear_tiles import TileConfig, tiles_linear
 from kernels.linear_vector import VectorConfig, vector_linear
+from kernels.norm import Addition, HalfNorm, NextNorm
 from kernels.target import target_of
 
 LAUNCHES = {TileConfig: tiles_linear, VectorConfig: vector_linear, SpecializedConfig: specialized_linear}
@@ -37,48 +39,87 @@ def gated_linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 
 
 def partial_linear_reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-) -> torch.Tensor | None:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
+) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
-    been added to ``residual`` [T, N] already, which kernels do where it saves time."""
+    been added to ``residual`` [T, N] already, or that and half of the ``norm`` that follows (weight [N] and epsilon):
+    kernels do so where it saves time."""
     return F.linear(x, weight, bias)
 
 
+def residual_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: NextNorm,
+) -> HalfNorm:
+    """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
+    that."""
+    residual.copy_(residual.float() + F.linear(x, weight, bias).float())
+    return HalfNorm(residual * norm.weight, residual.float().pow(2).sum(1).unsqueeze(0), norm.eps)
+
+
 def _run(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, config: Config, gated: bool
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: Config,
+    *,
+    gated: bool = False,
+    after: Addition | None = None,
 ) -> torch.Tensor:
+    before = x if isinstance(x, HalfNorm) else None
+    x = x if before is None else before.x
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     assert bias is None or bias.is_contiguous()
-    return LAUNCHES[type(config)](x, weight, bias, out, config, gated=gated)
+    norms = {} if before is None and after is None else {"before": before, "after": after}
+    return LAUNCHES[type(config)](x, weight, bias, out, config, gated=gated, **norms)
+
+
+def _config(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
+    """The launch shape of our own kernel; None: the library is faster. That completes no norms."""
+    if isinstance(x, HalfNorm):
+        return choose(form, x.x, weight) or invariant_config(x.x, weight)
+    return choose(form, x, weight)
 
 
 def linear(
-    x: torch.Tensor,
+    x: torch.Tensor | HalfNorm,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    wide = dtype == torch.float32 and x.dtype != torch.float32
-    config = config or choose("wide" if wide else "plain", x, weight)
+    values = x.x if isinstance(x, HalfNorm) else x
+    wide = dtype == torch.float32 and values.dtype != torch.float32
+    config = config or _config("wide" if wide else "plain", x, weight)
     if config is None:
+        assert isinstance(x, torch.Tensor)
         if wide and bias is None and target_of(x.device) is not None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return linear_reference(x, weight, bias, dtype)
-    out = torch.empty((len(x), len(weight)), dtype=dtype or x.dtype, device=x.device)
-    return _run(x, weight, bias, out, config, gated=False)
+    out = torch.empty((len(values), len(weight)), dtype=dtype or values.dtype, device=values.device)
+    return _run(x, weight, bias, out, config)
 
 
 def gated_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None
 ) -> torch.Tensor:
     """silu(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
-    config = config or choose("gated", x, weight)
+    config = config or _config("gated", x, weight)
     if config is None:
+        assert isinstance(x, torch.Tensor)
         return silu_mul(F.linear(x, weight, bias))
-    out = torch.empty((len(x), len(weight) // 2), dtype=x.dtype, device=x.device)
+    values = x.x if isinstance(x, HalfNorm) else x
+    out = torch.empty((len(values), len(weight) // 2), dtype=values.dtype, device=values.device)
     return _run(x, weight, bias, out, config, gated=True)
 
 
@@ -87,10 +128,16 @@ def partial_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
     config: Config | None = None,
-) -> torch.Tensor | None:
+) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
-    been added to ``residual`` [T, N] already. Then the sum is rounded once, not twice."""
+    been added to ``residual`` [T, N] already; or that, and half of the ``norm`` (weight [N] and epsilon) of the sum.
+    What is added here is rounded once, not twice."""
+    if config is None and norm is not None and residual is not None:
+        begun = choose("residual", x, weight)
+        if begun is not None:
+            return residual_linear(x, weight, bias, residual, norm, begun)
     config = config or choose("partial", x, weight)
     if config is None and bias is None and residual is not None and _adds(x):
         residual.addmm_(x, weight.t())
@@ -100,9 +147,29 @@ def partial_linear(
     if not isinstance(config, VectorConfig) and config.splits > 1:
         if bias is None:
             out = torch.empty((config.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
-            return _run(x, weight, None, out, config, gated=False)
+            return _run(x, weight, None, out, config)
         config = replace(config, splits=1)
     return linear(x, weight, bias, config=config)
+
+
+def residual_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: NextNorm,
+    config: Config,
+) -> HalfNorm:
+    """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
+    that."""
+    assert residual.is_contiguous()
+    out = torch.empty_like(residual)
+    squares = torch.empty((config.tiles(len(weight)), len(x)), dtype=torch.float32, device=x.device)
+    parts, splits = None, config.splits if isinstance(config, TileConfig) else 1
+    if splits > 1:
+        parts = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
+    _run(x, weight, bias, out, config, after=Addition(residual, norm.weight, squares, parts, norm.counters))
+    return HalfNorm(out, squares, norm.eps)
 
 
 def _adds(x: torch.Tensor) -> bool:
@@ -123,7 +190,11 @@ def gated_linear_invariant(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 
 
 def partial_linear_invariant(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-) -> torch.Tensor | None:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
+) -> torch.Tensor | HalfNorm | None:
     """`partial_linear`, of each token alone."""
     return partial_linear(x, weight, bias, config=invariant_config(x, weight))

@@ -27,7 +27,7 @@ Config = TileConfig | VectorConfig | SpecializedConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """A choice holds for as many tokens and fewer, down to the bucket below. Above the last one the library always wins."""
-FORMS = ("plain", "wide", "gated", "partial")
+FORMS = ("plain", "wide", "gated", "partial", "residual")
 TABLES = Path(__file__).with_name("linear_tables")
 
 
@@ -40,6 +40,8 @@ def choose(form: str, x: torch.Tensor, weight: torch.Tensor) -> Config | None:
     """The launch shape of our own kernel for x [T, K] times weight [N, K]; None: the library is faster."""
     target = target_of(x.device)
     if target is None or not 0 < len(x) <= BUCKETS[-1] or x.dtype.itemsize != 2:
+        return None
+    if form == "residual" and x.dtype != torch.bfloat16:  # before it is divided, it may be too large for float16
         return None
     return _choice(form, *weight.shape, bucket_of(len(x)), target)
 
@@ -69,7 +71,7 @@ def _choice(form: str, num_rows: int, num_inputs: int, bucket: int, target: Targ
 
 def guess(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target) -> TileConfig | None:
     """For a shape that was not measured: tiles as did well for others on an H200, if they keep all processors busy."""
-    if bucket > 32 or target.capability != 90:
+    if bucket > 32 or target.capability != 90 or form == "residual":
         return None
     best, most = None, 0.45
     for splits, rows in itertools.product((1, 2, 4) if form == "partial" else (1,), (64, 48, 112)):

@@ -1,4 +1,4 @@
-"""What the kernels for few tokens share: which rows of the weights are a tile's, and how a finished tile is stored."""
+"""What the kernels for few tokens share: which rows of the weights are a tile's, and what becomes of its sums."""
 
 from __future__ import annotations
 
@@ -42,13 +42,49 @@ def silu_mul_tile(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_tile(acc, tile, out_ptr, token, num_tokens, num_columns, COLUMNS: tl.constexpr):
-    """Store ``acc`` [WIDTH, BLOCK_M] as columns of out [T, num_columns]: COLUMNS of them, from tile * COLUMNS on."""
-    place = tl.arange(0, acc.shape[0])
+def load_squares(squares_ptr, token, num_tokens, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of squares [BLOCK, BLOCK_M] of parts of each token, out of [PARTS, T]. Load them before the main loop:
+    they are used behind it."""
+    part = tl.arange(0, BLOCK)[:, None]
+    places = squares_ptr + part * num_tokens + token[None, :]
+    return tl.load(places, mask=(part < PARTS) & (token < num_tokens)[None, :], other=0.0)
+
+
+@triton.jit
+def inverse_rms(squares, size, eps):
+    """What the products of each token [BLOCK_M] are multiplied by, from the squares of its ``size`` inputs."""
+    return tl.rsqrt(tl.sum(squares, axis=0) / size + eps)
+
+
+@triton.jit
+def tile_places(tile, token, num_tokens, num_columns, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where in [T, num_columns] the COLUMNS columns from tile * COLUMNS on are [WIDTH, BLOCK_M], and which exist."""
+    place = tl.arange(0, WIDTH)
     column = tile * COLUMNS + place
     mask = ((place < COLUMNS) & (column < num_columns))[:, None] & (token < num_tokens)[None, :]
-    out = out_ptr + token.to(tl.int64)[None, :] * num_columns + column[:, None]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    return token.to(tl.int64)[None, :] * num_columns + column[:, None], mask
+
+
+@triton.jit
+def store_tile(acc, tile, out_ptr, token, num_tokens, num_columns, COLUMNS: tl.constexpr):
+    """Store ``acc`` [WIDTH, BLOCK_M] as columns of out [T, num_columns]: COLUMNS of them, from tile * COLUMNS on."""
+    places, mask = tile_places(tile, token, num_tokens, num_columns, acc.shape[0], COLUMNS)
+    tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_residual(
+    acc, residual, norm, tile, residual_ptr, out_ptr, squares_ptr, token, num_tokens, num_columns, COLUMNS: tl.constexpr
+):
+    """Add ``acc`` to ``residual`` (both [WIDTH, BLOCK_M]) and store that, that times ``norm`` [WIDTH] as out, and the
+    squares' sum of each token as row ``tile`` of squares [.., T]."""
+    places, mask = tile_places(tile, token, num_tokens, num_columns, acc.shape[0], COLUMNS)
+    x = (acc + residual.to(tl.float32)).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + places, x, mask=mask)
+    wide = x.to(tl.float32)
+    tl.store(out_ptr + places, (wide * norm.to(tl.float32)[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+    sums = tl.sum(tl.where(mask, wide * wide, 0.0), axis=0)
+    tl.store(squares_ptr + tile * num_tokens + token, sums, mask=token < num_tokens)
 
 
 @triton.jit

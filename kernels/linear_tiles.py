@@ -2,8 +2,8 @@
 
 Reading the weights once, at the speed of the memory, is all that counts while tokens are few. So tiles are long in the
 weights and as narrow as the tokens allow, and their rows are chosen so that every multiprocessor gets its share. Where
-that is not enough, K is split over programs, whose float32 sums are left to the next kernel: it adds a few numbers for
-each token faster than programs could wait for each other here.
+that is not enough, K is split over programs. Their float32 sums are left to the next kernel, the norm; or, where the
+product does half of that itself, the last program of a tile to be done adds up those of all.
 """
 
 from __future__ import annotations
@@ -12,13 +12,26 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.linear_tile import add_bias, prefetch_rows, silu_mul_tile, split_gated, store_tile, tile_rows
+from kernels.linear_tile import (
+    add_bias,
+    inverse_rms,
+    load_squares,
+    prefetch_rows,
+    silu_mul_tile,
+    split_gated,
+    store_residual,
+    store_tile,
+    tile_places,
+    tile_rows,
+)
+from kernels.norm import Addition, HalfNorm
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import TensorDescriptor, next_power_of_2, tl, triton
 
-PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, range(2, 65)
-"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for that many tokens:
-the time of small products is mostly that of the way to the memory. Larger weights would push each other out."""
+WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
+"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
+tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
+many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,10 @@ class TileConfig:
     splits: int = 1
     tma: bool = False
 
+    def tiles(self, num_rows: int) -> int:
+        """How many tiles so many rows of weights are cut into."""
+        return -(-num_rows // self.rows)
+
     def fits(self, num_inputs: int) -> bool:
         """Whether K can be cut so."""
         return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
@@ -48,11 +65,20 @@ def _tiles_kernel(
     prefetched_ptr,  # the weights themselves, [N, K], if PREFETCHED
     bias_ptr,  # [N] or None
     out_ptr,  # [T, N], or [T, N / 2] if GATED; several such sums [SPLITS, T, N] float32
+    squares_ptr,  # None, or [PARTS, T]: x is divided by its root mean square
+    residual_ptr,  # None, or [T, N]: the product is added to it, and out is the sum times norm
+    norm_ptr,  # [N]
+    sums_ptr,  # [tiles, T]: squares of the residual
+    parts_ptr,  # with SPLITS > 1 too, [SPLITS, T, N] float32: sums of each split, which the last of a tile adds up
+    counters_ptr,  # [tiles * grid's first] 0: how many splits of a tile are there
     stride_x,
     num_tokens,  # T
     num_rows,  # N
     size,  # K
+    eps,
     GATED: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
     SPLITS: tl.constexpr,  # K is a multiple of SPLITS * BLOCK_K, if > 1
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows of all tiles exist
@@ -76,11 +102,18 @@ def _tiles_kernel(
     if not TMA:
         first = weight_ptr + row.to(tl.int64)[:, None] * size + begin
         inputs = x_ptr + token.to(tl.int64)[:, None] * stride_x + begin + column[None, :]
+    if residual_ptr is not None:
+        norm = tl.load(norm_ptr + row)
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
             prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
         gdc_wait()
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, token, num_tokens, PARTS, BLOCK_PARTS)
+    if residual_ptr is not None:
+        places, mask = tile_places(tile, token, num_tokens, num_rows, BLOCK_N, ROWS)
+        residual = tl.load(residual_ptr + places, mask=mask, other=0.0)
     # Through TMA, gate and up are tiles of their own; otherwise, so that they may be small, two halves of one.
     PAIR: tl.constexpr = TMA and GATED
     acc = tl.zeros((BLOCK_N // 2 if PAIR else BLOCK_N, BLOCK_M), tl.float32)
@@ -104,6 +137,23 @@ def _tiles_kernel(
                 x = tl.load(inputs + k, mask=present & inside, other=0.0)
                 w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+    if residual_ptr is not None and SPLITS > 1:
+        parts_ptr += places
+        distance = num_tokens.to(tl.int64) * num_rows
+        tl.store(parts_ptr + split * distance, acc, mask=mask)
+        tl.debug_barrier()
+        counter = counters_ptr + tile * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(counter, 0)
+        acc = tl.load(parts_ptr, mask=mask, other=0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLITS):  # in one order, whoever is last
+            acc += tl.load(parts_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
+    if squares_ptr is not None:
+        scale = inverse_rms(squares, size, eps)[None, :]
+        acc *= scale
+        if PAIR:
+            up *= scale
     if PAIR:
         column = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         column = tl.where(column < num_rows // 2, column, 0)
@@ -114,10 +164,25 @@ def _tiles_kernel(
             acc, up = split_gated(acc)
     if GATED:
         acc = silu_mul_tile(acc, up, out_ptr.dtype.element_ty)
-    if SPLITS > 1:
+    if SPLITS > 1 and residual_ptr is None:
         out_ptr += split * num_tokens.to(tl.int64) * num_rows
     HALVES: tl.constexpr = 2 if GATED else 1
-    store_tile(acc, tile, out_ptr, token, num_tokens, num_rows // HALVES, ROWS // HALVES)
+    if residual_ptr is None:
+        store_tile(acc, tile, out_ptr, token, num_tokens, num_rows // HALVES, ROWS // HALVES)
+    else:
+        store_residual(
+            acc, residual, norm, tile, residual_ptr, out_ptr, sums_ptr, token, num_tokens, num_rows, ROWS
+        )  # fmt: skip
+
+
+def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
+    """How many inputs of each row, from where each split begins, are called into the L2 cache."""
+    part = weight.shape[1] // config.splits
+    if weight.nbytes > PARTLY_PREFETCHED:
+        return 0
+    if weight.nbytes > WHOLLY_PREFETCHED:
+        part = min(part, PREFETCHED_BYTES // (len(weight) * config.splits * weight.itemsize))
+    return part // 64 * 64
 
 
 def tiles_linear(
@@ -128,14 +193,19 @@ def tiles_linear(
     config: TileConfig,
     *,
     gated: bool,
+    before: HalfNorm | None = None,
+    after: Addition | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: silu(gate) * up into out [T, N / 2].
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
+    ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
+    norm's weight.
     """
     (num_tokens, size), num_rows = x.shape, weight.shape[0]
     assert config.fits(size)
-    if config.splits > 1:
+    assert after is None or not gated
+    if config.splits > 1 and after is None:
         assert out.shape == (config.splits, num_tokens, num_rows)
         assert bias is None
         assert not gated
@@ -146,19 +216,24 @@ def tiles_linear(
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
         )
-    wanted = weight.nbytes <= PREFETCHED_BYTES and num_tokens in PREFETCHED_TOKENS
-    prefetched = size // config.splits // 64 * 64 if wanted else 0
-    grid = (-(-num_tokens // config.tokens), -(-num_rows // config.rows), config.splits)
+    prefetched = _prefetched(weight, config) if num_tokens <= PREFETCHED_TOKENS else 0
+    parts = 1 if before is None else len(before.squares)
+    grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
     _tiles_kernel[grid](
         *sources,
         weight if prefetched else None,
         bias,
         out,
+        None if before is None else before.squares,
+        *((None,) * 5 if after is None else after),
         x.stride(0),
         num_tokens,
         num_rows,
         size,
+        0.0 if before is None else before.eps,
         GATED=gated,
+        PARTS=parts,
+        BLOCK_PARTS=next_power_of_2(parts),
         SPLITS=config.splits,
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,

@@ -5,10 +5,42 @@ What is added may still be partial sums of a product (`kernels.linear.partial_li
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
+
+
+class HalfNorm(NamedTuple):
+    """A norm that the product behind it completes: ``x`` [T, D] is multiplied by the norm's weight, but not yet divided
+    by its root mean square; that follows from ``squares`` [S, T] float32, sums over S parts of D, and ``eps``."""
+
+    x: torch.Tensor
+    squares: torch.Tensor
+    eps: float
+
+
+class NextNorm(NamedTuple):
+    """The norm behind a product that goes into the residual: ``weight`` [D], ``eps``, and ``counters`` for the product
+    itself, int32 [D], which are 0 between launches."""
+
+    weight: torch.Tensor
+    eps: float
+    counters: torch.Tensor
+
+
+class Addition(NamedTuple):
+    """What a product goes into: ``residual`` [T, D], in place; ``weight`` [D] is that of the norm of the sum, whose
+    ``squares`` [tiles, T] float32 are as in :class:`HalfNorm`. ``parts`` [splits, T, D] float32, with ``counters`` as
+    in :class:`NextNorm`, is where splits of the product leave their sums, if there are several."""
+
+    residual: torch.Tensor
+    weight: torch.Tensor
+    squares: torch.Tensor
+    parts: torch.Tensor | None
+    counters: torch.Tensor | None
 
 
 def rms_norm_reference(

@@ -1,11 +1,12 @@
 """Times the kernels of `kernels.linear` on the GPU at hand and writes the table that `kernels.linear_choice` reads.
 
-    python -m kernels.tune_linear plain:6144x4096 partial:4096x4096 gated:28672x4096 wide:128256x4096
+    python -m kernels.tune_linear plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096 wide:128256x4096
 
 A product is named by its form and the shape of its weights, rows x inputs. Each figure is the median of graph replays
 of many launches, over more weights than the L2 cache holds, with the norm that a model has before or after the product
 and with what the library's product needs besides: an activation, a cast. The library keeps a place unless it is beaten
-by 1%.
+by 1%. In place of `residual`, which does half of the norm behind it, stands the `partial` product as it was chosen and
+the whole norm: tune that first.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ import torch
 import torch.nn.functional as F
 
 from kernels.activation import silu_mul
-from kernels.linear import gated_linear, linear, partial_linear
+from kernels.linear import gated_linear, linear, partial_linear, residual_linear
 from kernels.linear_choice import BUCKETS, FORMS, Config, merge_table, table_path
 from kernels.linear_specialized import TOKENS, SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm import NextNorm, add_rms_norm, rms_norm
 from kernels.target import Target, target_of
 from kernels.triton_import import next_power_of_2
 
 ROTATED_BYTES, LEAST_LAUNCHES = 200_000_000, 3
 MARGIN = 0.99
 SHARED_BYTES = 227 * 1024
-VECTORS = ((8, 512, 4, 1), (8, 512, 4, 2), (4, 1024, 4, 1), (4, 1024, 4, 2), (2, 1024, 4, 1), (4, 1024, 8, 1))
+VECTORS = [(rows, 256 * warps, warps, ahead) for rows, warps, ahead in itertools.product((2, 4, 8), (2, 4, 8), (1, 2))]
 """Rows, depth, warps, tiles ahead."""
 SPECIALIZED_ROWS = (32, 48, 64, 96, 128, 192, 224, 256)
 ROWS = (32, 48, 64, 96, 112, 128, 256)
-DEPTHS = ((64, 3), (64, 4), (64, 6), (128, 4), (256, 3))
+DEPTHS = ((64, 3), (64, 4), (64, 6), (128, 4), (128, 6), (128, 8), (256, 3), (256, 4))
 """With stages."""
 
 
@@ -71,14 +72,14 @@ def candidates(product: Product, bucket: int, target: Target) -> list[Config]:
 
 def _vectors(bucket: int) -> Iterator[VectorConfig]:
     for rows, depth, warps, ahead in VECTORS:
-        if bucket <= 2 and rows * depth * bucket <= 8192:
+        if bucket <= 2 and rows * bucket <= 8:
             yield VectorConfig(rows, depth, warps, ahead)
 
 
 def _tiles(product: Product, bucket: int, target: Target) -> Iterator[TileConfig]:
     tma = target.capability == 90
     widths = [8, 16] if bucket <= 8 else [bucket] if bucket <= 64 else [64, 128, 256][: -(-bucket // 64)]
-    splits = (1, 2, 4, 8) if product.form == "partial" else (1,)
+    splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)
     for tokens, rows, (depth, stages), parts in itertools.product(widths, ROWS, DEPTHS, splits):
         config = TileConfig(rows, tokens, depth, stages, 8 if rows > 64 and tokens >= 64 else 4, parts)
         if not _worth_trying(config, product, bucket, target):
@@ -86,7 +87,7 @@ def _tiles(product: Product, bucket: int, target: Target) -> Iterator[TileConfig
         halves = 2 if product.form == "gated" else 1
         if tma and rows in (64 * halves, 128 * halves):
             yield replace(config, tma=True)
-        if rows < 256 and (not tma or (tokens <= 64 and product.form != "partial")):
+        if rows < 256 and (not tma or (tokens <= 64 and product.form not in ("partial", "residual"))):
             yield config
 
 
@@ -121,6 +122,8 @@ def call(product: Product, config: Config | None, x: torch.Tensor, weight: torch
         return {"plain": linear, "gated": gated_linear, "partial": partial_linear}[product.form](
             x, weight, config=config
         )
+    if product.form == "residual":
+        return partial_linear(x, weight)
     if product.form == "wide":
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     result = F.linear(x, weight)
@@ -130,20 +133,23 @@ def call(product: Product, config: Config | None, x: torch.Tensor, weight: torch
 class Bench:
     """Inputs and weights of one product."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, rotated_bytes: int = ROTATED_BYTES) -> None:
         self.product = product
         bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
-        count = max(2, -(-ROTATED_BYTES // (product.rows * product.inputs * 2)))
+        count = max(2, -(-rotated_bytes // (product.rows * product.inputs * 2)))
         self.weights = torch.empty(min(count, 32), product.rows, product.inputs, **bf16).normal_(0, 0.02)
-        width = product.rows if product.form == "partial" else product.inputs
+        width = product.rows if product.form in ("partial", "residual") else product.inputs
         self.x = torch.randn(BUCKETS[-1], product.inputs, **bf16)
         self.residual = torch.zeros(BUCKETS[-1], width, **bf16)
         self.norm = torch.ones(width, **bf16)
+        self.following = NextNorm(self.norm, 1e-5, torch.zeros(width, dtype=torch.int32, device="cuda"))
 
     def step(self, config: Config | None, tokens: int, index: int) -> None:
         """The product and the norm beside it."""
         x, residual, weight = self.x[:tokens], self.residual[:tokens], self.weights[index % len(self.weights)]
-        if self.product.form == "partial":
+        if self.product.form == "residual" and config is not None:
+            residual_linear(x, weight, None, residual, self.following, config)
+        elif self.product.form in ("partial", "residual"):
             add_rms_norm(call(self.product, config, x, weight), residual, self.norm, 1e-5)
         else:
             call(self.product, config, rms_norm(x, self.norm, 1e-5), weight)
@@ -179,8 +185,7 @@ def compile_one(job: tuple[Product, Config, int]) -> str | None:
     """In a process of its own: launch once, so that Triton's cache has the kernel. What went wrong, if anything."""
     product, config, tokens = job
     try:
-        weight = torch.empty(product.rows, product.inputs, dtype=torch.bfloat16, device="cuda")
-        call(product, config, torch.empty(tokens, product.inputs, dtype=torch.bfloat16, device="cuda"), weight)
+        Bench(product, 0).step(config, tokens, 0)
         torch.cuda.synchronize()
     except Exception as error:
         return f"{product} {config}: {str(error)[:200]}"

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from actors.executor.layers.linear import Added
 from actors.executor.models import Model, Piece, Tokens
 
 
@@ -38,9 +39,10 @@ class Pieces:
         residual = self.residual[:num_tokens]
 
         def piece(
-            index: int, given: torch.Tensor | None, added: torch.Tensor | None, tokens: Tokens
+            index: int, given: torch.Tensor | None, added: Added, tokens: Tokens
         ) -> tuple[torch.Tensor, torch.Tensor]:
             if added is not None:
+                assert isinstance(added, torch.Tensor)
                 residual.add_(added)
             self.graphs[index].replay()
             return residual, self.qkv[index][:num_tokens]

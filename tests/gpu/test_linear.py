@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import kernels.linear
 from kernels import pdl
 from kernels.linear import (
     gated_linear,
@@ -17,9 +18,12 @@ from kernels.linear import (
     linear_invariant,
     partial_linear,
     partial_linear_invariant,
+    residual_linear,
 )
+from kernels.linear_choice import Config, choose
 from kernels.linear_specialized import SpecializedConfig
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.linear_tiles import TileConfig
+from kernels.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -129,6 +133,47 @@ def test_specialized(config: SpecializedConfig, rows: int, size: int, dtype: tor
             assert worst_row(gated_linear(x, weight, b, config=config), F.silu(gate) * up) < 2 * limit
 
 
+def next_norm(size: int, dtype: torch.dtype = torch.bfloat16) -> NextNorm:
+    """A norm of random weights."""
+    counters = torch.zeros(size, dtype=torch.int32, device="cuda")
+    return NextNorm(torch.rand(size, dtype=dtype, device="cuda") + 0.5, 1e-5, counters)
+
+
+@pytest.mark.parametrize("shape", ["llama8b o", "llama8b down", "qwen06b o", "qwen06b down"])
+def test_residual_linear(shape: str) -> None:
+    """Added to the residual with whatever kernel was chosen, and with splits; products complete the norm; the bits are
+    the same in every run, whoever comes last."""
+    rows, size = SHAPES[shape]
+    bias, after = torch.randn(rows, device="cuda").bfloat16(), next_norm(rows)
+    weight, following = weights(rows, size, torch.bfloat16), weights(640, rows, torch.bfloat16)
+    for tokens in (count for count in TOKENS if count <= 64):
+        x, given = (torch.randn(tokens, width, device="cuda").bfloat16() for width in (size, rows))
+        split = TileConfig(64, max(16, 1 << (tokens - 1).bit_length()), 128, 4, 4, 4, True)
+        for config in {split, choose("residual", x, weight) or split}:
+            check_residual(x, weight, bias, given, after, following, config)
+
+
+def check_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, given: torch.Tensor, after: NextNorm,
+    following: torch.Tensor, config: Config,
+) -> None:  # fmt: skip
+    expected = given.float() + F.linear(x.float(), weight.float(), bias.float())
+    normed = expected * torch.rsqrt(expected.square().mean(1, keepdim=True) + 1e-5) * after.weight.float()
+    bits = []
+    for _ in range(20):
+        residual = given.clone()
+        poison(*given.shape, dtype=torch.bfloat16)
+        poison(4, *given.shape, dtype=torch.float32)
+        half = residual_linear(x, weight, bias, residual, after, config)
+        bits.append((residual, half.x, half.squares))
+    assert all(torch.equal(a, b) for one in bits for a, b in zip(one, bits[0], strict=True))
+    assert not after.counters.any()
+    assert worst_row(residual, expected) < 6e-3
+    assert worst_row(linear(half, following), F.linear(normed, following.float())) < 1.2e-2
+    gate, up = F.linear(normed, following.float()).chunk(2, dim=1)
+    assert worst_row(gated_linear(half, following), F.silu(gate) * up) < 2.4e-2
+
+
 class Chain:
     """What surrounds attention in a few layers: norms, a product, a gated one, products into the residual."""
 
@@ -138,15 +183,19 @@ class Chain:
             (weights(hidden, hidden, bf16), weights(2 * inner, hidden, bf16), weights(hidden, inner, bf16))
             for _ in range(layers)
         ]
-        self.norm = torch.rand(hidden, dtype=bf16, device="cuda") + 0.5
+        self.norm = next_norm(hidden)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         residual = x.clone()
-        hidden = rms_norm(residual, self.norm, 1e-5)
+        hidden: torch.Tensor | HalfNorm = rms_norm(residual, *self.norm[:2])
         for out, gate_up, down in self.layers:
-            hidden = add_rms_norm(partial_linear(linear(hidden, out), out), residual, self.norm, 1e-5)
-            hidden = add_rms_norm(partial_linear(gated_linear(hidden, gate_up), down), residual, self.norm, 1e-5)
-        return hidden
+            hidden = self._into(residual, linear(hidden, out), out)
+            hidden = self._into(residual, gated_linear(hidden, gate_up), down)
+        return linear(hidden, out)
+
+    def _into(self, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | HalfNorm:
+        added = partial_linear(x, weight, None, residual, self.norm)
+        return added if isinstance(added, HalfNorm) else add_rms_norm(added, residual, *self.norm[:2])
 
 
 def captured(
@@ -181,6 +230,17 @@ def test_dependent_launch(tokens: int, sizes: tuple[int, int], monkeypatch: pyte
         graph.replay()
         wrong += (out != expected[number % 5]).sum()
     assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 32])
+def test_half_norms(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins with halves of norms and completes them computes what whole norms do."""
+    chain, x = Chain(4096, 14336), torch.randn(tokens, 4096, device="cuda").bfloat16()
+    halves = chain(x)
+    monkeypatch.setattr(
+        kernels.linear, "choose", lambda form, *given: None if form == "residual" else choose(form, *given)
+    )
+    assert 0 < worst_row(halves, chain(x)) < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -30,13 +30,13 @@ from kernels.attention_plan import plan_decodes
 from kernels.attention_spans import prefill_config
 from kernels.bad_words import apply_bad_words
 from kernels.embedding import embedding
-from kernels.linear import gated_linear, linear, partial_linear
+from kernels.linear import gated_linear, linear, partial_linear, residual_linear
 from kernels.linear_choice import Config, invariant_config
 from kernels.linear_specialized import SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
 from kernels.logprobs import token_logprobs
-from kernels.norm import add_rms_norm, rms_norm
+from kernels.norm import NextNorm, add_rms_norm, rms_norm
 from kernels.paged_attention import (
     AttentionShape,
     Spans,
@@ -219,6 +219,20 @@ def launch_linear(
     call(meta(tokens, 4096, dtype=dtype), meta(rows, 4096, dtype=dtype), config=config)
 
 
+def launch_residual(tokens: int, config: Config, inputs: int, following: dict[Callable[..., object], Config]) -> None:
+    """A product [tokens, inputs] into a residual of 1024, and those that complete the norm of that."""
+    global case
+    bf16 = torch.bfloat16
+    case = f"residual_linear of {tokens} tokens, 1024 rows, {config}"
+    half = residual_linear(
+        meta(tokens, inputs, dtype=bf16), meta(1024, inputs, dtype=bf16), None, meta(tokens, 1024, dtype=bf16),
+        NextNorm(meta(1024, dtype=bf16), 1e-5, meta(1024)), config,
+    )  # fmt: skip
+    for call, its in following.items():
+        case = f"{call.__name__} of a half norm of {tokens} tokens in {config.tiles(1024)} parts, {its}"
+        call(half, meta(40960, 1024, dtype=bf16), config=its)
+
+
 def launch_all() -> None:
     global case
     bf16, fp32 = torch.bfloat16, torch.float32
@@ -259,6 +273,16 @@ def launch_all() -> None:
     launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4))
     launch_linear(gated_linear, 64, TileConfig(64, 64, 128, 4, 4))
     launch_linear(partial_linear, 16, TileConfig(64, 16, 128, 4, 4, 4, tma=True))
+    launch_residual(
+        1, VectorConfig(4, 1024, 4), 2048, {linear: VectorConfig(8, 512, 2), gated_linear: VectorConfig(8, 512, 2)}
+    )
+    split, wide = TileConfig(64, 16, 256, 4, 4, 2, tma=True), TileConfig(64, 32, 256, 4, 4, 2, tma=True)
+    launch_residual(
+        16, split, 4096, {linear: TileConfig(48, 16, 256, 3, 4), gated_linear: TileConfig(112, 16, 128, 4, 4)}
+    )
+    launch_residual(
+        32, wide, 4096, {linear: TileConfig(48, 32, 128, 6, 4), gated_linear: TileConfig(64, 32, 128, 4, 4)}
+    )
     launch_linear(gated_linear, 256, TileConfig(256, 128, 64, 4, 8, tma=True))
     launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4), rows=1024)
     launch_linear(partial_linear, 8, TileConfig(64, 16, 128, 4, 4, 4, tma=True), rows=1024)

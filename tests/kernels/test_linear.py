@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.linear import gated_linear, gated_linear_reference, linear, linear_reference, partial_linear
+from kernels.linear import (
+    gated_linear,
+    gated_linear_reference,
+    linear,
+    linear_reference,
+    partial_linear,
+    residual_linear,
+    residual_linear_reference,
+)
 from kernels.linear_choice import Config
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
-from kernels.norm import add_rms_norm, add_rms_norm_reference
+from kernels.norm import HalfNorm, NextNorm, add_rms_norm, add_rms_norm_reference, rms_norm_reference
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [torch.float32, torch.float16]
@@ -26,6 +36,14 @@ CONFIGS: list[tuple[int, Config]] = [
     (40, TileConfig(64, 64, 32, 2, 4)),
     (5, TileConfig(32, 16, 32, 2, 4, tma=True)),
     (40, TileConfig(64, 16, 64, 2, 4, tma=True)),
+]
+
+NORMED: list[tuple[int, Config]] = [
+    (1, VectorConfig(8, 64, 4)),
+    (3, VectorConfig(4, 64, 4, 2)),
+    (5, TileConfig(24, 16, 32, 3, 4)),
+    (20, TileConfig(32, 16, 32, 2, 4, 2)),
+    (5, TileConfig(64, 16, 32, 2, 4, 4, tma=True)),
 ]
 
 
@@ -95,6 +113,39 @@ def test_partial_linear(dtype: torch.dtype, device: torch.device) -> None:
     assert relative_error(result, add_rms_norm_reference(parts, other, norm, 1e-5).double()) < 2 * LIMITS[dtype]
     plain = add_rms_norm_reference(linear_reference(x, weight), third, norm, 1e-5)
     assert relative_error(result, plain.double()) < 4 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize(("tokens", "config"), NORMED)
+def test_residual_linear(tokens: int, config: Config, device: torch.device) -> None:
+    """The product is added to the residual; of the sum half a norm is left, with its squares in parts. Counters are as
+    they were."""
+    x, weight, bias = make(tokens, 70, 128, DTYPES[-1], device)
+    counters = torch.zeros(70, dtype=torch.int32, device=device)
+    norm = NextNorm(torch.rand(70, device=device).to(x.dtype) + 0.5, 1e-5, counters)
+    residual = torch.randn(tokens, 70, device=device).to(x.dtype)
+    other = residual.clone()
+    half = residual_linear(x, weight, bias, residual, norm, config)
+    expected = residual_linear_reference(x, weight, bias, other, norm)
+    assert relative_error(residual, other.double()) < LIMITS[x.dtype]
+    assert half.x.dtype == x.dtype
+    assert relative_error(half.x, expected.x.double()) < LIMITS[x.dtype]
+    assert relative_error(half.squares.sum(0), expected.squares.sum(0).double()) < LIMITS[x.dtype]
+    assert not counters.any()
+
+
+@pytest.mark.parametrize(("tokens", "config"), NORMED)
+def test_half_norm(tokens: int, config: Config, device: torch.device) -> None:
+    """Products complete a half norm: theirs are those of the whole norm, with the bias as it is."""
+    x, weight, bias = make(tokens, 74, 128, DTYPES[-1], device)
+    norm = torch.rand(128, device=device).to(x.dtype) + 0.5
+    squares = torch.stack([part.float().square().sum(1) for part in x.split(40, dim=1)])
+    half, whole = HalfNorm(x * norm, squares, 1e-5), rms_norm_reference(x.double(), norm.double(), 1e-5)
+    expected = F.linear(whole, weight.double(), bias.double())
+    config = replace(config, splits=1) if isinstance(config, TileConfig) else config
+    assert relative_error(linear(half, weight, bias, config=config), expected) < 2 * LIMITS[x.dtype]
+    assert relative_error(linear(half, weight, bias, torch.float32, config=config), expected) < 2 * LIMITS[x.dtype]
+    gate, up = expected.chunk(2, dim=1)
+    assert relative_error(gated_linear(half, weight, bias, config=config), F.silu(gate) * up) < 4 * LIMITS[x.dtype]
 
 
 def test_no_tokens(device: torch.device) -> None:

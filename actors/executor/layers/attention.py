@@ -9,11 +9,13 @@ from typing import Any, Protocol
 import torch
 
 from actors.executor.kv_cache import is_float8
-from actors.executor.layers.linear import Linear, ResidualLinear
+from actors.executor.layers.linear import Added, Linear, ResidualLinear
+from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
 from kernels.attention_library import LongRow
+from kernels.norm import HalfNorm
 from kernels.paged_attention import AttentionShape, Spans
 from kernels.rotary_attention import MOST_ROWS, supports
 
@@ -193,11 +195,15 @@ class Attention:
         self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
 
     def write(
-        self, x: torch.Tensor, positions: torch.Tensor, slot_mapping: torch.Tensor | None, kv_cache: torch.Tensor
+        self,
+        x: torch.Tensor | HalfNorm,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor | None,
+        kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """x [T, H], positions and slot_mapping [T] -> queries, keys and values [T, Hq + 2 Hkv, D]; the latter go into
         ``kv_cache`` too. Without a slot_mapping attention will do that: they are as projected."""
-        qkv = self.qkv(x).view(len(x), sum(self._heads), self._head_dim)
+        qkv = self.qkv(x).view(len(positions), sum(self._heads), self._head_dim)
         if slot_mapping is None:
             return qkv
         self._ops.rotary_kv_write(
@@ -207,9 +213,14 @@ class Attention:
         return qkv
 
     def add(
-        self, qkv: torch.Tensor, residual: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
-    ) -> torch.Tensor | None:
-        """What was written -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
+        self,
+        qkv: torch.Tensor,
+        residual: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention: AttentionPass,
+        norm: RMSNorm | None,
+    ) -> Added:
+        """What was written -> its output for ``residual`` [T, H]: see :meth:`ResidualLinear.add`."""
         (k_cache, v_cache), scales = self._caches(kv_cache), self._scales(kv_cache)
         if attention.writes:
             rotary = {"cos_sin": self._rotary, **self.norms}
@@ -217,7 +228,7 @@ class Attention:
         else:
             q, k, v = qkv.split_with_sizes(self._heads, dim=1)
             attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales, (k, v))
-        return self.out.add(attended.flatten(1), residual)
+        return self.out.add(attended.flatten(1), residual, norm)
 
     def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This layer's keys and values [num_blocks, block_size, Hkv, D]."""

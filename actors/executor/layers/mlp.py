@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.layers.linear import GatedLinear, ResidualLinear
+from actors.executor.layers.linear import Added, GatedLinear, ResidualLinear
+from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
+from kernels.norm import HalfNorm
 
 
 class GatedMLP:
@@ -21,6 +23,6 @@ class GatedMLP:
         self.gate_up = GatedLinear(parameters, prefix, sizes, config.hidden_size, ops, bias=bias)
         self.down = ResidualLinear(parameters, prefix, {"down_proj": config.hidden_size}, size, ops, bias=bias)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor | None:
-        """x [T, H] -> what is still to be added to ``residual`` [T, H]: see :class:`ResidualLinear`."""
-        return self.down.add(self.gate_up(x), residual)
+    def add(self, x: torch.Tensor | HalfNorm, residual: torch.Tensor, norm: RMSNorm | None) -> Added:
+        """x [T, H] -> its output for ``residual`` [T, H]: see :meth:`ResidualLinear.add`."""
+        return self.down.add(self.gate_up(x), residual, norm)

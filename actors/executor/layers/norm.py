@@ -6,6 +6,7 @@ import torch
 
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
+from kernels.norm import HalfNorm
 
 
 class RMSNorm:
@@ -23,10 +24,12 @@ class RMSNorm:
         normed: torch.Tensor = self._ops.rms_norm(x, self.weight, self.eps)
         return normed
 
-    def add(self, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    def add(self, x: torch.Tensor | HalfNorm | None, residual: torch.Tensor) -> torch.Tensor | HalfNorm:
         """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place and return the norm of the sum. What is
-        None has been added already."""
+        None has been added already, and what is half this norm is left to the product behind it."""
         if x is None:
             return self(residual)
+        if isinstance(x, HalfNorm):
+            return x
         normed: torch.Tensor = self._ops.add_rms_norm(x, residual, self.weight, self.eps)
         return normed

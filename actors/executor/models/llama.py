@@ -11,12 +11,14 @@ import torch
 
 from actors.executor.layers.attention import Attention, AttentionBatch, AttentionPass
 from actors.executor.layers.embedding import Embedding, Head
+from actors.executor.layers.linear import Added
 from actors.executor.layers.mlp import GatedMLP
 from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
 from actors.executor.layers.rotary import rotary_table
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
+from kernels.norm import HalfNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Tokens:
     kv_cache: torch.Tensor
 
 
-Piece = Callable[[int, torch.Tensor | None, torch.Tensor | None, Tokens], tuple[torch.Tensor, torch.Tensor]]
+Piece = Callable[[int, torch.Tensor | None, Added, Tokens], tuple[torch.Tensor, torch.Tensor]]
 """What lies between the attentions of two layers: :meth:`LlamaModel.piece`, or what computes the same."""
 
 
@@ -108,37 +110,40 @@ class LlamaModel:
         attention, piece = self._begin(batch), piece or self.piece
         ending = attention if batch.last is None else self._begin(batch.of_last_tokens(batch.last))
         tokens = Tokens(input_ids, positions, None if attention.writes else batch.slot_mapping, kv_cache)
-        residual, added = None, None
+        residual: torch.Tensor | None = None
+        added: Added = None
         for index, layer in enumerate(self.layers):
             pause()
             residual, qkv = piece(index, residual, added, tokens)
             if layer is self.layers[-1] and batch.last is not None:
                 attention, last = ending, batch.last.index
                 residual, qkv = residual.index_select(0, last), qkv.index_select(0, last)
-            added = layer.attention.add(qkv, residual, kv_cache, attention)
+            added = layer.attention.add(qkv, residual, kv_cache, attention, layer.mlp_norm)
             del qkv  # the next piece may have its memory
         assert residual is not None
-        return self._feed_forward(self.layers[-1], self.norm, residual, added)
+        hidden = self.norm.add(self._feed_forward(self.layers[-1], residual, added, None), residual)
+        assert isinstance(hidden, torch.Tensor)
+        return hidden
 
     def piece(
-        self, index: int, residual: torch.Tensor | None, added: torch.Tensor | None, tokens: Tokens
+        self, index: int, residual: torch.Tensor | None, added: Added, tokens: Tokens
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual``
         [T, H], None before the first layer, and what is still to be added to it -> itself, and queries, keys and values
         [T, Hq + 2 Hkv, D] as :meth:`Attention.write` leaves them."""
         layer = self.layers[index]
+        norm = layer.attention_norm
+        hidden: torch.Tensor | HalfNorm
         if residual is None:
             residual = self.embedding(tokens.ids)
-            hidden = layer.attention_norm(residual)
+            hidden = norm(residual)
         else:
-            hidden = self._feed_forward(self.layers[index - 1], layer.attention_norm, residual, added)
+            hidden = norm.add(self._feed_forward(self.layers[index - 1], residual, added, norm), residual)
         return residual, layer.attention.write(hidden, tokens.positions, tokens.slot_mapping, tokens.kv_cache)
 
-    def _feed_forward(
-        self, layer: LlamaLayer, norm: RMSNorm, residual: torch.Tensor, added: torch.Tensor | None
-    ) -> torch.Tensor:
-        """``norm`` of ``residual`` with what was ``added`` and the output of the layer's MLP."""
-        return norm.add(layer.mlp.add(layer.mlp_norm.add(added, residual), residual), residual)
+    def _feed_forward(self, layer: LlamaLayer, residual: torch.Tensor, added: Added, norm: RMSNorm | None) -> Added:
+        """The output of the layer's MLP for ``residual``, to which its attention was ``added``; ``norm`` comes next."""
+        return layer.mlp.add(layer.mlp_norm.add(added, residual), residual, norm)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

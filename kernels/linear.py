@@ -46,8 +46,8 @@ def partial_linear_reference(
     norm: NextNorm | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
-    been added to ``residual`` [T, N] already, or that and half of the ``norm`` that follows (weight [N] and epsilon):
-    kernels do so where it saves time."""
+    been added to ``residual`` [T, N] already, or that and half of the ``norm`` that follows: kernels do so
+    where it saves time."""
     return F.linear(x, weight, bias)
 
 
@@ -132,8 +132,8 @@ def partial_linear(
     config: Config | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
-    been added to ``residual`` [T, N] already; or that, and half of the ``norm`` (weight [N] and epsilon) of the sum.
-    What is added here is rounded once, not twice."""
+    been added to ``residual`` [T, N] already; or that, and half of the ``norm`` of the sum. What is added here is
+    rounded once, not twice."""
     if config is None and norm is not None and residual is not None:
         begun = choose("residual", x, weight)
         if begun is not None:
@@ -165,10 +165,10 @@ def residual_linear(
     assert residual.is_contiguous()
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(len(weight)), len(x)), dtype=torch.float32, device=x.device)
-    parts, splits = None, config.splits if isinstance(config, TileConfig) else 1
+    split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1
     if splits > 1:
-        parts = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
-    _run(x, weight, bias, out, config, after=Addition(residual, norm.weight, squares, parts, norm.counters))
+        split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
+    _run(x, weight, bias, out, config, after=Addition(residual, norm.weight, squares, split_sums, norm.counters))
     return HalfNorm(out, squares, norm.eps)
 
 

@@ -68,16 +68,16 @@ def _tiles_kernel(
     squares_ptr,  # None, or [PARTS, T]: x is divided by its root mean square
     residual_ptr,  # None, or [T, N]: the product is added to it, and out is the sum times norm
     norm_ptr,  # [N]
-    sums_ptr,  # [tiles, T]: squares of the residual
-    parts_ptr,  # with SPLITS > 1 too, [SPLITS, T, N] float32: sums of each split, which the last of a tile adds up
-    counters_ptr,  # [tiles * grid's first] 0: how many splits of a tile are there
+    new_squares_ptr,  # [tiles, T]: sums of squares of the residual
+    split_sums_ptr,  # with SPLITS > 1, [SPLITS, T, N] float32: what the last program of a tile to be done adds up
+    counters_ptr,  # of zeros: for each tile, how many of its splits are done
     stride_x,
     num_tokens,  # T
     num_rows,  # N
     size,  # K
     eps,
     GATED: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
     SPLITS: tl.constexpr,  # K is a multiple of SPLITS * BLOCK_K, if > 1
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -138,17 +138,17 @@ def _tiles_kernel(
                 w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     if residual_ptr is not None and SPLITS > 1:
-        parts_ptr += places
+        split_sums_ptr += places
         distance = num_tokens.to(tl.int64) * num_rows
-        tl.store(parts_ptr + split * distance, acc, mask=mask)
+        tl.store(split_sums_ptr + split * distance, acc, mask=mask)
         tl.debug_barrier()
         counter = counters_ptr + tile * tl.num_programs(0) + tl.program_id(0)
         if tl.atomic_add(counter, 1, sem="acq_rel") < SPLITS - 1:
             return
         tl.store(counter, 0)
-        acc = tl.load(parts_ptr, mask=mask, other=0.0, cache_modifier=".cg")
+        acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, SPLITS):  # in one order, whoever is last
-            acc += tl.load(parts_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
+            acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
     if squares_ptr is not None:
         scale = inverse_rms(squares, size, eps)[None, :]
         acc *= scale
@@ -171,7 +171,7 @@ def _tiles_kernel(
         store_tile(acc, tile, out_ptr, token, num_tokens, num_rows // HALVES, ROWS // HALVES)
     else:
         store_residual(
-            acc, residual, norm, tile, residual_ptr, out_ptr, sums_ptr, token, num_tokens, num_rows, ROWS
+            acc, residual, norm, tile, residual_ptr, out_ptr, new_squares_ptr, token, num_tokens, num_rows, ROWS
         )  # fmt: skip
 
 

@@ -51,14 +51,14 @@ def _vector_kernel(
     squares_ptr,  # None, or [PARTS, T]: x is divided by its root mean square
     residual_ptr,  # None, or [T, N]: the product is added to it, and out is the sum times norm
     norm_ptr,  # [N]
-    sums_ptr,  # [tiles, T]: squares of the residual
+    new_squares_ptr,  # [tiles, T]: sums of squares of the residual
     stride_x,
     num_tokens,  # T
     num_rows,  # N
     size,  # K
     eps,
     GATED: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     BLOCK_N: tl.constexpr,
@@ -121,7 +121,7 @@ def _vector_kernel(
         store_tile(total, tile, out_ptr, token, num_tokens, num_rows // HALVES, BLOCK_N // HALVES)
     else:
         store_residual(
-            total, residual, norm, tile, residual_ptr, out_ptr, sums_ptr, token, num_tokens, num_rows, BLOCK_N
+            total, residual, norm, tile, residual_ptr, out_ptr, new_squares_ptr, token, num_tokens, num_rows, BLOCK_N
         )  # fmt: skip
 
 

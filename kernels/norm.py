@@ -33,14 +33,14 @@ class NextNorm(NamedTuple):
 
 class Addition(NamedTuple):
     """What a product goes into: ``residual`` [T, D], in place; ``weight`` [D] is that of the norm of the sum, whose
-    ``squares`` [tiles, T] float32 are as in :class:`HalfNorm`. ``parts`` [splits, T, D] float32, with ``counters`` as
-    in :class:`NextNorm`, is where splits of the product leave their sums, if there are several."""
+    ``squares`` [tiles, T] float32 are as in :class:`HalfNorm`. ``split_sums`` [splits, T, D] float32 is where splits of
+    the product leave their sums, if there are several, and ``counters`` are as in :class:`NextNorm`."""
 
     residual: torch.Tensor
     weight: torch.Tensor
     squares: torch.Tensor
-    parts: torch.Tensor | None
-    counters: torch.Tensor | None
+    split_sums: torch.Tensor | None
+    counters: torch.Tensor
 
 
 def rms_norm_reference(

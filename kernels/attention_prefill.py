@@ -269,20 +269,24 @@ def prefill_attention(
     kv_heads, config = k_cache.shape[2], plan.config
     group = q_heads // kv_heads
     assert config.heads == 1 or (config.heads >= group and plan.partial is None)
-    common = {
-        "HEAD_DIM": head_dim, "BLOCK_QUERIES": config.block_queries, "BLOCK_DIM": next_power_of_2(head_dim),
-        **pdl(q.device),
-    }  # fmt: skip
     _prefill_kernel[(q_heads if config.heads == 1 else kv_heads, len(plan.spans))](
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
         GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, HEADS=config.heads,
-        TILE=config.tile, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **common,
+        HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **pdl(q.device),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    if plan.partial is not None and len(plan.merges):
-        _merge_blocks_kernel[(q_heads, len(plan.merges), MERGE_GROUPS)](
-            out, plan.partial, plan.lse, plan.merges, out.stride(0), out.stride(1),
-            BLOCK_PIECES=8, **common, num_warps=1,
-        )  # fmt: skip
+    if plan.partial is not None and plan.lse is not None and len(plan.merges):
+        merge_blocks(out, plan.partial, plan.lse, plan.merges)
+
+
+def merge_blocks(out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, merges: torch.Tensor) -> None:
+    """Write the blocks that were cut to ``out`` [T, Hq, D]; the others are as in `PrefillPlan`."""
+    block_queries, q_heads, head_dim = partial.shape[1:]
+    _merge_blocks_kernel[(q_heads, len(merges), MERGE_GROUPS)](
+        out, partial, lse, merges, out.stride(0), out.stride(1),
+        HEAD_DIM=head_dim, BLOCK_QUERIES=block_queries, BLOCK_PIECES=8, BLOCK_DIM=next_power_of_2(head_dim),
+        **pdl(out.device), num_warps=1,
+    )  # fmt: skip

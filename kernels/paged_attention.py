@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels import attention_long
 from kernels.attention_decode import decode_attention, decode_config, num_multiprocessors
 from kernels.attention_library import LongRow, long_prefill, takes_all
 from kernels.attention_plan import DecodePlan, plan_decodes

@@ -25,7 +25,7 @@ from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_lon
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig, effective_max_model_len, num_layer_weights
 from actors.settings import Settings
-from kernels.attention_library import scratch_bytes
+from kernels import attention_library, attention_long
 
 LAUNCH_FLOPS = 15_000_000_000_000
 """Products of a step that take the device about as long as a busy host takes to launch all kernels: 23 ms of an H200.
@@ -215,9 +215,10 @@ def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
     past = limits.max_model_len - most
     if past <= 0:
         return 0
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    taken: int = scratch_bytes(most, past, *heads, runner.model.parameters.dtype.itemsize)
-    return taken
+    heads, size = (config.num_heads, config.num_kv_heads), runner.model.parameters.dtype.itemsize
+    by_library: int = attention_library.scratch_bytes(most, past, *heads, config.head_dim, size)
+    by_kernel: int = attention_long.scratch_bytes(most, limits.max_model_len, *heads, size)
+    return max(by_library, by_kernel)
 
 
 def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import attention_long
 from kernels.attention_decode import decode_config, num_multiprocessors
 from kernels.attention_library import PIECES, LongRow, filled_parts, long_prefill, scratch_bytes
 from kernels.attention_spans import fixed_config, num_shares, query_ranges, query_spans
@@ -301,3 +302,32 @@ def test_grid_depends_on_the_device_alone() -> None:
     """As many decode programs as the device holds at once."""
     assert decode_config(8, 128, 2, 132).programs == 66
     assert decode_config(1, 128, 2, 132).programs == 528
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
+@pytest.mark.parametrize(
+    ("context_lens", "query_lens"),
+    [([1], [1]), ([77], [77]), ([129], [1]), ([1000], [300]), ([5003], [2500]), ([9001], [500]), ([40000], [1000]),
+     ([128, 256, 384], [128, 128, 384]), ([700, 3001, 64, 5000], [650, 129, 64, 2000]), ([40000, 30000], [200, 300])],
+)  # fmt: skip
+def test_long_attention(heads: tuple[int, int], context_lens: list[int], query_lens: list[int]) -> None:
+    """Rows of any length, alone and together, whole blocks and cut ones; what no row asked for stays."""
+    case = make_case(
+        context_lens, query_lens, q_heads=heads[0], kv_heads=heads[1], head_dim=128, dtype=torch.bfloat16, device=CUDA
+    )
+    assert attention_long.supports(case.q, 0)
+    starts = [sum(query_lens[:row]) for row in range(len(query_lens))]
+    rows = [LongRow(row, *of) for row, of in enumerate(zip(starts, query_lens, context_lens, strict=True))]
+    words, out = case.keywords, torch.full_like(case.q, torch.nan)
+    attention_long.long_attention(
+        case.q, case.k_cache, case.v_cache, out, words["slots"], words["block_tables"], words["scale"], rows
+    )
+    plainly = words | {"backend": "triton", "prefills": ()}
+    expected = paged_attention(case.q, case.k_cache, case.v_cache, **plainly)
+    torch.testing.assert_close(out, expected, atol=1e-2, rtol=1e-2)
+    marked = torch.full_like(case.q, 7.0)
+    attention_long.long_attention(
+        case.q, case.k_cache, case.v_cache, marked, words["slots"], words["block_tables"], words["scale"], rows[-1:]
+    )
+    assert (marked[: starts[-1]] == 7.0).all()
+    torch.testing.assert_close(marked[starts[-1] :], expected[starts[-1] :], atol=1e-2, rtol=1e-2)

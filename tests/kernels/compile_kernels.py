@@ -26,6 +26,8 @@ import kernels.attention_decode
 import kernels.paged_attention
 import kernels.pdl
 from kernels.attention_gather import gather_tokens, merge_attention
+from kernels.attention_library import LongRow
+from kernels.attention_long import long_attention
 from kernels.attention_plan import plan_decodes
 from kernels.attention_spans import prefill_config
 from kernels.bad_words import apply_bad_words
@@ -58,6 +60,8 @@ TYPES = {
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
+ARRIVAL = "mbarrier.arrive.shared::cta.b64"
+"""By one thread for all of a warpgroup, which must have met before."""
 launches: list[tuple[str, JITFunction, list[object], dict[str, object]]] = []
 case = ""
 
@@ -118,6 +122,10 @@ def report(
         "cp_async": ptx.count("cp.async.c"),
         "conversions": ptx.count("cvt.rn.f16x2.e4m3x2"),
         "tma": ptx.count("cp.async.bulk.tensor"),
+        "thread_registers": [int(count) for count in re.findall(r"setmaxnreg\S+\s+(\d+)", ptx)],
+        "arrivals": ptx.count(ARRIVAL),
+        "arrivals_of_all": len(re.findall(rf"bar\.sync[^;]*;(?:(?!wgmma|mbarrier).)*{re.escape(ARRIVAL)}", ptx, re.S)),
+        "serialized": "serialized" in text,
         "prefetches": ptx.count("cp.async.bulk.prefetch.L2"),
         "waits": ptx.count("griddepcontrol.wait"),
         "instructions": ptx.count(";"),
@@ -182,6 +190,18 @@ def launch_rotary_attention(
         cache[:, 1, 1], slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
         max_context_len=4096, kv_scales=meta(2, kv_heads, dtype=fp32) if float8 else None,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
+    )  # fmt: skip
+
+
+def launch_long_attention(q_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    """Launch attention of a chunk of a long prompt."""
+    global case
+    case = f"{q_heads}/{kv_heads} long {TYPES[dtype]}"
+    cache = meta(1024, 2, 2, 16, kv_heads, 128, dtype=dtype)
+    queries = meta(4096, q_heads + 2 * kv_heads, 128, dtype=dtype)[:, :q_heads]
+    long_attention(
+        queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, 128, dtype=dtype), meta(1), meta(64, 512), 0.1,
+        [LongRow(0, 0, 4096, 8192)],
     )  # fmt: skip
 
 
@@ -253,6 +273,7 @@ def launch_all() -> None:
     launch_invariant_attention(32, 8, 128)
     launch_rotary_attention(16, 8, 128, bf16, norms=True)
     launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
+    launch_long_attention(32, 8, bf16)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     case = "gather"
@@ -306,6 +327,7 @@ def main() -> None:
     for module in (kernels.attention_decode, kernels.paged_attention):
         module.num_multiprocessors = lambda _device: 132
     kernels.pdl._supported = lambda _device: int(sys.argv[1]) >= 90
+    compile_for(Target(int(sys.argv[1]), 132))
     JITFunction.run = record
     launch_all()
     for launch in launches:

@@ -36,7 +36,7 @@ def test_kernels_compile(arch: int) -> None:
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     assert {
         "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
-        "_merge_blocks_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
+        "_merge_blocks_kernel", "_attention_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
         "_rotary_kv_write_tokens_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
@@ -76,6 +76,12 @@ def test_kernels_compile(arch: int) -> None:
             # Keys are cut for two programs of 64 queries on every multiprocessor, which must hold them.
             programs = 1 if "d256" in variant["case"] or "4096 window" in variant["case"] else 2
             assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant
+        if variant["kernel"] == "_attention_kernel":
+            assert variant["wgmma"] > 0, variant
+            assert variant["tma"] > 0, variant
+            assert not variant["serialized"], variant
+            assert {240, 24} <= set(variant["thread_registers"]), variant
+            assert variant["arrivals"] == variant["arrivals_of_all"] > 0, variant
         if variant["kernel"] == "_merge_blocks_kernel":
             assert variant["waits"] == 1, variant
             assert variant["registers"] <= 72, variant  # many small programs, idle as a rule

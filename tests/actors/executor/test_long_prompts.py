@@ -27,11 +27,12 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 SETTINGS = Settings(max_model_len=16384, max_num_batched_tokens=4096, max_num_seqs=4, attention_backend="torch")
 BATCHES = batches_of_every_shape(4096, 16384)
+AMPERE, HOPPER = Target(80, 108), Target(90, 132)
 
 
-def runner_of(folder: Path, settings: Settings) -> Runner:
+def runner_of(folder: Path, settings: Settings, target: Target = AMPERE) -> Runner:
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    compile_for(Target(90, 132))
+    compile_for(target)
     return make_runner(settings, ModelConfig.load(folder), torch.bfloat16)[1]
 
 
@@ -138,3 +139,11 @@ def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pyt
     assert not LongPrompts(SETTINGS.replace(deterministic=True), runner)
     monkeypatch.setattr(runner.model, "config", replace(runner.model.config, layer_windows=(4096,)))
     assert not LongPrompts(SETTINGS, runner)
+
+
+def test_nothing_is_made_ready_where_our_kernel_takes_them(tmp_path: Path) -> None:
+    """The one for long prompts, which waits for no plans."""
+    settings = SETTINGS.replace(attention_backend="auto")
+    prompts = LongPrompts(settings, runner_of(tmp_path, settings, HOPPER))
+    assert not prompts
+    assert prompts.take(CHUNK)

@@ -1,0 +1,215 @@
+"""Long prompts on Hopper GPUs: by a kernel that needs the keys of a row together; they are copied out of the pages.
+
+Rows go together until their keys fill a buffer. Their queries are cut into blocks; each block and head is a piece of
+work for the kernel's programs, which stay. Where the last round of work would leave many of them idle, the keys of some
+blocks are cut as well, and the results merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+
+from kernels.attention_gather import gather_tokens
+from kernels.attention_library import LongRow
+from kernels.attention_prefill import merge_blocks
+from kernels.attention_spans import Ints
+from kernels.target import Target, target_of
+
+QUERIES, TILE = 128, 128
+"""Queries of a block, keys of a tile."""
+SPAN_FIELDS = 8
+TOGETHER = 65536
+"""Keys of rows that go together; a longer row goes alone."""
+HEAD_DIM = 128
+MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
+"""Blocks whose keys may be cut, into how many pieces, of how many tiles at least."""
+WORK_TILES = 2
+"""What it takes to begin and to end a piece of work, in tiles."""
+OWN_RATE, RATE = 450e12, 600e12
+"""FLOP/s on an H200 of our other kernel and of this, for long rows."""
+OWN_HALF, HALF = 550, 500
+"""Keys seen by a query at which half of these rates is reached."""
+OVERHEAD_S, COPIED_PER_S = 20e-6, 4e12
+"""Of a row, and bytes of keys and values that are copied, read and written."""
+
+
+@cache
+def _is_installed() -> bool:
+    """Whether this Triton has Gluon for Hopper."""
+    return find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+
+
+def supports(q: torch.Tensor, sliding_window: int) -> bool:
+    """Whether there is a kernel for these queries on their GPU."""
+    target = target_of(q.device)
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    fits = half and q.shape[2] == HEAD_DIM and sliding_window == 0
+    return fits and target is not None and target.capability == 90 and _is_installed()
+
+
+once_per_step = lru_cache(maxsize=16)
+"""For what every layer of a step asks again."""
+
+
+@once_per_step
+def is_faster(rows: tuple[LongRow, ...], q_heads: int, kv_heads: int) -> bool:
+    """Whether this takes less time than our other kernel, in one layer, by measured rates."""
+    gain_s = 0.0
+    for row in rows:
+        seen = 2 * row.context_len - row.num_queries  # by a query, twice the mean: its length, of a prompt without past
+        operations = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
+        gain_s += operations * ((seen + OWN_HALF) / OWN_RATE - (seen + HALF) / RATE) / seen
+        gain_s -= OVERHEAD_S + 8 * kv_heads * HEAD_DIM * row.context_len / COPIED_PER_S
+    return gain_s > 0
+
+
+def scratch_bytes(num_tokens: int, longest: int, q_heads: int, kv_heads: int, element_size: int) -> int:
+    """The most that `long_attention` takes for up to so many new tokens in contexts up to ``longest``."""
+    keys = max(min(TOGETHER, longest * num_tokens), _padded(longest))
+    pieces = MOST_CUT * PIECES[-1] * QUERIES * q_heads * (HEAD_DIM + 1) * 4
+    return 2 * kv_heads * keys * HEAD_DIM * element_size + pieces
+
+
+def _padded(count: int) -> int:
+    """Whole tiles."""
+    return -(-count // TILE) * TILE
+
+
+@once_per_step
+def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
+    """Which rows go together."""
+    found: list[list[LongRow]] = []
+    room = 0
+    for row in rows:
+        keys = _padded(row.context_len)
+        if keys > room:
+            found.append([])
+            room = TOGETHER
+        found[-1].append(row)
+        room -= keys
+    return [tuple(group) for group in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the kernel does for a group of rows: ``spans`` [N, 8] as in `hopper_attention`, and ``merges`` [M, 4] of
+    ``pieces`` as in `QuerySpans`, or one of none."""
+
+    spans: Ints
+    merges: Ints
+    pieces: int
+
+
+def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int) -> Work:
+    """Cut the rows, whose keys lie one behind the other in whole tiles, such that no program has much more to do than
+    others."""
+    blocks = np.concatenate([_blocks(row) for row in rows])
+    keys = np.cumsum([0, *(_padded(row.context_len) for row in rows)])
+    blocks[:, 2] = np.repeat(keys[:-1], [-(-row.num_queries // QUERIES) for row in rows])
+    blocks = blocks[np.argsort(-blocks[:, 5], kind="stable")]
+    ends = blocks[:, 5]
+    least, count, pieces = 0.99 * _longest(ends, q_heads, programs), 0, 1
+    for cut in range(1, min(MOST_CUT, len(blocks)) + 1):
+        whole, divided = ends[:-cut], ends[-cut:]
+        for parts in PIECES:
+            if divided[-1] >= parts * LEAST_TILES:
+                lengths = np.append(whole, np.diff(_bounds(divided, parts)))
+                longest = _longest(np.sort(lengths)[::-1], q_heads, programs)
+                if longest < least:
+                    least, count, pieces = longest, cut, parts
+    if count == 0:
+        return Work(blocks, np.zeros((1, 4), np.int32), 0)
+    divided = blocks[-count:]
+    bounds = _bounds(divided[:, 5], pieces)
+    cuts = np.repeat(divided, pieces, axis=0)
+    cuts[:, 4], cuts[:, 5], cuts[:, 6] = bounds[:, :-1].ravel(), bounds[:, 1:].ravel(), np.arange(count * pieces)
+    merges = np.stack((divided[:, 0], pieces * np.arange(count), np.full(count, pieces), divided[:, 1]), axis=1)
+    spans = np.concatenate((blocks[:-count], cuts))
+    longest_first = np.argsort(spans[:, 4] - spans[:, 5], kind="stable")
+    return Work(spans[longest_first], merges.astype(np.int32), count * pieces)
+
+
+def _blocks(row: LongRow) -> Ints:
+    """The row's queries in blocks, as spans whose keys begin at 0."""
+    first = np.arange(0, row.num_queries, QUERIES)
+    blocks = np.zeros((len(first), SPAN_FIELDS), np.int32)
+    blocks[:, 0] = row.first_token + first
+    blocks[:, 1] = np.minimum(row.num_queries - first, QUERIES)
+    blocks[:, 3] = row.context_len - row.num_queries + first
+    blocks[:, 5] = -(-(blocks[:, 3] + blocks[:, 1]) // TILE)
+    blocks[:, 6] = -1
+    return blocks
+
+
+def _bounds(tiles: Ints, parts: int) -> Ints:
+    """Where each of so many ``tiles`` is cut: [N, parts + 1]."""
+    return tiles[:, None] * np.arange(parts + 1) // parts
+
+
+def _longest(tiles: Ints, q_heads: int, programs: int) -> int:
+    """What the program with the most work has to do, in tiles: every other round begins with the last program."""
+    work = np.repeat(tiles, q_heads) + WORK_TILES
+    rounds = np.zeros((-(-len(work) // programs), programs), np.int64)
+    rounds.reshape(-1)[: len(work)] = work
+    rounds[1::2] = rounds[1::2, ::-1].copy()
+    return int(rounds.sum(axis=0).max())
+
+
+@once_per_step
+def _work_on(
+    rows: tuple[LongRow, ...], q_heads: int, programs: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    work = make_work(rows, q_heads, programs)
+    return torch.from_numpy(work.spans).to(device), torch.from_numpy(work.merges).to(device), work.pieces
+
+
+def long_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    slots: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    rows: Sequence[LongRow],
+    kv_scales: torch.Tensor | None = None,
+) -> None:
+    """Attention of ``rows`` of q, written to ``out``; other tokens stay. Argument shapes as in `paged_attention`."""
+    from kernels.attention_hopper import hopper_attention  # not there on other platforms, and slow to import
+
+    target = target_of(q.device)
+    assert isinstance(target, Target)
+    programs, (q_heads, head_dim) = target.num_multiprocessors, q.shape[1:]
+    together = groups(tuple(rows))
+    most = max(sum(_padded(row.context_len) for row in group) for group in together)
+    scratch = torch.empty((2, most, *k_cache.shape[2:]), dtype=q.dtype, device=q.device)
+    for group in together:
+        size = _copy_keys(k_cache, v_cache, scratch, slots, block_tables, group, kv_scales)
+        spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
+        floats = {"dtype": torch.float32, "device": q.device}
+        partial = torch.empty((max(pieces, 1), QUERIES, q_heads, head_dim), **floats)
+        lse = torch.empty((max(pieces, 1), QUERIES, q_heads), **floats)
+        k, v = scratch[:, :size]
+        hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
+        merge_blocks(out, partial, lse, merges)  # if there is nothing to merge as well: so it is compiled in time
+
+
+def _copy_keys(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, scratch: torch.Tensor, slots: torch.Tensor,
+    block_tables: torch.Tensor, rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
+) -> int:  # fmt: skip
+    """Keys and values of the rows, one row behind the other in whole tiles -> how many rows of scratch they take."""
+    first = 0
+    for row in rows:
+        end = first + row.context_len
+        k, v = scratch[:, first:end]
+        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k, v, block_tables, kv_scales)
+        first += _padded(row.context_len)
+        scratch[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
+    return first

@@ -21,12 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.attention_long import QUERIES, SPAN_FIELDS, TILE
+from kernels.attention_long import ROWS, SPAN_FIELDS, TILE
 
 LOG2_E = 1.4426950408889634
-ROWS = QUERIES // 2
-"""Queries of a warpgroup."""
-STAGES = 2
+STAGES = 3
 """Tiles in shared memory, of keys and of values."""
 REGISTERS, COPY_REGISTERS = 240, 24
 """Of a thread that computes, and of one that copies; the first warpgroup gets what the others leave, as many."""
@@ -39,6 +37,16 @@ def _work(spans, index, num_spans, Q_HEADS: gl.constexpr, SPAN_FIELDS: gl.conste
     program, programs = gl.program_id(0), gl.num_programs(0)
     place = index * programs + gl.where(index % 2 == 0, program, programs - 1 - program)
     return place < num_spans * Q_HEADS, spans + place // Q_HEADS * SPAN_FIELDS, place % Q_HEADS
+
+
+@gluon.jit
+def _queries(exists, span):
+    """What a warpgroup has to know of a span before it begins: position of the first token, first tile, last tile."""
+    return (
+        gl.load(span + 3, mask=exists, other=0),
+        gl.load(span + 4, mask=exists, other=0),
+        gl.load(span + 5, mask=exists, other=0),
+    )
 
 
 @gluon.jit
@@ -153,12 +161,10 @@ def _compute(
     if PART == 1:
         _give_turn(1)
     count = 0
+    exists, span, head = _work(spans, 0, num_spans, Q_HEADS, SPAN_FIELDS)
+    first, begin, end = _queries(exists, span)
     for index in range(rounds):
-        exists, span, head = _work(spans, index, num_spans, Q_HEADS, SPAN_FIELDS)
         if exists:
-            token, members = gl.load(span), gl.load(span + 1)
-            first, begin, end = gl.load(span + 3), gl.load(span + 4), gl.load(span + 5)
-            piece = gl.load(span + 6)
             position = first + PART * ROWS + gl.arange(0, ROWS, S_ROWS)
             stage = count % STAGES
             mbarrier.wait(q_ready.index(PART), index & 1)
@@ -187,6 +193,11 @@ def _compute(
                 k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, True, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
             mbarrier.arrive(q_empty.index(PART), count=1)
+            token, members = gl.load(span), gl.load(span + 1)
+            piece, pieces = gl.load(span + 6), gl.load(span + 7)
+            last_head = head
+            exists, span, head = _work(spans, index + 1, num_spans, Q_HEADS, SPAN_FIELDS)
+            first, begin, end = _queries(exists, span)
             stage = (count - 1) % STAGES
             acc = acc * gl.convert_layout(decay, O_ROWS)[:, None]
             p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
@@ -195,16 +206,16 @@ def _compute(
             mbarrier.arrive(v_empty.index(stage), count=1)
 
             acc = acc * gl.convert_layout(1 / total, O_ROWS)[:, None]
-            member = PART * ROWS + gl.arange(0, ROWS, O_ROWS)
+            member = gl.arange(0, ROWS, O_ROWS)
             dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, O_LAYOUT))[None, :]
-            exist = (member < members)[:, None]
+            exist = (PART * ROWS + member < members)[:, None]
             if piece >= 0:
-                part = ((piece * 2 * ROWS + member).to(gl.int64) * Q_HEADS + head) * HEAD_DIM
-                gl.store(partial_ptr + part[:, None] + dim, acc, mask=exist)
-                part = (piece * 2 * ROWS + PART * ROWS + gl.arange(0, ROWS, S_ROWS)) * Q_HEADS + head
+                part = ((piece + PART * pieces) * ROWS + gl.arange(0, ROWS, S_ROWS)) * Q_HEADS + last_head
                 gl.store(lse_ptr + part, highest + gl.log2(total))
+                part = gl.convert_layout(part, O_ROWS).to(gl.int64) * HEAD_DIM
+                gl.store(partial_ptr + part[:, None] + dim, acc, mask=exist)
             else:
-                out = (token + member).to(gl.int64) * stride_ot + head * HEAD_DIM
+                out = (token + PART * ROWS + member).to(gl.int64) * stride_ot + last_head * HEAD_DIM
                 gl.store(out_ptr + out[:, None] + dim, acc.to(dtype), mask=exist)
     if PART == 0:
         _wait_for_turn(0)  # which the other gave last
@@ -216,8 +227,8 @@ def _attention_kernel(
     k_desc,  # [N, Hkv * D]
     v_desc,  # [N, Hkv * D]
     out_ptr,  # [T, Hq, D]
-    partial_ptr,  # [P, 2 * ROWS, Hq, D] float32: normalised results of pieces
-    lse_ptr,  # [P, 2 * ROWS, Hq] float32: log2 of their sums of exponentials
+    partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
+    lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
     spans,  # [num_spans, SPAN_FIELDS] int32, see `hopper_attention`
     num_spans,
     rounds,
@@ -291,8 +302,9 @@ def hopper_attention(
     k and v [N, Hkv, D], contiguous: each row's keys begin at some multiple of TILE, and zeros follow them up to the
     next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up to
     QUERIES), the row's first key in k, position of the first token in its row, the first tile of keys (whose first key
-    the first token sees) and the one after the last, the piece whose results go to ``partial`` [P, QUERIES, Hq, D] and
-    ``lse`` [P, QUERIES, Hq] (-1: they go to out), and nothing.
+    the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of pieces
+    go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: those of the first ROWS tokens as that piece, of the
+    others as many pieces later. If the piece is -1, they go to out.
     """
     q_heads, head_dim = q.shape[1:]
     kv_heads = k.shape[1]

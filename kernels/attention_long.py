@@ -21,8 +21,9 @@ from kernels.attention_prefill import merge_blocks
 from kernels.attention_spans import Ints
 from kernels.target import Target, target_of
 
-QUERIES, TILE = 128, 128
-"""Queries of a block, keys of a tile."""
+ROWS = 64
+QUERIES, TILE = 2 * ROWS, 128
+"""Queries of a block, which two warpgroups share, and keys of a tile."""
 SPAN_FIELDS = 8
 TOGETHER = 65536
 """Keys of rows that go together; a longer row goes alone."""
@@ -31,12 +32,12 @@ MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
 """Blocks whose keys may be cut, into how many pieces, of how many tiles at least."""
 WORK_TILES = 2
 """What it takes to begin and to end a piece of work, in tiles."""
-OWN_RATE, RATE = 450e12, 600e12
-"""FLOP/s on an H200 of our other kernel and of this, for long rows."""
-OWN_HALF, HALF = 550, 500
-"""Keys seen by a query at which half of these rates is reached."""
-OVERHEAD_S, COPIED_PER_S = 20e-6, 4e12
-"""Of a row, and bytes of keys and values that are copied, read and written."""
+OWN_RATE, OWN_HALF = 400e12, 550
+"""FLOP/s on a busy H200 of our other kernel, for long rows, and keys seen by a query at which half of it is reached."""
+RATE, WORK_S, ROW_S, OVERHEAD_S = 620e12, 45e-9, 4e-6, 10e-6
+"""Of this one, and what a block and head, a row, and a call cost beside it."""
+COPIED_PER_S = 4e12
+"""Bytes of keys and values, read and written."""
 
 
 @cache
@@ -60,12 +61,13 @@ once_per_step = lru_cache(maxsize=16)
 @once_per_step
 def is_faster(rows: tuple[LongRow, ...], q_heads: int, kv_heads: int) -> bool:
     """Whether this takes less time than our other kernel, in one layer, by measured rates."""
-    gain_s = 0.0
+    gain_s = -OVERHEAD_S
     for row in rows:
         seen = 2 * row.context_len - row.num_queries  # by a query, twice the mean: its length, of a prompt without past
         operations = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
-        gain_s += operations * ((seen + OWN_HALF) / OWN_RATE - (seen + HALF) / RATE) / seen
-        gain_s -= OVERHEAD_S + 8 * kv_heads * HEAD_DIM * row.context_len / COPIED_PER_S
+        gain_s += operations * ((seen + OWN_HALF) / (OWN_RATE * seen) - 1 / RATE)
+        gain_s -= ROW_S + WORK_S * q_heads * -(-row.num_queries // QUERIES)
+        gain_s -= 8 * kv_heads * HEAD_DIM * row.context_len / COPIED_PER_S
     return gain_s > 0
 
 
@@ -99,7 +101,7 @@ def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
 @dataclass(frozen=True, slots=True)
 class Work:
     """What the kernel does for a group of rows: ``spans`` [N, 8] as in `hopper_attention`, and ``merges`` [M, 4] of
-    ``pieces`` as in `QuerySpans`, or one of none."""
+    ``pieces`` of ROWS queries as in `QuerySpans`."""
 
     spans: Ints
     merges: Ints
@@ -113,26 +115,35 @@ def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int) -> Work:
     keys = np.cumsum([0, *(_padded(row.context_len) for row in rows)])
     blocks[:, 2] = np.repeat(keys[:-1], [-(-row.num_queries // QUERIES) for row in rows])
     blocks = blocks[np.argsort(-blocks[:, 5], kind="stable")]
-    ends = blocks[:, 5]
-    least, count, pieces = 0.99 * _longest(ends, q_heads, programs), 0, 1
-    for cut in range(1, min(MOST_CUT, len(blocks)) + 1):
-        whole, divided = ends[:-cut], ends[-cut:]
-        for parts in PIECES:
-            if divided[-1] >= parts * LEAST_TILES:
-                lengths = np.append(whole, np.diff(_bounds(divided, parts)))
-                longest = _longest(np.sort(lengths)[::-1], q_heads, programs)
-                if longest < least:
-                    least, count, pieces = longest, cut, parts
+    count, parts = _what_to_cut(blocks[:, 5], q_heads, programs)
     if count == 0:
-        return Work(blocks, np.zeros((1, 4), np.int32), 0)
+        return Work(blocks, np.empty((0, 4), np.int32), 0)
     divided = blocks[-count:]
-    bounds = _bounds(divided[:, 5], pieces)
-    cuts = np.repeat(divided, pieces, axis=0)
-    cuts[:, 4], cuts[:, 5], cuts[:, 6] = bounds[:, :-1].ravel(), bounds[:, 1:].ravel(), np.arange(count * pieces)
-    merges = np.stack((divided[:, 0], pieces * np.arange(count), np.full(count, pieces), divided[:, 1]), axis=1)
-    spans = np.concatenate((blocks[:-count], cuts))
+    bounds = _bounds(divided[:, 5], parts)
+    first = 2 * parts * np.arange(count)
+    pieces = np.repeat(divided, parts, axis=0)
+    pieces[:, 4], pieces[:, 5] = bounds[:, :-1].ravel(), bounds[:, 1:].ravel()
+    pieces[:, 6], pieces[:, 7] = (first[:, None] + np.arange(parts)).ravel(), parts
+    spans = np.concatenate((blocks[:-count], pieces))
     longest_first = np.argsort(spans[:, 4] - spans[:, 5], kind="stable")
-    return Work(spans[longest_first], merges.astype(np.int32), count * pieces)
+    merges = np.empty((2, count, 4), np.int32)
+    for half in range(2):
+        queries = np.minimum(divided[:, 1] - half * ROWS, ROWS)
+        merges[half] = np.stack((divided[:, 0] + half * ROWS, first + half * parts, 0 * first + parts, queries), axis=1)
+    return Work(spans[longest_first], merges[merges[:, :, 3] > 0], 2 * count * parts)
+
+
+def _what_to_cut(tiles: Ints, q_heads: int, programs: int) -> tuple[int, int]:
+    """How many of the blocks with the least ``tiles``, which come last, are cut, and into how many pieces."""
+    least, found = 0.99 * _longest(tiles, q_heads, programs), (0, 1)
+    for count in range(1, min(MOST_CUT, len(tiles)) + 1):
+        for parts in PIECES:
+            if tiles[-1] >= parts * LEAST_TILES:
+                pieces = np.append(tiles[:-count], np.diff(_bounds(tiles[-count:], parts)))
+                longest = _longest(np.sort(pieces)[::-1], q_heads, programs)
+                if longest < least:
+                    least, found = longest, (count, parts)
+    return found
 
 
 def _blocks(row: LongRow) -> Ints:
@@ -193,11 +204,12 @@ def long_attention(
         size = _copy_keys(k_cache, v_cache, scratch, slots, block_tables, group, kv_scales)
         spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
         floats = {"dtype": torch.float32, "device": q.device}
-        partial = torch.empty((max(pieces, 1), QUERIES, q_heads, head_dim), **floats)
-        lse = torch.empty((max(pieces, 1), QUERIES, q_heads), **floats)
+        partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
+        lse = torch.empty((pieces, ROWS, q_heads), **floats)
         k, v = scratch[:, :size]
         hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
-        merge_blocks(out, partial, lse, merges)  # if there is nothing to merge as well: so it is compiled in time
+        if pieces:
+            merge_blocks(out, partial, lse, merges)
 
 
 def _copy_keys(
@@ -205,11 +217,17 @@ def _copy_keys(
     block_tables: torch.Tensor, rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
 ) -> int:  # fmt: skip
     """Keys and values of the rows, one row behind the other in whole tiles -> how many rows of scratch they take."""
+    size = _padded(rows[0].context_len)
+    if all(row.row == rows[0].row + i and row.context_len == size for i, row in enumerate(rows)):
+        k, v = scratch[:, : len(rows) * size]
+        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, k, v, block_tables, kv_scales)
+        return len(k)
     first = 0
     for row in rows:
-        end = first + row.context_len
+        end, size = first + row.context_len, _padded(row.context_len)
         k, v = scratch[:, first:end]
         gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k, v, block_tables, kv_scales)
-        first += _padded(row.context_len)
-        scratch[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
+        first += size
+        if end < first:
+            scratch[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
     return first

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from kernels.activation import silu_mul
 from kernels.attention_decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
 from kernels.attention_library import LongRow, long_prefill
+from kernels.attention_long import long_attention
 from kernels.attention_plan import plan_decodes
 from kernels.attention_prefill import plan_prefills, prefill_attention
 from kernels.attention_spans import (
@@ -133,18 +134,22 @@ def decode_lines(cache: Cache, sweep: bool) -> None:
             print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f} {'':11}  {config}")
 
 
-def library_prefill_lines(cache: Cache) -> None:
-    """The way over torch's cuDNN attention, copies out of the pages and merging included."""
-    print("long prefill by the library, causal             us/layer  TF/s")
+def long_prefill_lines(cache: Cache) -> None:
+    """The kernel for long prompts and the way over torch's cuDNN attention, copies out of the pages and merging
+    included."""
+    print("long prefill, causal, us/layer and TF/s                kernel          library")
     for queries, context in ((2048, 2048), (4096, 4096), (8192, 8192), (2048, 32768), (8192, 32768), (8192, 131072)):
         q = torch.randn(queries, Q_HEADS, HEAD_DIM, device=CUDA).bfloat16()
         out, table, slots = torch.empty_like(q), cache.table(1, context), ints([0])
         operations = 4 * Q_HEADS * HEAD_DIM * queries * (context - queries / 2)
         rows = [LongRow(0, 0, queries, context)]
         k, v = cache.layer(1)
-        call = lambda: long_prefill(q, k, v, out, slots, table, HEAD_DIM**-0.5, rows)  # noqa: E731
-        time = graph_microseconds([call], replays=3)
-        print(f"{f'1 x {queries} on {context}':46} {time:9.1f} {operations / time / 1e6:6.0f}")
+        line = f"{f'1 x {queries} on {context}':46}"
+        for attend in (long_attention, long_prefill):
+            call = lambda attend=attend: attend(q, k, v, out, slots, table, HEAD_DIM**-0.5, rows)  # noqa: E731
+            time = graph_microseconds([call], replays=3)
+            line += f" {time:9.1f} {operations / time / 1e6:6.0f}"
+        print(line)
 
 
 def prefill_time(
@@ -270,7 +275,7 @@ def main() -> None:
     cache = Cache(8 * 2048 + 600)
     decode_lines(cache, options.sweep)
     prefill_lines(cache, options.sweep)
-    library_prefill_lines(cache)
+    long_prefill_lines(cache)
     sampling_lines()
     small_lines()
 

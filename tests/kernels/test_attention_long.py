@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import target
+from kernels import attention_long, paged_attention, target
 from kernels.attention_library import LongRow
 from kernels.attention_long import (
     LEAST_TILES,
     QUERIES,
+    ROWS,
     TILE,
     TOGETHER,
     groups,
@@ -19,6 +20,8 @@ from kernels.attention_long import (
     scratch_bytes,
     supports,
 )
+from kernels.attention_spans import prefill_config
+from kernels.paged_attention import AttentionPlan, AttentionShape, Spans, plan_attention
 from kernels.target import Target
 
 
@@ -41,12 +44,12 @@ def test_work_covers_what_queries_see(lens: list[tuple[int, int]], q_heads: int)
     tiles = work.spans[:, 5] - work.spans[:, 4]
     assert (np.diff(tiles) <= 0).all()
     assert (tiles > 0).all()
-    assert sorted(work.spans[work.spans[:, 6] >= 0, 6]) == list(range(work.pieces))
-    pieces_of = {int(token): range(first, first + count) for token, first, count, _ in work.merges if count}
-    assert [piece for of in pieces_of.values() for piece in of] == list(range(work.pieces))
+    merged = {int(token): (range(first, first + count), queries) for token, first, count, queries in work.merges}
+    used = [piece for pieces, _ in merged.values() for piece in pieces]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(range(work.pieces))
     key = 0
     for row in rows:
-        seen = 0
         for first in range(0, row.num_queries, QUERIES):
             mine = work.spans[work.spans[:, 0] == row.first_token + first]
             mine = mine[np.argsort(mine[:, 4])]
@@ -58,10 +61,17 @@ def test_work_covers_what_queries_see(lens: list[tuple[int, int]], q_heads: int)
             assert mine[-1, 5] == -(-(position + count) // TILE)
             assert (mine[1:, 4] == mine[:-1, 5]).all()
             assert (mine[:, 4] * TILE <= position).all()
-            assert list(mine[:, 6]) == list(pieces_of.get(row.first_token + first, [-1]))
-            seen += len(mine)
+            token = row.first_token + first
+            if token not in merged:
+                assert list(mine[:, 6]) == [-1]
+                continue
+            assert merged[token] == (range(mine[0, 6], mine[-1, 6] + 1), min(count, ROWS))
+            assert (mine[:, 7] == len(mine)).all()
+            if count > ROWS:
+                assert merged[token + ROWS] == (range(mine[-1, 6] + 1, mine[-1, 6] + 1 + len(mine)), count - ROWS)
         key += -(-row.context_len // TILE) * TILE
-    assert len(work.spans) >= sum(-(-row.num_queries // QUERIES) for row in rows)
+    whole = work.spans[work.spans[:, 6] < 0]
+    assert len(whole) + len(work.merges) // 2 <= sum(-(-row.num_queries // QUERIES) for row in rows)
 
 
 @pytest.mark.parametrize(("q_heads", "queries", "context"), [(32, 8192, 131072), (32, 6872, 15064), (16, 8192, 8192)])
@@ -112,3 +122,37 @@ def test_where_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_faster(rows_of((8192, 131072)), 32, 8)
     assert not is_faster(rows_of((64, 15064)), 32, 8)
     assert not is_faster(rows_of(*[(100, 100)] * 80), 32, 8)
+
+
+@pytest.mark.parametrize(
+    ("backend", "decodes", "queries", "invariant", "taken"),
+    [("auto", 0, 4096, False, "long"), ("auto", 3, 4096, False, "long"), ("triton", 0, 4096, False, "long"),
+     ("torch", 0, 4096, False, "library"), ("auto", 0, 64, False, "prefill"), ("auto", 0, 4096, True, "prefill")],
+)  # fmt: skip
+def test_who_takes_prompts(
+    backend: str, decodes: int, queries: int, invariant: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long ones our kernel for them, with decodes beside them or not, unless the library is asked for."""
+    monkeypatch.setattr(target, "_absent", Target(90, 132))
+    monkeypatch.setattr(paged_attention, "decode_attention", lambda *_, **__: None)
+    asked: list[str] = []
+    for name, module, function in (
+        ("long", attention_long, "long_attention"), ("library", paged_attention, "long_prefill"),
+        ("prefill", paged_attention, "prefill_attention"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, function, lambda *_, name=name: asked.append(name))
+    ints = {"dtype": torch.int32, "device": "meta"}
+    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    shape = AttentionShape(32, 8, 128, 2)
+    spans = Spans(prefill_config(queries, queries, 128, 2), torch.empty(64, 5, **ints), torch.empty(0, 4, **ints))
+    prefills = plan_attention(torch.empty(0, **ints), torch.empty(0, **ints), shape, spans).prefills
+    paged_attention.paged_attention(
+        torch.empty(decodes + queries, 32, 128, dtype=torch.bfloat16, device="meta"), cache, cache,
+        slots=torch.empty(decodes + 1, **ints), query_start=torch.empty(decodes + 2, **ints),
+        context_lens=torch.empty(decodes + 1, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1,
+        max_query_len=queries, num_decodes=decodes, max_context_len=queries, backend=backend, invariant=invariant,
+        prefills=[LongRow(decodes, decodes, queries, queries)],
+        out=torch.empty(decodes + queries, 32, 128, dtype=torch.bfloat16, device="meta"),
+        plan=AttentionPlan({0: None}, prefills),  # type: ignore[dict-item]
+    )  # fmt: skip
+    assert asked == [taken]

@@ -41,6 +41,8 @@ class LongRow(NamedTuple):
     first_token: int
     num_queries: int
     context_len: int
+    own: bool = False
+    """Whether our kernel for long prompts takes it (`attention_long`), and no library."""
 
     @property
     def past(self) -> int:

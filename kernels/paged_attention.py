@@ -198,9 +198,10 @@ def paged_attention(
     are for the reference; block ids past a row's context are never followed, negative ones read block 0.
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
-    long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`; the plan was
-    made without it; ``projected`` are keys and values [T, Hkv, D] of the new tokens, if they are at hand outside the
-    cache. ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
+    long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is
+    marked as our own, to our kernel for long prompts; the plan was made without it. ``projected`` are keys and values
+    [T, Hkv, D] of the new tokens, if they are at hand outside the cache.
+    ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
     own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
     A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
     decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
@@ -224,7 +225,8 @@ def paged_attention(
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     assert not library or (sliding_window == 0 and not invariant)
-    if library and out is None and takes_all(library, num_tokens):
+    own = len(library) > 0 and library[0].own
+    if library and not own and out is None and takes_all(library, num_tokens):
         return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales, projected)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
@@ -245,7 +247,9 @@ def paged_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
             plan.prefills, kv_scales,
         )  # fmt: skip
-    if library:  # after it: blocks of queries that begin before a part end inside
+    if own:
+        attention_long.long_attention(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales)
+    elif library:  # after it: blocks of queries that begin before a part end inside
         long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected)
     return out
 

@@ -13,6 +13,7 @@ import torch
 from actors.executor.kv_cache import is_float8
 from actors.executor.runner import Runner
 from actors.settings import Settings
+from kernels import attention_long
 from kernels.attention_library import (
     PIECES,
     Batch,
@@ -39,7 +40,8 @@ class LongPrompts:
     def __init__(self, settings: Settings, runner: Runner) -> None:
         self._runner = runner
         self._always = settings.attention_backend == "torch"
-        self._batches = _batches(settings, runner)
+        self._own = _takes_own(settings, runner)
+        self._batches = [] if self._own else _batches(settings, runner)
         self._used = len(self._batches) > 0
         self._planned: set[Problem] = set()
         self._lost_s: dict[Problem, float] = {}
@@ -50,12 +52,17 @@ class LongPrompts:
         return len(self._batches)
 
     def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
-        """The parts of these rows that are left to the library, because it is faster: what fills the smallest pieces,
-        or, if its rows, or ``decodes`` beside them, would wait longer for plans that are missing than these save, the
-        smallest for which there are plans.
+        """The rows that our kernel for long prompts takes, where there is one. Else the parts of these rows that are
+        left to the library, because it is faster: what fills the smallest pieces, or, if its rows, or ``decodes``
+        beside them, would wait longer for plans that are missing than these save, the smallest for which there are
+        plans.
 
         What is lost in that way adds up: once it is more than the plans cost, they are made.
         """
+        if self._own:
+            config = self._runner.model.config
+            own: tuple[LongRow, ...] = attention_long.faster_rows(rows, config.num_heads, config.num_kv_heads)
+            return own
         if not self._used:
             return ()
         if self._always:
@@ -106,6 +113,12 @@ class LongPrompts:
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
         long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, ones, tuple(projected))
+
+
+def _takes_own(settings: Settings, runner: Runner) -> bool:
+    """Whether our kernel for long prompts takes what is faster with it."""
+    never = settings.attention_backend == "torch" or settings.deterministic or any(runner.model.config.layer_windows)
+    return not never and bool(attention_long.supports(_projected(runner, 1)[0], 0))
 
 
 def _batches(settings: Settings, runner: Runner) -> list[Batch]:

@@ -14,8 +14,8 @@ from kernels.attention_long import (
     ROWS,
     TILE,
     TOGETHER,
+    faster_rows,
     groups,
-    is_faster,
     make_work,
     scratch_bytes,
     supports,
@@ -118,41 +118,41 @@ def test_where_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not supports(torch.empty(4, 32, 128, dtype=torch.bfloat16), 0)
     monkeypatch.setattr(target, "_absent", Target(80, 108))
     assert not supports(q, 0)
-    assert is_faster(rows_of((8192, 8192)), 32, 8)
-    assert is_faster(rows_of((8192, 131072)), 32, 8)
-    assert not is_faster(rows_of((64, 15064)), 32, 8)
-    assert not is_faster(rows_of(*[(100, 100)] * 80), 32, 8)
 
 
-@pytest.mark.parametrize(
-    ("backend", "decodes", "queries", "invariant", "taken"),
-    [("auto", 0, 4096, False, "long"), ("auto", 3, 4096, False, "long"), ("triton", 0, 4096, False, "long"),
-     ("torch", 0, 4096, False, "library"), ("auto", 0, 64, False, "prefill"), ("auto", 0, 4096, True, "prefill")],
-)  # fmt: skip
-def test_who_takes_prompts(
-    backend: str, decodes: int, queries: int, invariant: bool, taken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Long ones our kernel for them, with decodes beside them or not, unless the library is asked for."""
-    monkeypatch.setattr(target, "_absent", Target(90, 132))
-    monkeypatch.setattr(paged_attention, "decode_attention", lambda *_, **__: None)
+def test_rows_are_taken_where_it_is_faster() -> None:
+    """Each by itself, and all of them if they save more than a call costs."""
+
+    def taken(*lens: tuple[int, int]) -> list[int]:
+        found = faster_rows(rows_of(*lens), 32, 8)
+        assert all(row.own for row in found)
+        return [row.row for row in found]
+
+    assert taken((8192, 8192)) == taken((2048, 2048)) == taken((8192, 131072)) == [0]
+    assert taken((100, 100), (4096, 9000), (64, 15064), (2048, 2048)) == [1, 3]
+    assert taken((64, 15064)) == taken((512, 512)) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are marked as our own go to our kernel, others to the library; decodes beside them to theirs."""
     asked: list[str] = []
     for name, module, function in (
-        ("long", attention_long, "long_attention"), ("library", paged_attention, "long_prefill"),
-        ("prefill", paged_attention, "prefill_attention"),
+        ("decode", paged_attention, "decode_attention"), ("long", attention_long, "long_attention"),
+        ("library", paged_attention, "long_prefill"), ("prefill", paged_attention, "prefill_attention"),
     ):  # fmt: skip
-        monkeypatch.setattr(module, function, lambda *_, name=name: asked.append(name))
+        monkeypatch.setattr(module, function, lambda *_, name=name, **__: asked.append(name))
     ints = {"dtype": torch.int32, "device": "meta"}
-    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
-    shape = AttentionShape(32, 8, 128, 2)
-    spans = Spans(prefill_config(queries, queries, 128, 2), torch.empty(64, 5, **ints), torch.empty(0, 4, **ints))
-    prefills = plan_attention(torch.empty(0, **ints), torch.empty(0, **ints), shape, spans).prefills
+    cache, q = (
+        torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 16, 8, 128), (4097, 32, 128))
+    )
+    empty = torch.empty(0, **ints)
+    spans = Spans(prefill_config(4096, 4096, 128, 2), torch.empty(0, 5, **ints), torch.empty(0, 4, **ints))
+    plan = plan_attention(empty, empty, AttentionShape(32, 8, 128, 2), spans)
     paged_attention.paged_attention(
-        torch.empty(decodes + queries, 32, 128, dtype=torch.bfloat16, device="meta"), cache, cache,
-        slots=torch.empty(decodes + 1, **ints), query_start=torch.empty(decodes + 2, **ints),
-        context_lens=torch.empty(decodes + 1, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1,
-        max_query_len=queries, num_decodes=decodes, max_context_len=queries, backend=backend, invariant=invariant,
-        prefills=[LongRow(decodes, decodes, queries, queries)],
-        out=torch.empty(decodes + queries, 32, 128, dtype=torch.bfloat16, device="meta"),
-        plan=AttentionPlan({0: None}, prefills),  # type: ignore[dict-item]
+        q, cache, cache, slots=torch.empty(2, **ints), query_start=torch.empty(3, **ints),
+        context_lens=torch.empty(2, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1, max_query_len=4096,
+        num_decodes=1, max_context_len=4096, library=[LongRow(1, 1, 4096, 4096, own)],
+        plan=AttentionPlan({0: None}, plan.prefills),  # type: ignore[dict-item]
     )  # fmt: skip
-    assert asked == [taken]
+    assert asked == ["decode", "prefill", "long" if own else "library"]

@@ -141,9 +141,11 @@ def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pyt
     assert not LongPrompts(SETTINGS, runner)
 
 
-def test_nothing_is_made_ready_where_our_kernel_takes_them(tmp_path: Path) -> None:
-    """The one for long prompts, which waits for no plans."""
-    settings = SETTINGS.replace(attention_backend="auto")
-    prompts = LongPrompts(settings, runner_of(tmp_path, settings, HOPPER))
-    assert not prompts
-    assert prompts.take(CHUNK)
+def test_our_kernel_takes_long_prompts_where_there_is_one(tmp_path: Path) -> None:
+    """It waits for no plans, so none are made, and decodes may be beside them."""
+    for backend in ("auto", "triton"):
+        settings = SETTINGS.replace(attention_backend=backend)
+        prompts = LongPrompts(settings, runner_of(tmp_path, settings, HOPPER))
+        assert not prompts
+        assert prompts.parts(CHUNK, True) == (CHUNK[0]._replace(own=True),)
+    assert not LongPrompts(SETTINGS, runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own

@@ -3,7 +3,7 @@
 A program has three parts. One warp copies keys and values, tile by tile, into a ring of buffers in shared memory (TMA,
 guarded by mbarriers). Two warpgroups compute 64 queries each: scores of a tile, and beside its softmax the product of
 the weights before with their values. They take turns in issuing products, so that the softmax of one runs beside the
-products of the other. Programs stay, one on each multiprocessor, and go from one piece of work to the next, so that its
+products of the other. Programs stay, one on each multiprocessor, and go from one piece of work to the next, whose
 first keys come while the last results are still written.
 """
 
@@ -41,7 +41,8 @@ def _work(spans, index, num_spans, Q_HEADS: gl.constexpr, SPAN_FIELDS: gl.conste
 
 @gluon.jit
 def _queries(exists, span):
-    """What a warpgroup has to know of a span before it begins: position of the first token, first tile, last tile."""
+    """Of a span what a warpgroup needs at once: position of its first token, its first tile, and the one behind the
+    last."""
     return (
         gl.load(span + 3, mask=exists, other=0),
         gl.load(span + 4, mask=exists, other=0),
@@ -86,7 +87,8 @@ def _copy(
 
 @gluon.jit
 def _wait_for_turn(PART: gl.constexpr):
-    """Until the other warpgroup has given it: a named barrier that both threads of each pair reach."""
+    """Until the other warpgroup has given it. Named barriers of all 256 threads: 10 for the first's turn, 11 for the
+    second's."""
     if PART == 0:
         gl.inline_asm_elementwise("bar.sync 10, 256; mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
     else:

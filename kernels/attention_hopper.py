@@ -10,20 +10,13 @@ first keys come while the last results are still written.
 from __future__ import annotations
 
 import torch
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.attention_long import ROWS, SPAN_FIELDS, TILE
+from kernels.triton_import import LayoutDescriptor, gl, gluon, hopper
 
 LOG2_E = 1.4426950408889634
+ROWS, TILE = 64, 128
+"""Queries of a warpgroup, keys of a tile."""
+SPAN_FIELDS = 8
 STAGES = 3
 """Tiles in shared memory, of keys and of values."""
 REGISTERS, COPY_REGISTERS = 240, 24
@@ -69,19 +62,19 @@ def _copy(
         for tile in range(begin, end):
             stage, phase = count % STAGES, (count // STAGES) & 1
             row = key + tile * TILE
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(k_desc, [row, column], k_ready.index(stage), k_smem.index(stage))
+            hopper.mbarrier.wait(k_empty.index(stage), phase ^ 1)
+            hopper.mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
+            hopper.tma.async_copy_global_to_shared(k_desc, [row, column], k_ready.index(stage), k_smem.index(stage))
             if tile == begin:  # behind the first keys, which need not wait for the queries before
                 for part in gl.static_range(2):
-                    mbarrier.wait(q_empty.index(part), (index & 1) ^ 1)
-                    mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
-                    tma.async_copy_global_to_shared(
+                    hopper.mbarrier.wait(q_empty.index(part), (index & 1) ^ 1)
+                    hopper.mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
+                    hopper.tma.async_copy_global_to_shared(
                         q_desc, [token + part * ROWS, head * HEAD_DIM], q_ready.index(part), q_smem.index(part)
                     )
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, [row, column], v_ready.index(stage), v_smem.index(stage))
+            hopper.mbarrier.wait(v_empty.index(stage), phase ^ 1)
+            hopper.mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+            hopper.tma.async_copy_global_to_shared(v_desc, [row, column], v_ready.index(stage), v_smem.index(stage))
             count += 1
 
 
@@ -122,14 +115,14 @@ def _attend(
         stage, before = count % STAGES, (count - 1) % STAGES
         p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
         acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
-        mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+        hopper.mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
         _wait_for_turn(PART)
         # The scores take the registers of the weights.
-        later = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), weights, use_acc=False, is_async=True)
-        acc_later = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+        later = hopper.warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), weights, use_acc=False, is_async=True)
+        acc_later = hopper.warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
         _give_turn(PART)
-        scores = warpgroup_mma_wait(1, deps=[later])
-        mbarrier.arrive(k_empty.index(stage), count=1)
+        scores = hopper.warpgroup_mma_wait(1, deps=[later])
+        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
         if MASKED:
             scores = _hide(scores, tile, position, TILE)
         new_highest = gl.maximum(highest, gl.max(scores, axis=1) * scale_log2)
@@ -139,9 +132,9 @@ def _attend(
         highest = new_highest
         count += 1
         # Its branch keeps the assembler from moving the exponentials behind the wait for the product beside them.
-        mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=tile + 1 < last)
-        acc = warpgroup_mma_wait(0, deps=[acc_later])
-        mbarrier.arrive(v_empty.index(before), count=1)
+        hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=tile + 1 < last)
+        acc = hopper.warpgroup_mma_wait(0, deps=[acc_later])
+        hopper.mbarrier.arrive(v_empty.index(before), count=1)
     return acc, weights, decay, highest, total, count
 
 
@@ -169,14 +162,14 @@ def _compute(
         if exists:
             position = first + PART * ROWS + gl.arange(0, ROWS, S_ROWS)
             stage = count % STAGES
-            mbarrier.wait(q_ready.index(PART), index & 1)
-            mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
+            hopper.mbarrier.wait(q_ready.index(PART), index & 1)
+            hopper.mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
             _wait_for_turn(PART)
             zeros = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
-            later = warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            later = hopper.warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
             _give_turn(PART)
-            scores = warpgroup_mma_wait(0, deps=[later])
-            mbarrier.arrive(k_empty.index(stage), count=1)
+            scores = hopper.warpgroup_mma_wait(0, deps=[later])
+            hopper.mbarrier.arrive(k_empty.index(stage), count=1)
             scores = _hide(scores, begin, position, TILE)
             highest = gl.max(scores, axis=1) * scale_log2
             weights = gl.exp2(scores * scale_log2 - highest[:, None])
@@ -184,7 +177,7 @@ def _compute(
             decay = gl.full([ROWS], 1.0, gl.float32, S_ROWS)
             acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, O_LAYOUT)
             count += 1
-            mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=begin + 1 < end)
+            hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=begin + 1 < end)
             masked = gl.maximum(gl.minimum((first + 1) // TILE, end), begin + 1)  # all queries see every key before
             acc, weights, decay, highest, total, count = _attend(
                 q, acc, weights, decay, highest, total, count, begin + 1, masked, end, position, scale_log2,
@@ -194,7 +187,7 @@ def _compute(
                 q, acc, weights, decay, highest, total, count, masked, end, end, position, scale_log2,
                 k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, True, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
-            mbarrier.arrive(q_empty.index(PART), count=1)
+            hopper.mbarrier.arrive(q_empty.index(PART), count=1)
             token, members = gl.load(span), gl.load(span + 1)
             piece, pieces = gl.load(span + 6), gl.load(span + 7)
             last_head = head
@@ -203,9 +196,9 @@ def _compute(
             stage = (count - 1) % STAGES
             acc = acc * gl.convert_layout(decay, O_ROWS)[:, None]
             p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
-            mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
-            acc = warpgroup_mma_wait(0, deps=[warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
-            mbarrier.arrive(v_empty.index(stage), count=1)
+            hopper.mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
+            acc = hopper.warpgroup_mma_wait(0, deps=[hopper.warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
+            hopper.mbarrier.arrive(v_empty.index(stage), count=1)
 
             acc = acc * gl.convert_layout(1 / total, O_ROWS)[:, None]
             member = gl.arange(0, ROWS, O_ROWS)
@@ -250,21 +243,21 @@ def _attention_kernel(
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], v_desc.layout)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
-        mbarrier.init(q_ready.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=1)
+        hopper.mbarrier.init(q_ready.index(i), count=1)
+        hopper.mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
-        mbarrier.init(v_empty.index(i), count=2)
-    fence_async_shared()
+        hopper.mbarrier.init(k_ready.index(i), count=1)
+        hopper.mbarrier.init(v_ready.index(i), count=1)
+        hopper.mbarrier.init(k_empty.index(i), count=2)
+        hopper.mbarrier.init(v_empty.index(i), count=2)
+    hopper.fence_async_shared()
     gl.warp_specialize(
         [
             (_compute, (
@@ -313,9 +306,9 @@ def hopper_attention(
     assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
-    def rows(of: torch.Tensor, count: int) -> TensorDescriptor:
+    def rows(of: torch.Tensor, count: int) -> LayoutDescriptor:
         shape = [of.shape[0], of.shape[1] * head_dim]
-        return TensorDescriptor(of, shape, [of.stride(0), 1], [count, head_dim], layout)
+        return LayoutDescriptor(of, shape, [of.stride(0), 1], [count, head_dim], layout)
 
     work = len(spans) * q_heads
     grid = min(programs, work)

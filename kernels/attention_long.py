@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.util import find_spec
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from kernels.attention_gather import gather_tokens
+from kernels.attention_hopper import ROWS, SPAN_FIELDS, TILE, hopper_attention
 from kernels.attention_library import LongRow
 from kernels.attention_prefill import merge_blocks
 from kernels.attention_spans import Ints
 from kernels.target import Target, target_of
+from kernels.triton_import import LayoutDescriptor
 
-ROWS = 64
-QUERIES, TILE = 2 * ROWS, 128
-"""Queries of a block, which two warpgroups share, and keys of a tile."""
-SPAN_FIELDS = 8
+QUERIES = 2 * ROWS
+"""Of a block, which two warpgroups share."""
 TOGETHER = 65536
 """Keys of rows that go together; a longer row goes alone."""
 HEAD_DIM = 128
@@ -40,18 +39,12 @@ COPIED_PER_S = 4e12
 """Bytes of keys and values, read and written."""
 
 
-@cache
-def _is_installed() -> bool:
-    """Whether this Triton has Gluon for Hopper."""
-    return find_spec("triton.experimental.gluon.nvidia.hopper") is not None
-
-
 def supports(q: torch.Tensor, sliding_window: int) -> bool:
     """Whether there is a kernel for these queries on their GPU."""
     target = target_of(q.device)
     half = q.dtype in (torch.float16, torch.bfloat16)
     fits = half and q.shape[2] == HEAD_DIM and sliding_window == 0
-    return fits and target is not None and target.capability == 90 and _is_installed()
+    return fits and target is not None and target.capability == 90 and LayoutDescriptor is not None
 
 
 once_per_step = lru_cache(maxsize=16)
@@ -196,8 +189,6 @@ def long_attention(
     kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Attention of ``rows`` of q, written to ``out``; other tokens stay. Argument shapes as in `paged_attention`."""
-    from kernels.attention_hopper import hopper_attention  # not there on other platforms, and slow to import
-
     target = target_of(q.device)
     assert isinstance(target, Target)
     programs, (q_heads, head_dim) = target.num_multiprocessors, q.shape[1:]

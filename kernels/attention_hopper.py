@@ -294,16 +294,16 @@ def hopper_attention(
 ) -> None:
     """out = causal attention of the queries in ``spans`` of q, both [T, Hq, D]; all others stay.
 
-    k and v [N, Hkv, D], contiguous: each row's keys begin at some multiple of TILE, and zeros follow them up to the
-    next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up to
-    QUERIES), the row's first key in k, position of the first token in its row, the first tile of keys (whose first key
-    the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of pieces
-    go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: those of the first ROWS tokens as that piece, of the
+    k and v [N, Hkv, D], with any stride of tokens: each row's keys begin at a multiple of TILE, and zeros follow them
+    up to the next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up
+    to 2 ROWS), the row's first key in k, position of the first token in its row, the first tile of keys (whose first
+    key the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of
+    pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: those of the first ROWS tokens as that piece, of the
     others as many pieces later. If the piece is -1, they go to out.
     """
     q_heads, head_dim = q.shape[1:]
     kv_heads = k.shape[1]
-    assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
+    assert q.stride()[1:] == out.stride()[1:] == k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
     def rows(of: torch.Tensor, count: int) -> LayoutDescriptor:

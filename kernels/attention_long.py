@@ -1,4 +1,5 @@
-"""Long prompts on Hopper GPUs: by a kernel that needs the keys of a row together; they are copied out of the pages.
+"""Long prompts on Hopper GPUs: by a kernel that needs the keys of a row together; they are copied out of the pages,
+but for those of prompts that fill whole tiles, which lie where the projections left them.
 
 Rows go together until their keys fill a buffer. Their queries are cut into blocks; each block and head is a piece of
 work for the kernel's programs, which stay. Where the last round of work would leave many of them idle, the keys of some
@@ -7,6 +8,7 @@ blocks are cut as well, and the results merged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,42 +189,53 @@ def long_attention(
     scale: float,
     rows: Sequence[LongRow],
     kv_scales: torch.Tensor | None = None,
+    projected: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Attention of ``rows`` of q, written to ``out``; other tokens stay. Argument shapes as in `paged_attention`."""
+    """Attention of ``rows`` of q, written to ``out``; other tokens stay. Arguments as in `paged_attention`."""
     target = target_of(q.device)
     assert isinstance(target, Target)
     programs, (q_heads, head_dim) = target.num_multiprocessors, q.shape[1:]
-    together = groups(tuple(rows))
-    most = max(sum(_padded(row.context_len) for row in group) for group in together)
-    scratch = torch.empty((2, most, *k_cache.shape[2:]), dtype=q.dtype, device=q.device)
-    for group in together:
-        size = _copy_keys(k_cache, v_cache, scratch, slots, block_tables, group, kv_scales)
+    for group in groups(tuple(rows)):
+        if projected is not None and kv_scales is None and _lie_together(group):
+            k, v = (part[group[0].first_token : group[-1].tokens.stop] for part in projected)
+        else:
+            k, v = _copied(k_cache, v_cache, q.dtype, slots, block_tables, group, kv_scales)
         spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
         floats = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
         lse = torch.empty((pieces, ROWS, q_heads), **floats)
-        k, v = scratch[:, :size]
         hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
         if pieces:
             merge_blocks(out, partial, lse, merges)
+        del k, v  # before the next are copied
 
 
-def _copy_keys(
-    k_cache: torch.Tensor, v_cache: torch.Tensor, scratch: torch.Tensor, slots: torch.Tensor,
-    block_tables: torch.Tensor, rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
-) -> int:  # fmt: skip
-    """Keys and values of the rows, one row behind the other in whole tiles -> how many rows of scratch they take."""
-    size = _padded(rows[0].context_len)
-    if all(row.row == rows[0].row + i and row.context_len == size for i, row in enumerate(rows)):
-        k, v = scratch[:, : len(rows) * size]
-        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, k, v, block_tables, kv_scales)
-        return len(k)
+@once_per_step
+def _lie_together(rows: tuple[LongRow, ...]) -> bool:
+    """Whether the rows' new tokens are all there is of them, and fill tiles one behind the other."""
+    first = rows[0].first_token
+    starts = itertools.accumulate((row.num_queries for row in rows), initial=first)
+    return all(
+        row.past == row.num_queries % TILE == 0 and row.first_token == start
+        for row, start in zip(rows, starts, strict=False)
+    )
+
+
+def _copied(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
+    rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Keys and values of the rows, one row behind the other in whole tiles."""
+    sizes = [_padded(row.context_len) for row in rows]
+    copies = torch.empty((2, sum(sizes), *k_cache.shape[2:]), dtype=dtype, device=k_cache.device)
+    if all(row.row == rows[0].row + i and row.context_len == sizes[0] for i, row in enumerate(rows)):
+        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, *copies, block_tables, kv_scales)
+        return copies.unbind()
     first = 0
-    for row in rows:
-        end, size = first + row.context_len, _padded(row.context_len)
-        k, v = scratch[:, first:end]
-        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k, v, block_tables, kv_scales)
+    for row, size in zip(rows, sizes, strict=True):
+        end = first + row.context_len
+        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, *copies[:, first:end], block_tables, kv_scales)
         first += size
         if end < first:
-            scratch[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
-    return first
+            copies[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
+    return copies.unbind()

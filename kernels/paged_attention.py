@@ -248,7 +248,9 @@ def paged_attention(
             plan.prefills, kv_scales,
         )  # fmt: skip
     if own:
-        attention_long.long_attention(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales)
+        attention_long.long_attention(
+            q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected
+        )
     elif library:  # after it: blocks of queries that begin before a part end inside
         long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected)
     return out

@@ -9,6 +9,7 @@ import torch
 
 from kernels import attention_long
 from kernels.attention_decode import decode_config, num_multiprocessors
+from kernels.attention_gather import gather_tokens
 from kernels.attention_library import PIECES, LongRow, filled_parts, long_prefill, scratch_bytes
 from kernels.attention_spans import fixed_config, num_shares, query_ranges, query_spans
 from kernels.paged_attention import (
@@ -330,3 +331,27 @@ def test_long_attention(heads: tuple[int, int], context_lens: list[int], query_l
     )
     assert (marked[: starts[-1]] == 7.0).all()
     torch.testing.assert_close(marked[starts[-1] :], expected[starts[-1] :], atol=1e-2, rtol=1e-2)
+
+
+def test_long_attention_where_keys_were_projected() -> None:
+    """Prompts of whole tiles behind tokens of others: their keys beside the queries, and copied out of the pages."""
+    lens = [50, 256, 2048, 384]
+    case = make_case(lens, lens, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, device=CUDA)
+    rows = [LongRow(row, sum(lens[:row]), lens[row], lens[row]) for row in range(1, 4)]
+    words = case.keywords
+    pages = case.k_cache, case.v_cache, words["slots"], words["block_tables"]
+    fused = torch.full((sum(lens) + 9, 48, 128), torch.nan, dtype=torch.bfloat16, device=CUDA)
+    fused[: sum(lens), :32] = case.q
+    for row in rows:
+        k, v = torch.empty(2, row.num_queries, 8, 128, dtype=torch.bfloat16, device=CUDA)
+        gather_tokens(case.k_cache, case.v_cache, words["slots"][row.row :][:1], 0, k, v, words["block_tables"])
+        fused[row.tokens, 32:40], fused[row.tokens, 40:] = k, v
+    results = []
+    for projected in (None, (fused[:, 32:40], fused[:, 40:])):
+        out = torch.full((len(fused), 32, 128), torch.nan, dtype=torch.bfloat16, device=CUDA)
+        attention_long.long_attention(
+            fused[:, :32], *pages[:2], out, *pages[2:], words["scale"], rows, projected=projected
+        )
+        results.append(out[rows[0].tokens.start : sum(lens)])
+    assert not results[0].isnan().any()
+    assert torch.equal(*results)

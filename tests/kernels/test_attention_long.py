@@ -156,3 +156,35 @@ def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) 
         plan=AttentionPlan({0: None}, plan.prefills),  # type: ignore[dict-item]
     )  # fmt: skip
     assert asked == ["decode", "prefill", "long" if own else "library"]
+
+
+@pytest.mark.parametrize(
+    ("lens", "copied"),
+    [([(2048, 2048), (2048, 2048)], False), ([(256, 256), (1024, 1024)], False), ([(2048, 4096)], True),
+     ([(2000, 2000)], True), ([(256, 256), (300, 300)], True)],
+)  # fmt: skip
+def test_keys_of_whole_tiles_are_not_copied(
+    lens: list[tuple[int, int]], copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the projections left those of prompts without a past: one behind the other, as copies would be."""
+    monkeypatch.setattr(target, "_absent", Target(90, 132))
+    copies: list[object] = []
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(attention_long, "gather_tokens", lambda *_: copies.append(_))
+    monkeypatch.setattr(attention_long, "hopper_attention", lambda q, k, v, *_: seen.extend((k, v)))
+    monkeypatch.setattr(attention_long, "merge_blocks", lambda *_: None)
+    rows = tuple(row._replace(first_token=row.first_token + 3) for row in rows_of(*lens))
+    tokens = rows[-1].tokens.stop + 5
+    qkv = torch.empty(tokens, 48, 128, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    slots, tables = torch.empty(4, device="meta"), torch.empty(4, 512, device="meta")
+    attention_long.long_attention(
+        qkv[:, :32], cache, cache, qkv[:, :32], slots, tables, 0.1, rows, None, (qkv[:, 32:40], qkv[:, 40:])
+    )
+    assert bool(copies) == copied
+    for keys, heads in zip(seen, (32, 40), strict=True):
+        whole = sum(-(-context // TILE) * TILE for _, context in lens)
+        assert len(keys) == whole
+        if not copied:
+            assert keys.stride() == qkv.stride()
+            assert keys.storage_offset() == 3 * qkv.stride(0) + heads * 128

@@ -298,8 +298,8 @@ def hopper_attention(
     up to the next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up
     to 2 ROWS), the row's first key in k, position of the first token in its row, the first tile of keys (whose first
     key the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of
-    pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: those of the first ROWS tokens as that piece, of
-    the others as many pieces later. If the piece is -1, they go to out.
+    pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first ROWS tokens as that piece, of the
+    others as many pieces later. If the piece is -1, they go to out.
     """
     q_heads, head_dim = q.shape[1:]
     kv_heads = k.shape[1]

@@ -17,8 +17,8 @@ from actors.executor.step_work import StepWork
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
 SLOW_SIZES = frozenset({448})
-"""Of tokens or rows that are no size: cuBLAS (CUDA 13.0, H200) multiplies more of them faster. A step of llama8b with up
-to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, with up to 480 14.8."""
+"""Of tokens or rows that are no size: cuBLAS (CUDA 13.0, H200) multiplies more of them faster. A step of llama8b with
+up to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, with up to 480 14.8."""
 SPARE_SPANS = 32
 """A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
 whose keys are cut take what is left of them."""

@@ -44,8 +44,7 @@ COPIED_PER_S = 4e12
 def supports(q: torch.Tensor, sliding_window: int) -> bool:
     """Whether there is a kernel for these queries on their GPU."""
     target = target_of(q.device)
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    fits = half and q.shape[2] == HEAD_DIM and sliding_window == 0
+    fits = q.dtype == torch.bfloat16 and q.shape[2] == HEAD_DIM and sliding_window == 0
     return fits and target is not None and target.capability == 90 and LayoutDescriptor is not None
 
 

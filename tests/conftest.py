@@ -1,16 +1,18 @@
-"""What all tests share: the Redis fixtures, a clean environment, and a check that no task outlives its test."""
+"""What all tests share: the Redis fixtures, a clean environment, and that no task or logging outlives its test."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import structlog
 
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
@@ -53,3 +55,14 @@ async def no_task_left() -> AsyncIterator[None]:
         await asyncio.sleep(0)
     left = [task for task in asyncio.all_tasks() - before if not task.done() and task is not asyncio.current_task()]
     assert left == [], f"tasks left over: {left}"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """What a test sets up of logging ends with it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import structlog
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -49,12 +47,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-def lines() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def lines() -> Callable[[], list[dict[str, Any]]]:
     """What is logged from now on, as objects, once everything has stopped."""
-    root, out = logging.getLogger(), io.StringIO()
-    handlers, level = list(root.handlers), root.level
+    out = io.StringIO()
     logs.configure("debug", "json", stream=out)
-    yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
+    return lambda: [json.loads(line) for line in out.getvalue().splitlines()]

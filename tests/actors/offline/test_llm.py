@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import structlog
 
 from actors import LLM, PoolingParams, RequestOutput, SamplingParams
 from actors.model_config import ModelError
@@ -27,7 +26,6 @@ ANSWER = "water (noun): binary compound that occurs at room temperature as a cle
 def llm() -> Iterator[LLM]:
     with LLM(device="cpu", threads=1, max_num_seqs=8) as made:
         yield made
-    structlog.reset_defaults()  # which a model sets up where nobody has
 
 
 def texts(outputs: list[RequestOutput]) -> list[list[str]]:

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
+from functools import partial
 
 from actors.actor import describe
 from bus.contract import Bus, BusUnavailable, Entry, EntryId
@@ -99,7 +100,7 @@ class Background:
                 entry = entries.popleft()
                 task = self._running[entry.id] = asyncio.create_task(self._work(entry), name="response")
                 self._places[owner] += 1
-                task.add_done_callback(lambda _, entry=entry, owner=owner: self._ended(entry, owner))  # type: ignore[misc]
+                task.add_done_callback(partial(self._ended, entry, owner))
             if not entries:
                 del self._waiting[owner]
 
@@ -108,7 +109,7 @@ class Background:
         most = most_of(MAX_RUNNING, self._places, owner, alone=self._context.keys.has_one)
         return self._places[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
 
-    def _ended(self, entry: Entry, owner: str) -> None:
+    def _ended(self, entry: Entry, owner: str, _: asyncio.Task[None]) -> None:
         del self._running[entry.id]
         self._taken.discard(entry.id)
         self._places[owner] -= 1

@@ -61,7 +61,8 @@ class Runner:
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.left_to_library: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
-        """Gives the parts of prompts whose attention is left to a library, if need be beside ``decodes``."""
+        """Gives the parts of prompts whose attention is left to a library, or to our kernel for long prompts, perhaps
+        beside ``decodes``."""
         self.scores: Scores | None = None
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False

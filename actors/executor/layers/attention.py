@@ -50,8 +50,8 @@ class AttentionBatch:
     max_context_len: int
     num_decodes: int
     library: tuple[LongRow, ...] = ()
-    """Parts of the rows after the decodes that are left to a library, as the host knows them; ``spans`` has none of
-    their queries."""
+    """Parts of the rows after the decodes that are left to a library, or to our kernel for long prompts
+    (`LongRow.own`), as the host knows them; ``spans`` has none of their queries."""
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
     last: LastTokens | None = None

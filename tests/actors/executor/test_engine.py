@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,28 +15,6 @@ from kernels.attention_library import LongRow
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts, outputs
 from tests.engine_driver import Driver, Grown, ints, new_sequence
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[3])
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    return make_prompts(REFERENCE_CONFIGS[3].vocab_size)
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    return reference_generate(folder, prompts, MAX_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def driver(folder: Path) -> Iterator[Driver]:
-    driver = Driver(folder, **SETTINGS)
-    yield driver
-    driver.close()
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)

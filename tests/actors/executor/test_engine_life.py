@@ -11,19 +11,8 @@ from actors.executor.errors import EngineError, PlanError
 from actors.model_config import ModelConfig
 from actors.settings import SettingsError
 from bus.messages import StepPlan
-from tests.actors.executor.small_engine import SETTINGS, make_prompts
+from tests.actors.executor.small_engine import SETTINGS
 from tests.engine_driver import Driver, ints
-from tests.model_factory import REFERENCE_CONFIGS, make_reference
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[3])
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    return make_prompts(REFERENCE_CONFIGS[3].vocab_size)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,31 +19,8 @@ from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader
 from bus.messages import StepResult
 from kernels.paged_attention import AttentionShape
-from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts, outputs
+from tests.actors.executor.small_engine import MAX_TOKENS, outputs
 from tests.engine_driver import Driver
-from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[3])
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    return make_prompts(REFERENCE_CONFIGS[3].vocab_size)
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    return reference_generate(folder, prompts, MAX_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def driver(folder: Path) -> Iterator[Driver]:
-    driver = Driver(folder, **SETTINGS)
-    yield driver
-    driver.close()
 
 
 class EagerGraphs(Graphs):

@@ -116,8 +116,7 @@ def line_of(custom_id: str, load: Load, place: int) -> str:
 def told(line: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
     """What a line of the output says, as clients compare it."""
     answer = Answer()
-    for choice in line["response"]["body"]["choices"]:
-        answer.add(choice)
+    answer.add_all(line["response"]["body"])
     return answer.told()
 
 

@@ -214,7 +214,11 @@ class Load:
             answer.times_s.append(time.monotonic())
             answer.add_all(event)
             answer.last_id = event_id
+            self.heard(answer)
         raise Broken("the stream ended without [DONE]")
+
+    def heard(self, answer: Answer) -> None:
+        """An event of a stream has come."""
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ ORDER = {
 SUM = 'start: term (("+" | "-") term)*\nterm: /[0-9]{1,4}/ | "(" start ")"\n'
 OUTPUTS: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER, "strict": True}}},
-    {"structured_outputs": {"regex": "[0-9]{16,90}"}},
+    {"structured_outputs": {"regex": "[0-9]{8,13}"}},
     {"structured_outputs": {"grammar": SUM}},
     {"guided_json": {"type": "array", "items": ORDER, "minItems": 2}},
     {"structured_outputs": {"choice": ["the quick brown fox", "the quick brown fox jumps", "你好世界"]}},

@@ -108,7 +108,7 @@ class ServiceSettings:
     )
     structured_output_timeout_s: float = setting(
         5.0,
-        help="seconds within which the schema, expression or grammar of a structured output must be made ready",
+        help="seconds of computing that making the schema, expression or grammar of a structured output ready may take",
         low=0.1,
         high=600,
     )

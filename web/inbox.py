@@ -284,9 +284,10 @@ class Inbox:
                 continue
             request.num_prompt_tokens = num_prompt
             request.num_cached_tokens = num_cached
-            if new_tokens > 0:
-                self._metrics.tokens(choice, request, new_tokens, now_s)
-                choice.num_tokens = num_tokens
+            if num_tokens > choice.num_counted:
+                self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
+                choice.num_counted = num_tokens
+            choice.num_tokens = max(num_tokens, choice.num_tokens)
             choice.add_text(text, offset)
             if row in reported and new_tokens > 0:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)

@@ -26,6 +26,8 @@ from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from web.files.store import page
 from web.limits import LONG_BODY_BYTES
 from web.responses import Piece, Record, num_bytes
+from web.resume import Had, Place
+from web.returning import CatchUp
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
@@ -115,14 +117,17 @@ async def computed(
     (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
     call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True)
     (choice,) = call.choices
-    chunks = TranslatedChunks(make_chunks(CHAT, asked, response_id, int(arrived_s)), events, lambda _: b"")
+    chat = make_chunks(CHAT, asked, response_id, int(arrived_s))
+    chunks = TranslatedChunks(chat, events, lambda _: b"")
+    catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
     told, delivered = b"", True
     try:
-        tell_report(call, asked, [(*seen, False)])
-        chunks.resume(call.choices)
+        tell_report(call, asked)
         while changed := await call.changes():
             told = b"" if events.begun else written(events.begin())
-            told += chunks.of(changed)
+            if not catch_up.waits(choice):
+                catch_up.pass_over(choice)
+                told += chunks.of(changed)
             if call.done:
                 break
             if told:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from bus.backoff import Backoff
@@ -147,6 +147,11 @@ class Outbox:
         """The server has been started anew: nothing more is sent before it has been asked what it still has."""
         self._restarts += 1
         self._wake.set()
+
+    def forget(self, streams: Iterable[str]) -> None:
+        """These log streams are deleted: that they are gone is no loss."""
+        for stream in streams:
+            self._stored.pop(stream, None)
 
     async def run(self) -> None:
         """Send until cancelled.

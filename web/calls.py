@@ -105,6 +105,7 @@ class OpenRequest:
         "first_token_seen",
         "message",
         "needs_prompt",
+        "num_bytes",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_unfinished",
@@ -141,6 +142,8 @@ class OpenRequest:
         self.prompt: PromptInfo | None = None
         self.message: GenerateRequest | None = None
         """What was asked of the system."""
+        self.num_bytes = 0
+        """About how long that is."""
         self.prompt_text: str | None = None
         """The prompt as the client wrote it, if it did so as text."""
 

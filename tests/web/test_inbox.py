@@ -37,7 +37,7 @@ class ListOutbox:
         self.sent: list[tuple[str, object]] = []
         self.depth = 0
 
-    def publish(self, stream: str, message: object) -> None:
+    def publish(self, stream: str, message: object, *, num_bytes: int = 0) -> None:
         self.sent.append((stream.rpartition(":")[2], message))
 
 

@@ -21,6 +21,7 @@ from web.auth import API_KEY
 from web.calls import Call, Choice
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
+from web.lengths import check_length, num_bytes
 from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel
 from web.report import Report
@@ -122,6 +123,7 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, asked = await context.bodies.read_as(request, parse)
+    check_length(asked, context.model, context.membership.max_prompt_chars)
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     name = returns and f"{endpoint.id_prefix}-{returns}"
@@ -146,7 +148,8 @@ async def answer(
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
-    call = context.inbox.submit(messages, streaming=asked.stream)
+    size = num_bytes(asked, request.content_length)
+    call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
     call.public_id = public_id
     delivered = False
     deadline = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import socket
 import sys
@@ -32,8 +33,9 @@ def serve(settings: Settings) -> int:
     """Serve until a signal; returns the exit code.
 
     Raises:
-        SettingsError: the settings conflict with this machine.
+        SettingsError: the settings conflict with this machine, or the file of keys is wrong.
     """
+    check_key_file(settings)
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
     settings = settings.replace(log_format=log_format)
@@ -126,6 +128,16 @@ def uses_one_process(settings: Settings) -> bool:
     if settings.bus is not None:
         return settings.bus.startswith("memory:")
     return find_redis_server() is None
+
+
+def check_key_file(settings: Settings) -> None:
+    """Read the file of keys once, before anything is started for which a wrong one would be the end.
+
+    Raises:
+        SettingsError: it cannot be used.
+    """
+    if settings.api_key_file is not None:
+        importlib.import_module("web.key_file").KeyFile(settings.api_key_file).news()
 
 
 def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:

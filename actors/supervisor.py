@@ -24,7 +24,7 @@ from actors.progress import Progress
 from actors.readiness import where_it_answers
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import child_environment
-from bus.contract import Bus, BusError
+from bus.contract import Bus, BusError, LeaseInfo
 from bus.private_redis import PrivateRedis
 
 POLL_S = 0.05
@@ -108,6 +108,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self.children = [Child(plan.name, plan.kind, plan.command, plan.environ, progress.line) for plan in plans]
         self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._has_port = settings.port != 0
+        """Else each ingress takes one, and keeps it when it is started again."""
 
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a crash loop at startup (1) or a hopeless setting (2); returns that exit code."""
@@ -192,9 +194,22 @@ class Supervisor:
         with contextlib.suppress(BusError):
             for lease in await self._bus.leases(child.kind):
                 if lease.info.get("actor") == child.name:
+                    self._keep_port(child, lease)
                     was_ready = lease.info.get("state") == "ready"
                     await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
         return was_ready
+
+    def _keep_ports(self, leases: Iterable[LeaseInfo]) -> None:
+        for child in self.children:
+            for lease in leases:
+                if lease.info.get("actor") == child.name:
+                    self._keep_port(child, lease)
+
+    def _keep_port(self, child: Child, lease: LeaseInfo) -> None:
+        """An ingress that took any port gets the same one the next time: it is what clients know."""
+        kept = ["--port", str(lease.info.get("port"))]
+        if child.kind == "ingress" and not self._has_port and "port" in lease.info and child.command[-2:] != kept:
+            child.command += kept
 
     # -- readiness ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +223,7 @@ class Supervisor:
                 self._progress.show(f"waiting for the bus ({describe(error)})")
             else:
                 if addresses := await where_it_answers(self._settings, leases, self._progress):
+                    self._keep_ports(leases)
                     break
             await asyncio.sleep(POLL_S)
         self._ready = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from bus.backoff import Backoff
@@ -23,6 +23,9 @@ from bus.messages import Message
 OUTBOX_LIMIT = 65_536
 """Messages an outbox holds unless told otherwise; far beyond what a healthy actor ever queues."""
 _BATCH = 1024
+BATCH_BYTES = 2**18
+"""A batch ends with the message that makes it longer, as far as the sizes of messages are told: a batch is written and
+stored in one go, and whatever else the actor has to say to the bus waits for it."""
 
 
 class OutboxFull(BusUnavailable):
@@ -54,7 +57,7 @@ class Outbox:
         self._bus = bus
         self._limit = limit
         self._backoff = backoff or Backoff()
-        self._queue: deque[LogEntry | tuple[str, Message]] = deque()
+        self._queue: deque[LogEntry | tuple[str, Message, int]] = deque()
         self._indexes: dict[str, int] = {}
         self._stored: dict[str, EntryId] = {}
         """By log stream, the last entry of this epoch that the server has confirmed."""
@@ -93,14 +96,14 @@ class Outbox:
         self._check()
         self._put(LogEntry(stream, entry_id, message))
 
-    def publish(self, stream: str, message: Message) -> None:
-        """Queue a message for a work stream or mailbox.
+    def publish(self, stream: str, message: Message, *, num_bytes: int = 0) -> None:
+        """Queue a message for a work stream or mailbox. ``num_bytes``: about how long it is, if it is long.
 
         Raises:
             OutboxFull: nothing was queued.
         """
         self._check()
-        self._put((stream, message))
+        self._put((stream, message, num_bytes))
 
     def _check_running(self) -> None:
         if self._failure is not None:
@@ -111,7 +114,7 @@ class Outbox:
         if len(self._queue) >= self._limit:
             raise OutboxFull(f"{len(self._queue)} messages wait to be sent ({self.trouble or 'the bus is too slow'})")
 
-    def _put(self, item: LogEntry | tuple[str, Message]) -> None:
+    def _put(self, item: LogEntry | tuple[str, Message, int]) -> None:
         self._queue.append(item)
         self.queued += 1
         self._empty.clear()
@@ -147,6 +150,11 @@ class Outbox:
         """The server has been started anew: nothing more is sent before it has been asked what it still has."""
         self._restarts += 1
         self._wake.set()
+
+    def forget(self, streams: Iterable[str]) -> None:
+        """These log streams are deleted: that they are gone is no loss."""
+        for stream in streams:
+            self._stored.pop(stream, None)
 
     async def run(self) -> None:
         """Send until cancelled.
@@ -185,15 +193,18 @@ class Outbox:
         """Send the longest run of one kind at the head of the queue, in one round trip."""
         entries: list[LogEntry] = []
         items: list[tuple[str, Message]] = []
+        num_bytes = 0
         for item in islice(self._queue, _BATCH):
             if isinstance(item, LogEntry):
                 if items:
                     break
                 entries.append(item)
             else:
-                if entries:
+                if entries or num_bytes > BATCH_BYTES:
                     break
-                items.append(item)
+                stream, message, size = item
+                items.append((stream, message))
+                num_bytes += size
         try:
             if entries or items:
                 await (self._bus.append(entries) if entries else self._bus.publish(items))

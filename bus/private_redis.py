@@ -1,7 +1,8 @@
 """A redis-server of our own: what ``pagebus serve`` starts when it is given no ``--bus``, and what the tests use.
 
 It listens on a Unix socket only, in a folder that nobody else may enter, and keeps its data in an append-only file, so
-that it survives being killed. Started again on the same folder it goes on where it was.
+that it survives being killed. Started again on the same folder it goes on where it was. A file that is damaged is
+repaired, as far as that goes: see :mod:`bus.append_only`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from bus.append_only import DAMAGE, remedies
 from bus.contract import BusError
+from bus.rewriting import LOOK_S, Rewriting
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 5.0
 _SOCKET_PATH_BYTES = 107
 """Longest path a Unix socket can have on Linux (108 bytes with the closing zero; 104 on macOS)."""
 _LOG_LINES = 5
 _LOG = logging.getLogger("bus")
+
+
+class Damaged(BusError):
+    """The server cannot load its file."""
 
 
 def find_redis_server() -> str | None:
@@ -58,6 +66,7 @@ class PrivateRedis:
         self._detach = detach
         self._before_exec = before_exec
         self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._socket_folder: Path | None = None
         self._socket = self.folder / "redis.sock"
 
@@ -78,7 +87,8 @@ class PrivateRedis:
         return process.pid if process is not None and process.returncode is None else None
 
     async def start(self) -> str:
-        """Start the server and wait until it has loaded its data; returns its URL.
+        """Start the server and wait until it has loaded its data; returns its URL. What it cannot load is repaired, and
+        the log says what is lost.
 
         Raises:
             BusError: there is no redis-server program, or it died; with the end of its log.
@@ -89,7 +99,21 @@ class PrivateRedis:
         if program is None:
             raise BusError("no redis-server found on PATH: install Redis 7 or newer, or name a running one with --bus")
         self._prepare_folder()
+        untried = iter(remedies())
+        while True:
+            try:
+                await self._start(program)
+                return self.url
+            except Damaged as error:
+                done = await asyncio.to_thread(lambda: next(filter(None, (cure(self.folder) for cure in untried)), ""))
+                if not done:
+                    raise
+                _LOG.error("the private Redis server could not load its file: %s (%s)", done, error)
+
+    async def _start(self, program: str) -> None:
         self._socket.unlink(missing_ok=True)
+        logged = self.log_path.stat().st_size if self.log_path.exists() else 0
+        rewriting = Rewriting(self.log_path, self._ask)
         self._process = await asyncio.create_subprocess_exec(
             program,
             str(self._write_config()),
@@ -100,11 +124,20 @@ class PrivateRedis:
             preexec_fn=self._before_exec,
         )
         try:
-            await self._wait_until_ready(self._process)
+            await self._wait_until_ready(self._process, logged)
         except BaseException:
             self.kill()
             raise
-        return self.url
+        self._watching = asyncio.create_task(self._watch(self._process, rewriting), name="redis watch")
+
+    async def _watch(self, process: asyncio.subprocess.Process, rewriting: Rewriting) -> None:
+        """While the server runs."""
+        while process.returncode is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), LOOK_S)
+                return
+            with contextlib.suppress(OSError):
+                await rewriting.look()
 
     async def wait(self) -> int:
         """Wait until the server ends, for whatever reason; returns its exit status."""
@@ -115,6 +148,9 @@ class PrivateRedis:
     async def stop(self) -> None:
         """End the server in good order (it saves what it has) and remove its socket. Idempotent."""
         process, self._process = self._process, None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
@@ -163,14 +199,15 @@ class PrivateRedis:
         path.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         return path
 
-    async def _wait_until_ready(self, process: asyncio.subprocess.Process) -> None:
+    async def _wait_until_ready(self, process: asyncio.subprocess.Process, logged: int) -> None:
+        """``logged``: the size of the log before this start."""
         ended = asyncio.ensure_future(process.wait())
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await self._answers():
                     await asyncio.wait((ended,), timeout=0.02)
                     if ended.done():
-                        raise BusError(
+                        raise (Damaged if DAMAGE.search(self._log_since(logged)) else BusError)(
                             f"redis-server ended with status {ended.result()} when it was started in {self.folder}: "
                             f"{self._log_tail()}"
                         )
@@ -182,20 +219,39 @@ class PrivateRedis:
             ended.cancel()
 
     async def _answers(self) -> bool:
-        """One ping without the client library: importing that would take longer than the server takes to start."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._socket)
+            return await self._ask("PING") == b"+PONG\r\n"  # not so while it loads its data
         except OSError:
             return False
+
+    async def _ask(self, command: str) -> bytes:
+        """The answer to a command, without the client library: importing that would take longer than the server takes
+        to start.
+
+        Raises:
+            OSError: there is none.
+        """
         try:
-            writer.write(b"PING\r\n")
-            return await reader.readline() == b"+PONG\r\n"  # not so while it loads its data
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._socket)
+                try:
+                    writer.write(command.encode() + b"\r\n")
+                    line = await reader.readline()
+                    return await reader.readexactly(int(line[1:])) if line.startswith(b"$") else line
+                finally:
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionResetError(f"redis-server went away as it answered {command}") from error
+
+    def _log_since(self, position: int) -> str:
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(position)
+                return log.read().decode(errors="replace")
         except OSError:
-            return False
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            return ""
 
     def _log_tail(self) -> str:
         try:

@@ -117,6 +117,7 @@ class IngressActor(Actor):
         self.connections: Connections | None = None
         self.context: Context | None = None
         self._outbox: Outbox | None = None
+        self._heavy: Outbox | None = None
         self._background: Background | None = None
 
     def lease_info(self) -> dict[str, object]:
@@ -128,8 +129,10 @@ class IngressActor(Actor):
         """Learn about the model, start the tasks of the bus side, then listen."""
         model = self._model or await load_served_model(self.settings, int(time.time()))
         self._outbox = Outbox(self.bus, self.epoch)
-        self.context = self._make_context(model, self._outbox)
+        self._heavy = Outbox(self.bus, self.epoch)
+        self.context = self._make_context(model, self._outbox, self._heavy)
         self.spawn(self._outbox.run(), "outbox")
+        self.spawn(self._heavy.run(), "heavy outbox")
         self.spawn(self.context.inbox.mailbox.keep_for_ever(), "mailbox")
         self.spawn(self.context.inbox.run(), "inbox")
         self.spawn(self._keep_membership(self.context.membership, self.context.observatory.roster), "membership")
@@ -166,23 +169,23 @@ class IngressActor(Actor):
             server.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._outbox is not None and self.context is not None:
+        if self._outbox is not None and self._heavy is not None and self.context is not None:
             with contextlib.suppress(BusError, TimeoutError):
                 async with asyncio.timeout(self.settings.lease_ttl_s):
-                    await self._outbox.flush()
+                    await asyncio.gather(self._heavy.flush(), self._outbox.flush())
             await self.context.inbox.mailbox.forget()
         if self.context is not None and self.context.tracing is not None:
             await self.context.tracing.stop()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _make_context(self, model: ServedModel, outbox: Outbox) -> Context:
+    def _make_context(self, model: ServedModel, outbox: Outbox, heavy: Outbox) -> Context:
         membership = Membership(self.bus, fresh_s=min(FRESH_S, self.settings.lease_ttl_s))
         metrics = IngressMetrics(self.metrics, model.max_model_len)
         address = address_of(self.name, self.epoch)
         tracing = open_tracing(self.settings, model.name, self.log)
         request_log = open_request_log(self.settings, self.log)
-        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log)
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)

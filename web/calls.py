@@ -43,8 +43,8 @@ class Choice:
     cumulative_logprob: float = 0.0
     parser: OutputParser | None = None
     """Reads the text, if there may be more in it than content."""
-    end_seen: bool = False
-    """Whether the client, which has come back for the rest, has the end of this choice."""
+    num_counted: int = 0
+    """Tokens that metrics know of: those that have come, and those that a client who is back had before."""
 
     def add_text(self, text: str, offset: int) -> None:
         """Text has come that begins at character ``offset``; what of it had come before is dropped."""
@@ -105,6 +105,7 @@ class OpenRequest:
         "first_token_seen",
         "message",
         "needs_prompt",
+        "num_bytes",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_unfinished",
@@ -141,6 +142,8 @@ class OpenRequest:
         self.prompt: PromptInfo | None = None
         self.message: GenerateRequest | None = None
         """What was asked of the system."""
+        self.num_bytes = 0
+        """About how long that is."""
         self.prompt_text: str | None = None
         """The prompt as the client wrote it, if it did so as text."""
 
@@ -199,16 +202,12 @@ class Call:
         self._changed: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def tell(self, report: Report | None, seen: Sequence[tuple[int, int, bool]] | None = None) -> None:
-        """What the answer reports. ``seen``: how much (tokens, characters) of each choice the client has already, and
-        whether its end. A parser is given the characters once more: it has to read a text from its beginning."""
+    def tell(self, report: Report | None) -> None:
+        """What the answer reports."""
         self.report = report
-        for choice, (num_tokens, num_chars, ended) in zip(self.choices, seen or (), strict=seen is not None):
-            choice.num_tokens, choice.num_chars, choice.end_seen = num_tokens, num_chars, ended
         if report is not None and report.parsing is not None:
             for choice in self.choices:
-                key = f"{choice.request.request_id}/{choice.index}"
-                choice.parser, choice.num_chars = OutputParser(report.parsing, key, choice.num_chars), 0
+                choice.parser = OutputParser(report.parsing, f"{choice.request.request_id}/{choice.index}")
 
     @property
     def done(self) -> bool:

@@ -9,7 +9,10 @@ from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
+from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.web_protocol import _ErrInfo
 from aiohttp.web_request import BaseRequest
 
 from web.errors import ApiError, from_http, internal, overloaded
@@ -77,8 +80,12 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse. If it is less than a whole head, the rest has to come soon."""
+        """Parse. If it is less than a whole head, the rest has to come soon. HTTP/0.9, whose answers have no head,
+        counts as broken."""
         super().data_received(data)
+        for place, (message, payload) in enumerate(self._messages):
+            if isinstance(message, RawRequestMessage) and message.version < HttpVersion10:
+                self._messages[place] = _ErrInfo(400, BadHttpMessage("no head"), "HTTP/0.9"), payload
         if self._waiter is None or self._waiter.done():
             self._stop_waiting()
         elif self._head_deadline is None:

@@ -47,13 +47,16 @@ if TYPE_CHECKING:
 
 NOT_BEFORE = 2**31
 """The text offset of a reply that does not tell it: nothing of it can have come before."""
+HEAVY_BYTES = 2**16
+"""Requests that are larger wait for their turn apart from others."""
 LOOK_S = 3.0
 """Between two looks for requests that are silent."""
 
 
 class Inbox:
     """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log``: who makes traces
-    of them, and writes lines, if anybody does."""
+    of them, and writes lines, if anybody does. ``heavy`` sends large requests, for which others do not wait; None: like
+    all others."""
 
     def __init__(
         self,
@@ -65,11 +68,13 @@ class Inbox:
         log: Log,
         tracing: Tracing | None = None,
         request_log: RequestLog | None = None,
+        heavy: Outbox | None = None,
     ) -> None:
         self._bus = bus
         self._names = names
         self._outbox = outbox
-        outbox.on_unsendable = self._unsendable
+        self._heavy = heavy or outbox
+        outbox.on_unsendable = self._heavy.on_unsendable = self._unsendable
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
@@ -92,13 +97,14 @@ class Inbox:
     def open_requests(self) -> list[OpenRequest]:
         return list(self._open.values())
 
-    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool) -> Call:
-        """Send the requests of one call. Every call is given back with :meth:`close`.
+    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool, num_bytes: int = 0) -> Call:
+        """Send the requests of one call, each of about ``num_bytes``. Every call is given back with :meth:`close`.
 
         Raises:
             ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts.
         """
-        if self._outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
+        outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
+        if outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
             raise unavailable("The bus is too slow or away.")
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
@@ -114,8 +120,8 @@ class Inbox:
                 self._request_log.received(request)
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
-            opened.message = request
-            self._outbox.publish(self._names.requests, request)
+            opened.message, opened.num_bytes = request, num_bytes
+            outbox.publish(self._names.requests, request, num_bytes=num_bytes)
         self._idle.clear()
         return call
 
@@ -175,7 +181,9 @@ class Inbox:
     def _ask_again(self, requests: Collection[OpenRequest], reason: str) -> None:
         now_s = time.monotonic()
         for request in requests:
-            self._outbox.publish(self._names.requests, request.ask_again(now_s, uuid.uuid4().hex))
+            outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
+            again = request.ask_again(now_s, uuid.uuid4().hex)
+            outbox.publish(self._names.requests, again, num_bytes=request.num_bytes)
         if requests:
             self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)
 
@@ -284,9 +292,10 @@ class Inbox:
                 continue
             request.num_prompt_tokens = num_prompt
             request.num_cached_tokens = num_cached
-            if new_tokens > 0:
-                self._metrics.tokens(choice, request, new_tokens, now_s)
-                choice.num_tokens = num_tokens
+            if num_tokens > choice.num_counted:
+                self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
+                choice.num_counted = num_tokens
+            choice.num_tokens = max(num_tokens, choice.num_tokens)
             choice.add_text(text, offset)
             if row in reported and new_tokens > 0:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)

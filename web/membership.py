@@ -46,6 +46,13 @@ class Membership:
         }
         return tuple(kind for kind in NEEDED if kind not in ready)
 
+    @property
+    def max_prompt_chars(self) -> int | None:
+        """A text of more characters fits into no context, as the tokenizers say; None: they do not all say so."""
+        told = [lease.info.get("max_prompt_chars") for lease in self.leases if lease.kind == "tokenizer"]
+        known = [most for most in told if isinstance(most, int)]
+        return max(known) if known and len(known) == len(told) else None
+
     def progressing(self) -> bool:
         """Whether every executor that has steps to compute gets on with them; busy or idle is not stalled."""
         return not any(is_stalled(lease.info) for lease in self.leases)

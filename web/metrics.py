@@ -73,8 +73,8 @@ class IngressMetrics:
         if choice.last_token_s:
             self._itl.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
         else:
-            choice.first_token_s, choice.first_tokens = now_s, choice.num_tokens + new_tokens
-            if not choice.num_tokens and not request.first_token_seen:
+            choice.first_token_s, choice.first_tokens = now_s, choice.num_counted + new_tokens
+            if not choice.num_counted and not request.first_token_seen:
                 request.first_token_seen = True
                 self._ttft.observe(now_s - request.started_s)
                 self._prompt_tokens.inc(request.num_prompt_tokens)

@@ -82,9 +82,6 @@ class ReportedCompletionChunks(CompletionChunks):
         self._report = report
         self._offsets: dict[int, int] = {}
 
-    def resume(self, choices: Sequence[Choice]) -> None:
-        self._offsets.update({choice.index: choice.num_chars for choice in choices if choice.num_tokens})
-
     def _choice(self, choice: Choice) -> bytes:
         report, request = self._report, choice.request
         if request.needs_prompt and request.prompt is None:

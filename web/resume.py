@@ -1,8 +1,12 @@
 """Answers that a client may come back for: ``Idempotency-Key``, event ids, ``Last-Event-ID``.
 
 A request with a key has an id that follows from the key, so the same request again, at any ingress, joins the one that
-is under way, or gets what it has become. The events of its stream say how much the client has after them; a client that
+is under way, or gets what it has become. Every event of its stream says how much the client has after it; a client that
 lost the connection sends the last such id along and gets the rest. Nothing of this is kept at the ingress.
+
+An id has a part per choice, joined by commas: ``12.57`` is 12 tokens and 57 characters, ``12.57.`` also the end of the
+choice. What came at once may be told in several events; ``8.31~12.57~2`` is all up to ``8.31``, and two of the events
+that tell what came from there to ``12.57``. ``!1`` behind the choices: one of the events that end the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from web.calls import Choice
 from web.errors import ApiError
 from web.fields import Schema
 
@@ -25,26 +28,89 @@ RESUMPTION_HEADERS: dict[str, Schema] = {
         "description": "The id of the last event that came: the stream goes on after it.",
     },
 }
-_SEEN = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}\.?(,[0-9]{1,9}\.[0-9]{1,9}\.?)*")
+_PLACE = r"[0-9]{1,9}\.[0-9]{1,9}\.?"
+_CHOICE = rf"{_PLACE}(~{_PLACE}~[0-9]{{1,9}})?"
+_ID = re.compile(rf"{_CHOICE}(,{_CHOICE})*(![0-9]{{1,9}})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """So many tokens and characters of a choice, and whether its end."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    ended: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}.{self.num_chars}{'.' * self.ended}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        tokens, chars, *ended = text.split(".")
+        return cls(int(tokens), int(chars), bool(ended))
+
+
+BEGINNING = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What a client has of a choice: all up to ``place``, and then the first ``num_events`` of those that tell it up to
+    ``towards``; None: it has no such events."""
+
+    place: Place = BEGINNING
+    towards: Place | None = None
+    num_events: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.place}" if self.towards is None else f"{self.place}~{self.towards}~{self.num_events}"
+
+    @classmethod
+    def parse(cls, text: str) -> Had:
+        place, *rest = text.split("~")
+        if not rest:
+            return cls(Place.parse(place))
+        return cls(Place.parse(place), Place.parse(rest[0]), int(rest[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a client has of its choices, and how many of the events at the end."""
+
+    choices: tuple[Had, ...]
+    num_last: int = 0
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.choices)) + (f"!{self.num_last}" if self.num_last else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Seen:
+        choices, _, num_last = text.partition("!")
+        return cls(tuple(map(Had.parse, choices.split(","))), int(num_last or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """``request_id``: the public id without its prefix. ``attempt``: unique. ``seen``: tokens and characters that the
-    client has of each choice, and whether it has its end; None: it begins."""
+    """``request_id``: the public id without its prefix. ``attempt``: unique. ``seen``: what the client has; None: it
+    begins."""
 
     request_id: str
     attempt: str
-    seen: tuple[tuple[int, int, bool], ...] | None
+    seen: Seen | None
 
-    def seen_of(self, num_choices: int) -> Sequence[tuple[int, int, bool]] | None:
+    def seen_of(self, num_choices: int, *, streaming: bool) -> Seen:
         """What the client has of its ``num_choices`` choices.
 
         Raises:
             ApiError: 400, its last event is not one of such a request.
         """
-        if self.seen is not None and len(self.seen) != num_choices:
-            raise _bad_header("Last-Event-ID", f"it speaks of {len(self.seen)} choices, the request of {num_choices}")
+        if self.seen is None:
+            return Seen((Had(),) * num_choices)
+        if not streaming:
+            raise _bad_header("Last-Event-ID", "only a request with stream has events")
+        if len(self.seen.choices) != num_choices:
+            told = len(self.seen.choices)
+            raise _bad_header("Last-Event-ID", f"it speaks of {told} choices, the request of {num_choices}")
         return self.seen
 
 
@@ -66,24 +132,27 @@ def read_resumption(headers: Mapping[str, str], owner: str) -> Resumption | None
     return Resumption(digest, uuid.uuid4().hex, None if last is None else _read_seen(last))
 
 
-def _read_seen(last: str) -> tuple[tuple[int, int, bool], ...]:
-    if not _SEEN.fullmatch(last):
+def _read_seen(last: str) -> Seen:
+    if not _ID.fullmatch(last):
         raise _bad_header("Last-Event-ID", "it is not the id of an event of this server")
-    choices = (choice.split(".") for choice in last.split(","))
-    return tuple((int(tokens), int(chars), bool(ended)) for tokens, chars, *ended in choices)
+    return Seen.parse(last)
 
 
-def event_id(choices: Sequence[Choice]) -> bytes:
-    """The id of an event after which the client has everything that has been taken from ``choices``: tokens and
-    characters of each, and a dot if it has ended."""
-    ended = (choice.end_seen or choice.finish_reason is not None for choice in choices)
-    seen = zip(choices, ended, strict=True)
-    return ",".join(f"{choice.num_tokens}.{choice.num_chars}{'.' * over}" for choice, over in seen).encode()
+def with_ids(events: bytes, ids: Sequence[Seen]) -> bytes:
+    """Give each of some events its id."""
+    parts = split_events(events)
+    numbered = zip(parts, ids, strict=True)
+    return b"".join([part + b"\nid: " + str(seen).encode() + b"\n\n" for part, seen in numbered])
 
 
-def with_id(events: bytes, choices: Sequence[Choice]) -> bytes:
-    """Give the last of some events an id."""
-    return events[:-1] + b"id: " + event_id(choices) + b"\n\n" if events else events
+def split_events(events: bytes) -> list[bytes]:
+    """The events one by one, without the empty line behind each."""
+    return events.split(b"\n\n")[:-1]
+
+
+def joined(events: Sequence[bytes]) -> bytes:
+    """Events that were split."""
+    return b"".join([event + b"\n\n" for event in events])
 
 
 def _bad_header(name: str, problem: str) -> ApiError:

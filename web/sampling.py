@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from actors.token_bits import LONG_LIST, to_bits
 from bus.messages import SamplingParams
 from web.errors import bad_field
 from web.fields import Fields, Schema, shown, type_name
@@ -44,6 +45,8 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_field("min_tokens", f"must not be more than max_tokens ({max_tokens}), got {min_tokens}")
     defaults = model.default_sampling
+    allowed = _read_allowed_token_ids(fields, model.vocab_size)
+    are_many = len(allowed) >= LONG_LIST
     return SamplingParams(
         n=fields.integer("n", 1, 1, MAX_N),
         max_tokens=max_tokens,
@@ -69,7 +72,8 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
         spaces_between_special_tokens=fields.boolean("spaces_between_special_tokens", True),
         logit_bias=_read_logit_bias(fields, model.vocab_size),
         bad_words=_read_bad_words(fields),
-        allowed_token_ids=_read_allowed_token_ids(fields, model.vocab_size),
+        allowed_token_ids=() if are_many else allowed,
+        allowed_tokens=to_bits(allowed) if are_many else "",
     )
 
 
@@ -151,7 +155,8 @@ def _read_bad_words(fields: Fields) -> tuple[str, ...]:
 
 
 def _read_allowed_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, ...]:
-    ids = fields.array("allowed_token_ids", max_items=MAX_ALLOWED_TOKEN_IDS, min_items=1, items=token_id(vocab_size))
+    most = min(vocab_size or MAX_ALLOWED_TOKEN_IDS, MAX_ALLOWED_TOKEN_IDS)
+    ids = fields.array("allowed_token_ids", max_items=most, min_items=1, items=token_id(vocab_size))
     if ids is None:
         return ()
     if not ids:

@@ -147,9 +147,6 @@ class Chunks:
         self._prefix = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":[{"index":'
         self.options = options
 
-    def resume(self, choices: Sequence[Choice]) -> None:
-        """The client has what the choices say it has: their beginnings are not told again."""
-
     def of(self, changed: Sequence[Choice]) -> bytes:
         """Events for what is new in these choices; empty if nothing is to be shown."""
         return b"".join([self._choice(choice) for choice in changed])
@@ -206,9 +203,6 @@ class ChatChunks(Chunks):
     def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
         super().__init__(public_id, created_s, model, options)
         self._begun: set[int] = set()
-
-    def resume(self, choices: Sequence[Choice]) -> None:
-        self._begun.update(choice.index for choice in choices if choice.num_tokens)
 
     def _choice(self, choice: Choice) -> bytes:
         text, tail = choice.take_text(), self._tail(choice)

@@ -50,7 +50,8 @@ def constrain(sampling: SamplingParams, wanted: StructuredOutput) -> SamplingPar
     """The same with an output that is ``wanted``."""
     if sampling.structured_output is not None:
         raise bad_field(wanted.field, f"cannot be combined with {sampling.structured_output.field}")
-    conflicts = (sampling.min_tokens, sampling.bad_words, sampling.allowed_token_ids, sampling.beam_width)
+    allowed = sampling.allowed_token_ids or sampling.allowed_tokens
+    conflicts = (sampling.min_tokens, sampling.bad_words, allowed, sampling.beam_width)
     for name, value in zip(NOT_BESIDE, conflicts, strict=True):
         if value:
             raise bad_field(name, f"cannot be combined with {wanted.field}")

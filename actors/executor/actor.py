@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
@@ -344,14 +344,16 @@ def import_engine() -> Any:
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
-    """The result of ``function``, which runs in a thread of its own from now on."""
+    """The result of ``function``, which runs in a thread of its own from now on. If nobody waits for it any more, as
+    the actor ends, it is nobody's."""
     future: Future[T] = Future()
 
     def run() -> None:
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
+        with contextlib.suppress(InvalidStateError):  # it was cancelled
+            try:
+                future.set_result(function(*args))
+            except BaseException as error:
+                future.set_exception(error)
 
     threading.Thread(target=run, name=function.__name__).start()
     return future

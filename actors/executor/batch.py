@@ -277,7 +277,7 @@ def _kinds(new: NewSequence, top_k: int, vocab_size: int) -> int:
     truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
     penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
     kinds = RANDOM * is_random | TRUNCATED * truncated | PENALIZED * penalized
-    kinds |= MASKED * bool(new.allowed_token_ids) | CONSTRAINED * bool(new.grammar)
+    kinds |= MASKED * bool(new.allowed_token_ids or new.allowed_tokens) | CONSTRAINED * bool(new.grammar)
     return kinds | WORDED * bool(long_words(new, vocab_size))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from actors.token_bits import from_bits
 from bus.messages import Int32Array, NewSequence
 
 MIN_WIDTH = 16
@@ -24,15 +25,15 @@ class Restrictions:
         self._width = MIN_WIDTH
         self._masked: set[int] = set()
         self._worded: set[int] = set()
-        self._new_masks: list[tuple[int, tuple[int, ...]]] = []
+        self._new_masks: list[tuple[int, NewSequence]] = []
         self._new_words: list[tuple[int, list[tuple[int, ...]]]] = []
 
     def enter(self, new: NewSequence) -> None:
         """Note the rows of a sequence that enters its slot."""
-        slot, allowed, words = new.slot, new.allowed_token_ids, long_words(new, self._vocab_size)
-        masked = bool(allowed or new.grammar)  # a grammar's masks come later, with each step
+        slot, words = new.slot, long_words(new, self._vocab_size)
+        masked = bool(new.allowed_token_ids or new.allowed_tokens or new.grammar)  # a grammar's masks come later
         if masked or slot in self._masked:
-            self._new_masks.append((slot, allowed))
+            self._new_masks.append((slot, new))
             (self._masked.add if masked else self._masked.discard)(slot)
         if words or slot in self._worded:
             self._new_words.append((slot, words))
@@ -43,18 +44,21 @@ class Restrictions:
         ``word_slots`` [w] with ``word_tokens``, ``word_lens`` [w * F], F never smaller than before."""
         if self._new_masks:
             deltas["mask_slots"] = np.array([slot for slot, _ in self._new_masks], np.int32)
-            deltas["mask_words"] = np.concatenate([self._mask(allowed) for _, allowed in self._new_masks])
+            deltas["mask_words"] = np.concatenate([self._mask(new) for _, new in self._new_masks])
             self._new_masks = []
         if self._new_words:
             self._pack_words(deltas)
             self._new_words = []
 
-    def _mask(self, allowed: tuple[int, ...]) -> Int32Array:
+    def _mask(self, new: NewSequence) -> Int32Array:
         """One bit per token; all set where nothing is restricted."""
-        bits = np.full(self._mask_words * 32, not allowed, np.bool_)
-        if allowed:
-            ids = np.array(allowed, np.int64)
+        bits = np.full(self._mask_words * 32, not (new.allowed_token_ids or new.allowed_tokens), np.bool_)
+        if new.allowed_token_ids:
+            ids = np.array(new.allowed_token_ids, np.int64)
             bits[ids[(ids >= 0) & (ids < self._vocab_size)]] = True
+        if new.allowed_tokens:
+            given = from_bits(new.allowed_tokens)[: self._vocab_size]
+            bits[: len(given)] |= given
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _pack_words(self, deltas: dict[str, Int32Array]) -> None:

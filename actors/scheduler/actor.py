@@ -29,6 +29,7 @@ from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
+from actors.scheduler.remains import Remains
 from actors.scheduler.results import Results
 from actors.scheduler.sending import Sender
 from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
@@ -84,6 +85,7 @@ class SchedulerActor(Actor):
         self._detokenizers = Detokenizers(self.names, self._outbox)
         self._observers = Observers(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
+        self._remains = Remains(self.bus, self.names, self._outbox)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
         await self._patience.until_taken(self._work.create_groups, "groups")
         self._poison = Poison(
@@ -107,6 +109,7 @@ class SchedulerActor(Actor):
         began_s = time.monotonic()
         takeover = Takeover(self.bus, self.names, self._outbox)
         await self._patience.until_taken(takeover.run, "takeover")
+        await self._patience.until_taken(self._remains.recall, "names of streams")
         ledger = takeover.ledger
         recovered = Recovered(ledger)
         self._poison.blamed = ledger.blamed
@@ -126,7 +129,7 @@ class SchedulerActor(Actor):
         self._intake = Intake(
             core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
             membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
-            poison=self._poison, trimmer=self._trimmer, meters=self._meters, log=self.log,
+            poison=self._poison, trimmer=self._trimmer, remains=self._remains, meters=self._meters, log=self.log,
         )  # fmt: skip
         self._sender = Sender(
             self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
@@ -197,6 +200,7 @@ class SchedulerActor(Actor):
         if hasattr(self, "_checkpoints"):
             self._checkpoints.bus_restarted()
             self._trimmer.bus_restarted()
+            self._remains.bus_restarted()
 
     # -- reading ------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
@@ -262,6 +266,7 @@ class SchedulerActor(Actor):
             self._news.set()
         await self._sum_up()
         await self._trimmer.trim(self.core, self._membership, self._checkpoints.covered)
+        await self._remains.clear()
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""

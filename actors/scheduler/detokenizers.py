@@ -18,6 +18,7 @@ class Detokenizers:
         self._outbox = outbox
         self._told: dict[str, EntryId] = {}
         """By detokenizer, the last entry that it may find."""
+        self._lost: set[str] = set()
 
     def expect(self, detokenizers: Iterable[str]) -> None:
         """A predecessor may have told these something."""
@@ -26,16 +27,19 @@ class Detokenizers:
 
     def lead(self, detokenizer: str) -> None:
         """Tell it that nothing of an earlier scheduler is valid any more, before it hears anything else."""
+        self._lost.discard(detokenizer)
         if self._told.get(detokenizer, START).epoch < self._outbox.epoch:
             self._append(detokenizer, SchedulerLeads(epoch=self._outbox.epoch))
 
     def tell(self, detokenizer: str, message: SequenceStarted | SequenceEnded) -> None:
-        """Of a sequence."""
-        self.lead(detokenizer)
-        self._append(detokenizer, message)
+        """Of a sequence. Who is gone is told nothing: nobody would read it, or trim it."""
+        if detokenizer not in self._lost:
+            self.lead(detokenizer)
+            self._append(detokenizer, message)
 
     def lost(self, detokenizer: str) -> EntryId:
         """It is gone: the last entry of its stream, which nobody reads any more; START: there is none."""
+        self._lost.add(detokenizer)
         return self._told.pop(detokenizer, START)
 
     def _append(self, detokenizer: str, message: SchedulerLeads | SequenceStarted | SequenceEnded) -> None:

@@ -21,6 +21,7 @@ from actors.scheduler.membership import Membership
 from actors.scheduler.meters import Meters
 from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
+from actors.scheduler.remains import Remains
 from actors.scheduler.results import Results
 from actors.scheduler.takeover import Recovered
 from actors.scheduler.trimming import Trimmer
@@ -55,6 +56,7 @@ class Intake:
     observers: Observers
     poison: Poison
     trimmer: Trimmer
+    remains: Remains
     meters: Meters
     log: Log
 
@@ -135,7 +137,10 @@ class Intake:
 
     def _take_event(self, event: Input) -> None:
         match event:
+            case ReplicaJoined(replica=name):
+                self.remains.here("executor", name)
             case ReplicaLost(name):
+                self.remains.gone("executor", name)
                 self.membership.lost(name)
                 self.results.leave(name)
                 replica = self.core.replicas.get(name)
@@ -143,9 +148,11 @@ class Intake:
                     self.meters.forget(replica)
                     self.trimmer.replica_lost(name, replica.step)
             case DetokenizerLost(name):
+                self.remains.gone("detokenizer", name)
                 self.trimmer.detokenizer_lost(self.names.sequences(name), self.detokenizers.lost(name))
             case DetokenizersLive(names):
                 for name in names:
+                    self.remains.here("detokenizer", name)
                     self.detokenizers.lead(name)
             case _:
                 pass

@@ -170,4 +170,5 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         allowed_token_ids=sampling.allowed_token_ids,
         grammar=sampling.grammar,
         pooled_from=sequence.pooled_from,
+        allowed_tokens=sampling.allowed_tokens,
     )

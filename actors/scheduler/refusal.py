@@ -8,6 +8,7 @@ from itertools import chain
 from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request
+from actors.token_bits import fits
 from bus.messages import RequestFailed, TokenizedRequest
 
 MAX_SEQUENCES = 64
@@ -50,6 +51,8 @@ def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | No
         "allowed_token_ids": sampling.allowed_token_ids,
         "bad_words": tuple(chain.from_iterable(sampling.bad_words_token_ids)),
     }
+    if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
+        lists["allowed_token_ids"] = (vocab_size,)
     for name, ids in lists.items():
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             return _bad(

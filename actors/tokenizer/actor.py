@@ -9,7 +9,7 @@ is the one that was being worked on, and after ``MAX_DELIVERIES`` deliveries it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from actors.settings import Settings
 from actors.text_tokenizer import load_tokenizer
 from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
 from actors.tokenizer.grammar_check import GrammarChecker
+from actors.tokenizer.heavy import Heavy
 from actors.tokenizer.refusal import Refusal
 from bus.contract import BusUnavailable, Entry, EntryId
 from bus.messages import GenerateRequest, Message, PromptReply, TokenizedRequest
@@ -70,7 +71,8 @@ class TokenizerActor(Actor):
         self._encoder: Encoder | None = None
         self._grammars = GrammarChecker(self.settings)
         self._trials: set[asyncio.Task[None]] = set()
-        """Requests whose grammar is being tried out; others do not wait for them."""
+        """Requests whose grammar is being tried out, and those that take long; others do not wait for them."""
+        self._heavy = Heavy(lambda entry: self._process([entry]))
         self._next_claim_s = 0.0
         self.patience = Patience(self.log)
         self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized.")
@@ -78,6 +80,10 @@ class TokenizerActor(Actor):
         self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for.")
         self._refused = self.metrics.counter("pagebus:tokenizer_refused", "Requests refused by the tokenizer (4xx).")
         self._failures = self.metrics.counter("pagebus:tokenizer_failed", "Requests the tokenizer failed on (5xx).")
+
+    def lease_info(self) -> dict[str, Any]:
+        most = None if self._encoder is None else self._encoder.max_chars
+        return super().lease_info() | ({} if most is None else {"max_prompt_chars": most})
 
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)
@@ -123,12 +129,14 @@ class TokenizerActor(Actor):
     async def _handle(self, entries: Sequence[Entry]) -> None:
         """Fresh entries in batches; then what has been delivered before, one at a time."""
         fresh = [entry for entry in entries if entry.deliveries == 1]
-        ready = [entry for entry in fresh if not self._needs_trial(entry)]
+        ready = []
         for entry in fresh:
             if self._needs_trial(entry):
-                trial = self.spawn(self._process([entry]), "trial")
-                self._trials.add(trial)
-                trial.add_done_callback(self._trials.discard)
+                self._aside(self._process([entry]), "trial")
+            elif not self._is_heavy(entry):
+                ready.append(entry)
+            elif self._heavy.add(entry):
+                self._aside(self._heavy.run(), "heavy")
         for batch in batches(ready):
             await self._process(batch)
         suspects = [entry for entry in entries if entry.deliveries > 1]
@@ -137,6 +145,16 @@ class TokenizerActor(Actor):
                 await self._give_up(entry, f"delivered {entry.deliveries} times")
             else:
                 await self._process([entry])
+
+    def _aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do it beside the other requests, which do not wait for it."""
+        task = self.spawn(work, name)
+        self._trials.add(task)
+        task.add_done_callback(self._trials.discard)
+
+    def _is_heavy(self, entry: Entry) -> bool:
+        assert self._encoder is not None
+        return isinstance(entry.message, GenerateRequest) and self._encoder.is_heavy(entry.message)
 
     def _needs_trial(self, entry: Entry) -> bool:
         """Whether the entry's request wants a grammar that has not been tried yet."""

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from actors.block_hash import hash_blocks, hashes_to_array
+from actors.token_bits import fits
 from actors.tokenizer.chat import ChatTemplate, Rendered
 from actors.tokenizer.refusal import Refusal
 from bus.messages import GenerateRequest, Int32Array, PromptReply, RequestFailed, SamplingParams, TokenizedRequest
@@ -25,6 +26,8 @@ reported."""
 QUICK_LENGTH = 2048
 """Token ids, or characters of text, that are encoded in less time (about 0.3 ms) than a thread takes to be woken for
 them on a quiet machine, and to wake the loop again."""
+HEAVY_LENGTH = 2**16
+"""Token ids, or characters of text, that take some 10 ms to encode."""
 INTERNAL = "The prompt could not be tokenized; the server's log has the request id."
 
 
@@ -60,6 +63,16 @@ class Encoder:
         self._plain: Tokenizer | None = None
         self._plain_lock = threading.Lock()
 
+    @property
+    def max_chars(self) -> int | None:
+        """Characters from which a text does not fit into the context for certain; None: there is no such number."""
+        return self._max_chars
+
+    def is_heavy(self, request: GenerateRequest) -> bool:
+        """Whether it takes so long to encode that others are not to wait for it."""
+        texts = (str(message.get("content") or "") for message in request.messages or () if isinstance(message, dict))
+        return _length(request) + sum(map(len, texts)) > HEAVY_LENGTH
+
     def close(self) -> None:
         """End what renders chats."""
         if self._chat is not None:
@@ -67,7 +80,7 @@ class Encoder:
 
     def is_quick(self, requests: Sequence[GenerateRequest]) -> bool:
         """Whether encoding them holds nobody up. A chat has to be rendered, which is another process's work."""
-        length = sum(len(request.prompt or "") + len(request.prompt_token_ids) for request in requests)
+        length = sum(map(_length, requests))
         return length <= QUICK_LENGTH and all(request.messages is None for request in requests)
 
     def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
@@ -236,6 +249,9 @@ class Encoder:
                 raise Refusal(
                     f"{name}: token ids must be 0 to {self._limits.vocab_size - 1}, the vocabulary", param=name
                 )
+        if sampling.allowed_tokens and not fits(sampling.allowed_tokens, self._limits.vocab_size):
+            text = f"allowed_token_ids: token ids must be 0 to {self._limits.vocab_size - 1}, the vocabulary"
+            raise Refusal(text, param="allowed_token_ids")
         return resolved
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -272,6 +288,13 @@ def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
     normalizer_shrinks = 4  # at most: composed characters
     return normalizer_shrinks * longest * max_model_len
+
+
+def _length(request: GenerateRequest) -> int:
+    """Token ids, and characters of text, that have to be looked at."""
+    sampling = request.sampling
+    texts = [request.prompt or "", sampling.allowed_tokens, *sampling.bad_words]
+    return sum(map(len, texts)) + len(request.prompt_token_ids) + len(sampling.allowed_token_ids)
 
 
 def _field(request: GenerateRequest) -> str:

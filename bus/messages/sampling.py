@@ -78,6 +78,9 @@ class SamplingParams:
     pooling: Literal["", "last", "mean"] = ""
     """Which of the prompt's final hidden states go to the client, as one vector: the last token's or the mean of all;
     empty: none."""
+    allowed_tokens: str = ""
+    """``allowed_token_ids`` where they are many, as base64 with a bit per token, the lowest first; empty: all tokens,
+    or those of ``allowed_token_ids``."""
 
     @property
     def returns_prompt(self) -> bool:

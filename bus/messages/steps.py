@@ -45,6 +45,8 @@ class NewSequence:
     """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
     pooled_from: int | None = None
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
+    allowed_tokens: str = ""
+    """As ``SamplingParams.allowed_tokens``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

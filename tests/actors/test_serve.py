@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from actors.cli import main
 from actors.serve import banner, bus_text, check_one_process, ready_text, uses_one_process
 from actors.settings import Settings, SettingsError
 
@@ -53,3 +56,18 @@ def test_ready_text_is_a_usable_address() -> None:
     assert "http://127.0.0.1:8000" in ready_text(Settings(host="0.0.0.0"), ["0.0.0.0:8000"], 1.0)
     assert "http://[::1]:8000" in ready_text(Settings(host="::"), [":::8000"], 1.0)
     assert "Authorization" in ready_text(Settings(api_key=("k",)), ["h:1"], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("nonsense = [", "it is not valid TOML"), ("", "it has no keys"), (None, "No such file or directory")],
+)
+def test_a_wrong_file_of_keys_is_all_that_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str | None, problem: str
+) -> None:
+    """Nothing has been started by then that could end with anything else."""
+    path = tmp_path / "keys.toml"
+    if content is not None:
+        path.write_text(content)
+    assert main(["serve", "--api-key-file", str(path)]) == 2
+    assert capfd.readouterr() == ("", f"pagebus: --api-key-file {path}: {problem}\n")

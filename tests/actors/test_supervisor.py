@@ -57,7 +57,7 @@ class Watched:
         self.progress.line = line  # type: ignore[method-assign]
         self.bus = MemoryBus(MemoryServer())
         self.supervisor = Supervisor(
-            Settings(port=1, drain_timeout_s=0.1, **settings),  # type: ignore[arg-type]
+            Settings(**{"port": 1, "drain_timeout_s": 0.1} | settings),  # type: ignore[arg-type]
             self._connect,
             plans,
             self.progress,
@@ -292,3 +292,17 @@ def test_more_executors_than_gpus() -> None:
     """Said at once, not by a crash later."""
     with pytest.raises(SettingsError, match="--executors 3: only 1 GPUs are visible"):
         plan_children(Settings(executors=3), "redis://h", environ={}, gpus=["0"], cores=1)
+
+
+async def test_an_ingress_keeps_the_port_that_it_took() -> None:
+    """With --port 0 it is started again on the port that its clients know; with a port of its own, as before."""
+    for port, told in ((0, "up --port 4711"), (1, "up /bin/sh")):
+        watched = Watched(plan("ingress-0", 'echo "up $0 $1"; exec sleep 60', "ingress"), port=port)
+        await until(lambda watched=watched: watched.supervisor._bus is not None)
+        await watched.until("up")
+        await watched.bus.acquire_lease("ingress", "ingress-0", {"actor": "ingress-0", "port": 4711}, ttl_s=60)
+        watched.supervisor.children[0].signal(signal.SIGKILL)
+        await watched.until("up", times=2)
+        watched.stop()
+        await watched.running
+        assert watched.out.getvalue().splitlines()[-1].strip() == told

@@ -37,10 +37,15 @@ class Deployment:
     model instead of an oracle."""
 
     def __init__(
-        self, folder: Path, *arguments: str, step_ms: int = 15, servers: OneServer | Replicated | None = None
+        self,
+        folder: Path,
+        *arguments: str,
+        step_ms: int = 15,
+        servers: OneServer | Replicated | None = None,
+        vocab_size: int = 0,
     ) -> None:
         self.folder = folder
-        self.model = make_oracle(folder / "model", step_ms=step_ms)
+        self.model = make_oracle(folder / "model", step_ms=step_ms, vocab_size=vocab_size)
         model = (str(self.model), "--load-format", "dummy") if step_ms else ()
         self.servers = servers or OneServer()
         port = free_port()
@@ -216,10 +221,14 @@ class Deployment:
 
 @contextlib.contextmanager
 def deployed(
-    folder: Path, *arguments: str, step_ms: int = 15, servers: OneServer | Replicated | None = None
+    folder: Path,
+    *arguments: str,
+    step_ms: int = 15,
+    servers: OneServer | Replicated | None = None,
+    vocab_size: int = 0,
 ) -> Iterator[Deployment]:
     """A deployment that ends with the block."""
-    deployment = Deployment(folder, *arguments, step_ms=step_ms, servers=servers)
+    deployment = Deployment(folder, *arguments, step_ms=step_ms, servers=servers, vocab_size=vocab_size)
     try:
         yield deployment
     finally:

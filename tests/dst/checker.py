@@ -9,7 +9,7 @@ from tests.dst.world import World
 from web.inbox import Inbox
 from web.jobs.actor import JobsActor
 
-KEPT_STATES = ("metrics:", "history:")
+KEPT_STATES = ("metrics:", "history:", "streams")
 
 
 def leftovers(world: World) -> list[str]:

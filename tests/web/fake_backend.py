@@ -172,6 +172,8 @@ class FakeBackend:
     names: Names = field(default_factory=Names)
     answers: bool = True
     max_model_len: int = 512
+    at_once: bool = False
+    """Whether an answer comes in one go, instead of token by token."""
 
     def __post_init__(self) -> None:
         self.requests: list[GenerateRequest] = []
@@ -266,11 +268,12 @@ class FakeBackend:
             return
         rows = [speak(request, choice) for choice in range(request.sampling.n)]
         steps = max(map(len, rows))
-        if request.sampling.returns_prompt:
-            await self.send(request.ingress, tell_prompt(request))
+        told: list[Message] = [tell_prompt(request)] if request.sampling.returns_prompt else []
         for step in range(steps):
             deltas = [row[step] for row in rows if step < len(row)]
-            await self.send(request.ingress, tell_tokens(batch(deltas), request.sampling))
+            told.append(tell_tokens(batch(deltas), request.sampling))
+        for messages in [told] if self.at_once else [[message] for message in told]:
+            await self.send(request.ingress, *messages)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

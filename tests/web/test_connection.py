@@ -31,6 +31,8 @@ async def exchange(served, data: bytes) -> tuple[int, dict, bytes]:
     [
         b"\x16\x03\x01\x02\x00\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/0.9\r\nHost: x\r\n\r\n",
         b"GET /" + b"x" * MAX_LINE_BYTES + b" HTTP/1.1\r\n\r\n",
         POST + b"X: " + b"x" * (MAX_LINE_BYTES + 1) + b"\r\n\r\n",
         POST + b"".join(b"X-%d: x\r\n" % i for i in range(MAX_HEADERS + 1)) + b"\r\n",

@@ -47,7 +47,7 @@ async def test_a_stream_goes_on_behind_the_last_event(serve, http):
     replay = Delta(again.request_id, "one two", 3, text_offset=0, finish_reason="stop")
     await served.backend.send(again.ingress, batch([replay]))
     async with await asking as response:
-        assert await events(response) == ("wo", "3.7.", True)
+        assert await events(response) == ("wo", "3.7.!1", True)
     await until(lambda: served.backend.done == [first.request_id])
 
 
@@ -61,7 +61,7 @@ async def test_an_end_is_told_once(serve, http):
     two = Delta(sent.request_id, "xyz", 3, choice_index=1, text_offset=0, finish_reason="stop")
     await served.backend.send(sent.ingress, batch([one, two]))
     async with await asking as response:
-        assert await events(response) == ("yz", "3.7.,3.3.", True)
+        assert await events(response) == ("yz", "3.7.,3.3.!1", True)
 
 
 @pytest.mark.parametrize(("last", "text"), [("2.1", "ne two"), ("2.0", "one two"), ("9.9", ""), ("1.6", "o")])

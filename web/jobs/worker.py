@@ -13,6 +13,7 @@ from web.context import bus_request_ids
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from web.inbox import Inbox
 from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
+from web.lengths import num_bytes
 from web.limits import max_body_bytes
 from web.model import ServedModel
 from web.routes.embeddings import EMBEDDING
@@ -88,7 +89,8 @@ class Worker:
         arrived_s = time.time()
         ids = bus_request_ids(request_id, given=False, count=len(asked.prompts))
         messages = asked.messages_for_bus(ids, self._address, arrived_s)
-        call = self._inbox.submit([replace(each, is_job=True, attempt=attempt) for each in messages], streaming=False)
+        requests = [replace(each, is_job=True, attempt=attempt) for each in messages]
+        call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(asked, None))
         try:
             tell_report(call, asked)
             await call.finished()

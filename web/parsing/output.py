@@ -26,13 +26,11 @@ class Parsing:
 
 
 class OutputParser:
-    """Reads one choice. ``key`` is the same wherever the choice is read again: ids of calls follow from it.
-    What comes of the first ``num_seen`` characters is left out: the client has it."""
+    """Reads one choice. ``key`` is the same wherever the choice is read again: ids of calls follow from it."""
 
-    def __init__(self, parsing: Parsing, key: str, num_seen: int = 0) -> None:
+    def __init__(self, parsing: Parsing, key: str) -> None:
         self._parsing = parsing
         self._key = key
-        self._unseen_from = num_seen
         self._reasoning = ReasoningParser(parsing.reasoning) if parsing.reasoning else None
         self._tools = None
         if parsing.tools:
@@ -47,11 +45,6 @@ class OutputParser:
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
         """What is new with ``text``, and with the end of the output."""
-        if self._unseen_from:
-            seen, text = text[: self._unseen_from], text[self._unseen_from :]
-            self._unseen_from -= len(seen)
-            for _ in self._parts(seen, ended=False):
-                pass
         return [self._delta(part) for part in _joined(self._parts(text, ended=ended))]
 
     def _parts(self, text: str, *, ended: bool) -> Iterator[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from web.auth import API_KEY
 from web.calls import Call, Choice
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
+from web.lengths import check_length, num_bytes
 from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel
 from web.report import Report
@@ -32,7 +33,8 @@ from web.reported import (
     completion_choice,
     shown_choices,
 )
-from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
+from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption
+from web.returning import ReturningChunks
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import parse_chat, parse_completion
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
@@ -121,6 +123,7 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, asked = await context.bodies.read_as(request, parse)
+    check_length(asked, context.model, context.membership.max_prompt_chars)
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     name = returns and f"{endpoint.id_prefix}-{returns}"
@@ -143,9 +146,10 @@ async def answer(
     messages = asked.messages_for_bus(ids, context.address, arrived_s)
     seen = None
     if resumption is not None:
-        seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
+        seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
-    call = context.inbox.submit(messages, streaming=asked.stream)
+    size = num_bytes(asked, request.content_length)
+    call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
     call.public_id = public_id
     delivered = False
     deadline = None
@@ -154,11 +158,13 @@ async def answer(
         deadline = asyncio.get_running_loop().call_later(asked.timeout_s, end, call, error)
     try:
         await asyncio.sleep(0)  # the outbox sends it
-        tell_report(call, asked, seen)
+        tell_report(call, asked)
         response: web.StreamResponse
         if asked.stream:
             chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
             chunks = endpoint.translated(chunks, public_id, asked.model)
+            if seen is not None:
+                chunks = ReturningChunks(chunks, call.choices, seen)
             response = await stream(request, context, call, chunks)
         else:
             await call.finished()
@@ -189,9 +195,9 @@ async def send(request: web.Request, response: web.Response) -> web.Response:
     return response
 
 
-def tell_report(call: Call, asked: Asked, seen: Sequence[tuple[int, int, bool]] | None = None) -> None:
-    """Tell the call what its answer reports, and how much of it the client has ``seen`` already."""
-    call.tell(asked.report, seen)
+def tell_report(call: Call, asked: Asked) -> None:
+    """Tell the call what its answer reports."""
+    call.tell(asked.report)
     if asked.report is not None and asked.truncate_prompt_tokens is None:
         for request, prompt in zip(call.requests, asked.prompts, strict=True):
             request.prompt_text = prompt.text
@@ -207,12 +213,9 @@ def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
-    chunks.resume(call.choices)
     try:
         while changed := await call.changes():
-            data = chunks.of([choice for choice in changed if not choice.end_seen])
-            if call.resumable:
-                data = with_id(data, call.choices)
+            data = chunks.of(changed)
             if call.done:
                 return await events.end(data + chunks.last(call))
             if data:

@@ -24,8 +24,12 @@ from web.auth import API_KEY
 from web.context import CONTEXT, Context
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from web.files.store import page
+from web.lengths import check_length, num_bytes
 from web.limits import LONG_BODY_BYTES
-from web.responses import Piece, Record, num_bytes
+from web.responses import Piece, Record
+from web.responses import num_bytes as json_bytes
+from web.resume import Had, Place
+from web.returning import CatchUp
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
@@ -54,10 +58,11 @@ async def create(request: web.Request) -> web.StreamResponse:
         before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
     kept: Record = {**wanted.kept(before), "owner": key.name}
     size = request.content_length
-    if before and (size := num_bytes(kept["messages"])) > context.bodies.max_bytes:
+    if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
     parse = partial(parse_chat, chat_body(kept), context.model)
     asked = of_client(await aside(parse, long=size is None or size > LONG_BODY_BYTES), key)
+    check_length(asked, context.model, context.membership.max_prompt_chars)
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
     with context.admission.admitted(key, asked, context.model) as charge:
         if wanted.background:
@@ -113,16 +118,20 @@ async def computed(
     """
     response_id, arrived_s = events.response["id"], time.time()
     (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
-    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True)
+    size = num_bytes(asked, None)
+    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
     (choice,) = call.choices
-    chunks = TranslatedChunks(make_chunks(CHAT, asked, response_id, int(arrived_s)), events, lambda _: b"")
+    chat = make_chunks(CHAT, asked, response_id, int(arrived_s))
+    chunks = TranslatedChunks(chat, events, lambda _: b"")
+    catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
     told, delivered = b"", True
     try:
-        tell_report(call, asked, [(*seen, False)])
-        chunks.resume(call.choices)
+        tell_report(call, asked)
         while changed := await call.changes():
             told = b"" if events.begun else written(events.begin())
-            told += chunks.of(changed)
+            if not catch_up.waits(choice):
+                catch_up.pass_over(choice)
+                told += chunks.of(changed)
             if call.done:
                 break
             if told:

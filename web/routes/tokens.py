@@ -17,6 +17,7 @@ from web.auth import API_KEY
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
 from web.errors import ApiError, bad_field
 from web.fields import Fields
+from web.lengths import num_bytes
 from web.limits import INT32_MAX
 from web.model import ServedModel
 from web.report import PromptInfo, TokenTexts
@@ -94,7 +95,8 @@ async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo,
     with context.admission.admitted(key, replace(asked, sampling=SamplingParams(max_tokens=1)), context.model):
         ids = bus_request_ids(f"tok-{request[REQUEST_ID]}", given=request[REQUEST_ID_GIVEN], count=1)
         (message,) = asked.messages_for_bus(ids, context.address, time.time())
-        call = context.inbox.submit([replace(message, tokens_only=True)], streaming=False)
+        size = num_bytes(asked, None)
+        call = context.inbox.submit([replace(message, tokens_only=True)], streaming=False, num_bytes=size)
         try:
             await call.finished()
             assert call.requests[0].prompt is not None

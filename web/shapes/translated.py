@@ -33,9 +33,6 @@ class TranslatedChunks(Chunks):
     def __init__(self, chunks: Chunks, translator: Translator, tell_error: Callable[[ApiError], bytes]) -> None:
         self._chunks, self._translator, self._tell_error = chunks, translator, tell_error
 
-    def resume(self, choices: Sequence[Choice]) -> None:
-        self._chunks.resume(choices)
-
     def of(self, changed: Sequence[Choice]) -> bytes:
         return self._translated(self._chunks.of(changed))
 

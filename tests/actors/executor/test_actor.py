@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors.actor import metrics_state
-from actors.executor.actor import ExecutorActor
+from actors.executor.actor import ExecutorActor, in_thread
 from actors.executor.engine import Engine
 from actors.executor.errors import EngineError, EngineStalled, PlanError, is_device_fault
 from actors.model_config import ModelError
@@ -358,3 +358,26 @@ async def test_a_device_fault_arms_the_end_of_the_process(folder: Path, monkeypa
     actor._end_process_if_faulted(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
     assert [args for _, _, args in armed] == [(70,)]
+
+
+def test_what_nobody_waits_for_any_more_ends_quietly() -> None:
+    """An executor that is told to end while it loads: no traceback of the thread that loads."""
+    goes_on, problems = threading.Event(), []
+
+    def work_of_a_test() -> None:
+        goes_on.wait()
+        raise ValueError("nobody wants to know")
+
+    before, threading.excepthook = threading.excepthook, problems.append
+    try:
+        for work in (goes_on.wait, work_of_a_test):
+            goes_on.clear()
+            earlier = set(threading.enumerate())
+            future = in_thread(work)
+            (thread,) = set(threading.enumerate()) - earlier
+            assert future.cancel()
+            goes_on.set()
+            thread.join()
+    finally:
+        threading.excepthook = before
+    assert problems == []

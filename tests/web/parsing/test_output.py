@@ -123,8 +123,9 @@ def test_pieces(parsing, text, reasoning, content, calls):
 def test_resumed(parsing, text, reasoning, content, calls):
     """Who has what came of a part of the text gets the rest, and nothing twice: ids of calls are the same."""
     for seen in range(len(text) + 1):
-        first, second = OutputParser(parsing, "key"), OutputParser(parsing, "key", num_seen=seen)
-        deltas = first.deltas(text[:seen], ended=False) + second.deltas(text, ended=True)
+        first, second = OutputParser(parsing, "key"), OutputParser(parsing, "key")
+        second.deltas(text[:seen], ended=False)
+        deltas = first.deltas(text[:seen], ended=False) + second.deltas(text[seen:], ended=True)
         message = collected(deltas)
         assert summary(message) == (reasoning or "", content or "", calls), seen
         whole = OutputParser(parsing, "key").message(text)

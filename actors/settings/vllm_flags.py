@@ -66,7 +66,6 @@ TAKEN = (
     Flag("--response-role", "answers are the assistant's", ("assistant",)),
     Flag("--performance-mode", "see --max-num-seqs, --max-num-batched-tokens and --itl-target-ms", ("balanced",)),
     Flag("--logprobs-mode", "log probabilities are those before sampling parameters", ("raw_logprobs",)),
-    Flag("--max-logprobs", "requests may ask for up to 20", ("20",)),
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (

@@ -45,6 +45,8 @@ class NewSequence:
     """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
     pooled_from: int | None = None
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With ``logprobs``: the tokens reported beside each output token, in place of the most likely ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,11 @@ BEGIN_FLAGS, END_FLAGS = "<!-- flags -->", "<!-- end of flags -->"
 SAME_FLAGS = words(
     "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
     "disable_access_log_for_endpoints dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
-    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
-    "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
+    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization "
+    "host kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
     "max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "
-    "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser trust_request_chat_template"
+    "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser "
+    "trust_request_chat_template"
 )
 """Settings that vLLM has too."""
 VLLM = [

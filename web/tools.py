@@ -15,7 +15,7 @@ import orjson
 
 from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field, not_supported
-from web.fields import Fields, Schema
+from web.fields import ONLY_NULL, Fields, Schema
 from web.limits import INT32_MAX, MAX_SCHEMA_BYTES, MAX_TOOL_CALLS, MAX_TOOLS
 from web.model import ServedModel
 from web.parsing.output import Parsing
@@ -34,11 +34,11 @@ _CHOICE: Schema = {
                     "type": "object",
                     "properties": {"name": {"type": "string"}},
                     "required": ["name"],
-                    "additionalProperties": False,
+                    "additionalProperties": ONLY_NULL,
                 },
             },
             "required": ["type", "function"],
-            "additionalProperties": False,
+            "additionalProperties": ONLY_NULL,
         },
     ]
 }

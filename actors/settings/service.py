@@ -100,6 +100,10 @@ class ServiceSettings:
         help="embeddings are the final hidden state of the last token, or the mean over all tokens",
         choices=("last", "mean"),
     )
+    max_logprobs: int = setting(
+        20, help="likely tokens that a request may have told for each token; -1: the whole vocabulary", low=-1,
+        high=2**31 - 1,
+    )  # fmt: skip
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
     )

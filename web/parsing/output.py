@@ -32,6 +32,7 @@ class OutputParser:
         self._parsing = parsing
         self._key = key
         self._reasoning = ReasoningParser(parsing.reasoning) if parsing.reasoning else None
+        self._reasoning_chars = 0
         self._tools = None
         if parsing.tools:
             self._tools = ToolCallParser(
@@ -42,6 +43,13 @@ class OutputParser:
     def calls_tools(self) -> bool:
         """Whether there has been a call, and not because the client had named the tool."""
         return self._tools is not None and self._tools.num_calls > 0 and not self._parsing.named
+
+    @property
+    def reasoning_span(self) -> tuple[int, int] | None:
+        """From which to which character of what was read so far there was reasoning; None: nobody looks for it."""
+        if self._reasoning is None:
+            return None
+        return self._reasoning.begins_at, self._reasoning.begins_at + self._reasoning_chars
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
         """What is new with ``text``, and with the end of the output."""
@@ -54,6 +62,7 @@ class OutputParser:
             found += self._reasoning.finish() if ended else ()
         for part in found:
             if isinstance(part, Reasoning):
+                self._reasoning_chars += len(part.text)
                 if self._parsing.show_reasoning:
                     yield part
             elif self._tools is not None and isinstance(part, Content):

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 from actors.child import die_with_parent
-from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
 from bus.messages import StructuredOutput
@@ -127,10 +127,9 @@ def main(model: str, tokenizer: str) -> None:
         verdict = Verdict(problem=problem)
         if vocabulary is not None:
             try:
-                grammar = write_grammar(StructuredOutput(**orjson.loads(line)))
-                matcher = make_matcher(vocabulary, grammar)
-                matcher.compute_bitmask()
-                verdict = Verdict(problem="is too complex") if matcher.is_error() else Verdict(grammar)
+                grammar = write_grammar(StructuredOutput(**orjson.loads(line)), vocabulary)
+                check_matcher(make_matcher(vocabulary, grammar))
+                verdict = Verdict(grammar)
             except GrammarError as error:
                 verdict = Verdict(problem=str(error))
         out.write(orjson.dumps(verdict) + b"\n")

@@ -32,14 +32,14 @@ class JsonCall:
     def __post_init__(self) -> None:
         self._bare = self.name is not None
 
-    def feed(self, text: str) -> int:
-        """Read on; returns how many characters belong to the call."""
+    def feed(self, text: str) -> str:
+        """Read on; returns what is behind the call."""
         for place, char in enumerate(text):
             if self.done or self.broken:
-                return place
+                return text[place:]
             self.raw += char
             self._read(char)
-        return len(text)
+        return ""
 
     def take_arguments(self) -> str:
         """What is new of the arguments."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.grammars.literals import Literals
+from actors.grammars.structural_tags import TagWriter
 from actors.grammars.thoughts import UnboundedThoughts, before_anything, before_answer
 from actors.model_config import ModelConfig
 from actors.reasoning import FORMATS
@@ -57,18 +58,32 @@ def write_grammar(wanted: StructuredOutput, vocabulary: LLTokenizer | None = Non
 
 def _write(wanted: StructuredOutput, literals: Literals) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if wanted.kind == "regex":
         return str(LLMatcher.grammar_from_regex(wanted.text))
     if wanted.kind == "choice":
         return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(wanted.text)))))
+    if wanted.kind == "grammar":
+        return _as_lark(wanted.text)
     try:
-        if wanted.kind == "json":
-            layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
-            return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
-        return wanted.text if LARK_START.search(wanted.text) else str(gbnf_to_lark(wanted.text))
-    except Exception as error:  # the reader of GBNF says so what it cannot read, or runs out of stack
+        if wanted.kind == "structural_tag":
+            writer = TagWriter(literals, _as_lark, WHITESPACE)
+            return json.dumps({"grammars": writer.write(json.loads(wanted.text))})
+        layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
+        return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar in Lark or GBNF as one in Lark."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if LARK_START.search(grammar):
+        return grammar
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:  # it says so what it cannot read, or runs out of stack
         raise GrammarError(_short(str(error))) from error
 
 

@@ -33,10 +33,11 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
+from web.reasoning import read_reasoning
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
-from web.tools import read_reasoning, read_tools
+from web.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -50,7 +51,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "session_id": _NEVER,
     "stream_interval": (1,),
-    "thinking_token_budget": (-1,),
     "truncation_side": ("left",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -59,6 +59,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "prompt_embeds": _NEVER,
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
@@ -175,7 +176,8 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     check_width(sampling, model)
     messages = read_messages(fields)
     sampling, tools = read_tools(fields, sampling, model)
-    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model)
+    template_kwargs = read_template_kwargs(fields)
+    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
     sampling, report = read_chat_report(fields, sampling, messages, parsing, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
@@ -190,7 +192,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         add_special_tokens=fields.boolean("add_special_tokens", False),
         add_generation_prompt=generates,
         continue_final_message=continues,
-        chat_template_kwargs=read_template_kwargs(fields),
+        chat_template_kwargs=template_kwargs,
         chat_template=_read_template(fields, model),
         tools=tools.told,
         documents=read_documents(fields),

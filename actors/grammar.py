@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.grammars.literals import Literals
 from actors.grammars.structural_tags import TagWriter
-from actors.grammars.thoughts import UnboundedThoughts, before_anything, before_answer
+from actors.grammars.thoughts import UnboundedThoughts, before_answer, before_anything
 from actors.model_config import ModelConfig
 from actors.reasoning import FORMATS
 from actors.text_tokenizer import TokenizerError, load_tokenizer

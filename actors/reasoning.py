@@ -1,5 +1,4 @@
-"""How models mark their reasoning, by the names of vLLM's parsers. Grammars are written and texts are read by this table.
-"""
+"""How models mark their reasoning, by the names of vLLM's parsers: grammars are written and texts are read by this."""
 
 from __future__ import annotations
 

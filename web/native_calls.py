@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from bus.messages import StructuredOutput
+from web.parsing.formats import deepseek_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +35,18 @@ class Envelope:
 _JSON = '{"name": "NAME", "arguments": '
 HERMES = Envelope(begins="<tool_call>\n" + _JSON, ends="}\n</tool_call>", separator="\n")
 LLAMA = Envelope(begins='{"name": "NAME", "parameters": ', ends="}", separator="; ")
+_BEGIN, _SEP, _END = map(deepseek_mark, ("tool call begin", "tool sep", "tool call end"))
 DEEPSEEK = Envelope(
-    opens="<｜tool▁calls▁begin｜>",
-    begins="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
-    ends="<｜tool▁call▁end｜>",
-    closes="<｜tool▁calls▁end｜>",
+    opens=deepseek_mark("tool calls begin"),
+    begins=f"{_BEGIN}NAME{_SEP}",
+    ends=_END,
+    closes=deepseek_mark("tool calls end"),
 )
 ENVELOPES = {
     "deepseek_v3": replace(
         DEEPSEEK,
-        begins="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
-        ends="\n```<｜tool▁call▁end｜>",
+        begins=f"{_BEGIN}function{_SEP}NAME\n```json\n",
+        ends=f"\n```{_END}",
         separator="\n",
     ),
     "deepseek_v31": DEEPSEEK,

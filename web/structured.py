@@ -141,7 +141,8 @@ def _read_structured_outputs(given: dict[str, Any] | None) -> StructuredOutput |
         wanted.append(StructuredOutput(kind="json", text=ANY_OBJECT, field=field, any_whitespace=any_whitespace))
     fields.finish({"disable_additional_properties": (False,), "whitespace_pattern": ()})
     if len(wanted) != 1:
-        raise bad_field(path, f"needs exactly one of {', '.join(KINDS)}, structural_tag and json_object, got {len(wanted)}")
+        names = ", ".join((*KINDS, "structural_tag"))
+        raise bad_field(path, f"needs exactly one of {names} and json_object, got {len(wanted)}")
     return wanted[0]
 
 

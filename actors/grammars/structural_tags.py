@@ -291,5 +291,3 @@ def _count(form: Format, name: str, path: str) -> int | None:
     if value is not None and (type(value) is not int or value < 0):
         raise BadTag(f"{path}.{name} must be a whole number")
     return value
-
-

@@ -40,7 +40,7 @@ def _thought(form: ReasoningFormat, literals: Literals, budget: int | None) -> s
         if budget is not None:
             raise UnboundedThoughts
         # The first that looks like the mark is the mark.
-        return f'thought[suffix=/{"|".join(map(pattern, form.closes))}/]: /(?s:.*)/\n'
+        return f"thought[suffix=/{'|'.join(map(pattern, form.closes))}/]: /(?s:.*)/\n"
     if budget == 0:
         return f"thought: {closes}\n"
     # Its text could be written in place of the token, and would be read as the mark: so it must not be.

@@ -114,7 +114,9 @@ def test_a_mark_that_is_a_token_is_not_written_as_text(model):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5])
-@pytest.mark.parametrize(("opens", "reasoning"), [("<think>", "deepseek_r1"), ("<think>", "qwen3"), ("[THINK]", "mistral")])
+@pytest.mark.parametrize(
+    ("opens", "reasoning"), [("<think>", "deepseek_r1"), ("<think>", "qwen3"), ("[THINK]", "mistral")]
+)
 def test_a_budget_of_thoughts(model, budget, opens, reasoning):
     """After so many tokens the mark has to come, in front of a structured output and of any other."""
     mark = model.token("[/THINK]" if opens == "[THINK]" else "</think>")

@@ -227,7 +227,8 @@ def test_definitions_of_several_tools():
         (
             "guided_regex",
             {
-                "tools": [CLOCK], "guided_regex": "a",
+                "tools": [CLOCK],
+                "guided_regex": "a",
                 "tool_choice": {"type": "function", "function": {"name": "clock"}},
             },
         ),

@@ -58,11 +58,15 @@ class Format:
         return bool(self.opens or self.starts)
 
 
+def deepseek_mark(words: str) -> str:
+    """A token of DeepSeek's, whose bars and blanks are characters of their own."""
+    bar, blank = "\N{FULLWIDTH VERTICAL LINE}", "\N{LOWER ONE EIGHTH BLOCK}"
+    return f"<{bar}{words.replace(' ', blank)}{bar}>"
+
+
 _NAME = r"(?P<name>[\w.-]+)"
-_DEEPSEEK = {
-    "opens": ("<｜tool▁calls▁begin｜>",),
-    "closes": "<｜tool▁calls▁end｜>",
-}
+_BEGIN, _SEP, _END = map(deepseek_mark, ("tool call begin", "tool sep", "tool call end"))
+_CALLS, _CALLS_END = map(deepseek_mark, ("tool calls begin", "tool calls end"))
 _QWEN_XML = Tags(
     name="<function=",
     name_ends=">",
@@ -82,14 +86,16 @@ _GLM = Tags(
 )
 FORMATS = {
     "deepseek_v3": Format(
-        **_DEEPSEEK,  # type: ignore[arg-type]
-        between=("<｜tool▁call▁end｜>", "```"),
-        header=re.compile(rf"<｜tool▁call▁begin｜>\w*<｜tool▁sep｜>\s*{_NAME}\s*(```(json)?)?\s*"),
+        opens=(_CALLS,),
+        closes=_CALLS_END,
+        between=(_END, "```"),
+        header=re.compile(rf"{re.escape(_BEGIN)}\w*{re.escape(_SEP)}\s*{_NAME}\s*(```(json)?)?\s*"),
     ),
     "deepseek_v31": Format(
-        **_DEEPSEEK,  # type: ignore[arg-type]
-        between=("<｜tool▁call▁end｜>",),
-        header=re.compile(rf"<｜tool▁call▁begin｜>\s*{_NAME}\s*<｜tool▁sep｜>\s*"),
+        opens=(_CALLS,),
+        closes=_CALLS_END,
+        between=(_END,),
+        header=re.compile(rf"{re.escape(_BEGIN)}\s*{_NAME}\s*{re.escape(_SEP)}\s*"),
     ),
     "glm45": Format(opens=("<tool_call>",), closes="</tool_call>", call="tagged", tags=_GLM),
     "granite": Format(opens=("<|tool_call|>", "<tool_call>")),
@@ -126,7 +132,7 @@ FORMATS |= {
     "qwen3_xml": FORMATS["qwen3_coder"],
 }
 FORCED = Format()
-"""An array of objects ``{"name": ..., "parameters": {...}}`` (``tool_choice`` required), or nothing but the arguments of
-the one tool that was named; both by a grammar."""
+"""An array of objects ``{"name": ..., "parameters": {...}}`` (``tool_choice`` required), or nothing but the arguments
+of the one tool that was named; both by a grammar."""
 HARMONY = "openai"
 PARSERS = tuple(sorted((*FORMATS, HARMONY)))

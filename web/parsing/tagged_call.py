@@ -16,9 +16,9 @@ Step = Callable[[], bool]
 
 
 class TaggedCall:
-    """Fed from its first mark on, which has to be all there. ``name`` is None until it is known, ``raw`` is what was read until then. ``done``: it
-    has ended. ``broken``: it is no call. ``types``: of each argument of each tool; values that may only be strings are
-    handed out as they come, others when they are whole."""
+    """Fed from its first mark on, which has to be all there. ``name`` is None until it is known, ``raw`` is what was
+    read until then. ``done``: it has ended. ``broken``: it is no call. ``types``: of each argument of each tool; values
+    that may only be strings are handed out as they come, others when they are whole."""
 
     def __init__(self, tags: Tags, types: Mapping[str, Mapping[str, Types]]) -> None:
         self.name: str | None = None

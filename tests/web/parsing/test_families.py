@@ -13,7 +13,7 @@ from actors.reasoning import FORMATS as REASONING_FORMATS
 from actors.settings import Settings
 from web.parsing.formats import FORMATS, HARMONY, PARSERS
 from web.parsing.output import OutputParser, Parsing
-from web.parsing.values import STRING, types_of, typed
+from web.parsing.values import STRING, typed, types_of
 
 NAMES = ("get_weather", "search")
 SCHEMA = {
@@ -31,8 +31,8 @@ TYPES = {"get_weather": {name: types_of(part, SCHEMA) for name, part in SCHEMA["
 CITY = {"city": 'Bad "Ems"\n<b>, 你', "days": 3}
 C = json.dumps(CITY, ensure_ascii=False)
 WEATHER, SEARCH = ("get_weather", CITY), ("search", {})
-B, E = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+B, S, E = (f"<\uff5ctool{name}\uff5c>" for name in ("\u2581call\u2581begin", "\u2581sep", "\u2581call\u2581end"))
+DEEPSEEK = ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>")
 QWEN_XML = (
     '<function=get_weather>\n<parameter=city>\nBad "Ems"\n<b>, 你\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
     "</function>"
@@ -77,9 +77,9 @@ CASES = [  # (parser, text, content, calls)
     ("mistral", f"[TOOL_CALLS]{TWO}", None, [WEATHER, SEARCH]),
     ("mistral", f"Well.[TOOL_CALLS]get_weather[ARGS]{C}[TOOL_CALLS]search[CALL_ID]a1[ARGS]{{}}", "Well.",
      [WEATHER, SEARCH]),
-    ("deepseek_v3", f"So.{DEEPSEEK[0]}{B}function<｜tool▁sep｜>get_weather\n```json\n{C}\n```{E}\n"
-     f"{B}function<｜tool▁sep｜>search\n```json\n{{}}\n```{E}{DEEPSEEK[1]}", "So.", [WEATHER, SEARCH]),
-    ("deepseek_v31", f"{DEEPSEEK[0]}{B}get_weather<｜tool▁sep｜>{C}{E}{B}search<｜tool▁sep｜>{{}}{E}{DEEPSEEK[1]}",
+    ("deepseek_v3", f"So.{DEEPSEEK[0]}{B}function{S}get_weather\n```json\n{C}\n```{E}\n"
+     f"{B}function{S}search\n```json\n{{}}\n```{E}{DEEPSEEK[1]}", "So.", [WEATHER, SEARCH]),
+    ("deepseek_v31", f"{DEEPSEEK[0]}{B}get_weather{S}{C}{E}{B}search{S}{{}}{E}{DEEPSEEK[1]}",
      None, [WEATHER, SEARCH]),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
      f"{C}<|tool_call_end|><|tool_call_begin|>functions.search:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
@@ -208,7 +208,7 @@ FRAGMENTS = sorted(
     | {"<think>", "</think>", "<parameter=city>", "</parameter>", "<parameter=days>", "</function>", "<arg_key>"}
     | {"</arg_key>", "<arg_value>", "</arg_value>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "[/THINK]"}
     | {"search", "get_weather", "functions.search:0", "[ARGS]", "city", "3", "\n", " ", "{", "}", "[", "]", "(", ")"}
-    | {"=", ",", '"', "'", "\\", "<", C, named("search", "{}"), PYTHON, B, "<｜tool▁sep｜>", "text"}
+    | {"=", ",", '"', "'", "\\", "<", C, named("search", "{}"), PYTHON, B, S, "text"}
     | {"<|tool_call_begin|>", "<|tool_call_argument_begin|>", "analysis", " to=functions.search"}
 )
 TEXTS = st.one_of(

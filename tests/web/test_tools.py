@@ -343,3 +343,32 @@ def test_structured_output_of_tools_names_its_field():
     assert wanted.structured_output == StructuredOutput(
         kind="json", text='{"type":"object"}', field="tool_choice", reasoning="qwen3"
     )
+
+
+FAMILIES = {
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Oslo"}}',
+    "pythonic": '[weather(city="Oslo")]',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>',
+    "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}',
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parser", FAMILIES)
+async def test_calls_of_families_are_served(serve, http, parser, stream):
+    """With the schema's types where the format has none, and the finish reason that says calls wait to be answered."""
+    served = await serve(model=replace(SERVED, tool_parser=parser, reasoning_parser=""))
+    body = {"messages": [user(f"Say: {FAMILIES[parser]}")], "tools": [WEATHER], "stream": stream}
+
+    async with http.post(served.url + PATH, json=body) as response:
+        lines = (await response.text()).removeprefix("data: ").split("\n\ndata: ")
+    choices = [json.loads(line)["choices"][0] for line in lines if line.startswith("{")]
+
+    calls = [call for choice in choices for call in choice["delta" if stream else "message"].get("tool_calls", ())]
+    assert [call["function"]["name"] for call in calls if "name" in call["function"]] == ["weather"]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Oslo"}'
+    assert choices[-1]["finish_reason"] == "tool_calls"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from actors.reasoning import FORMATS as REASONING_FORMATS
@@ -14,6 +15,9 @@ from web.parsing.reasoning import ReasoningParser
 from web.parsing.text import CallArguments, CallBegun, Content, Part, Reasoning
 from web.parsing.tool_calls import ToolCallParser
 from web.parsing.values import Types
+
+PIECE_CHARS = 4096
+"""So much of a whole text is read at once: what looks like a call and is none costs a copy of what is being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,9 @@ class OutputParser:
         content, reasoning = "", ""
         begun: list[CallBegun] = []
         arguments: dict[int, str] = {}
-        for part in self._parts(text, ended=True):
+        pieces = [text[begin : begin + PIECE_CHARS] for begin in range(0, len(text), PIECE_CHARS)]
+        found = chain.from_iterable(self._parts(piece, ended=False) for piece in pieces)
+        for part in chain(found, self._parts("", ended=True)):
             if isinstance(part, Content):
                 content += part.text
             elif isinstance(part, Reasoning):

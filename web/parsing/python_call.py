@@ -19,7 +19,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonCall:
-    """Fed from its name on, one of ``names``. ``name`` is None until the end, ``raw`` is everything read. ``done``: the
+    """Fed from its name on, one of ``names``. ``name`` is None until the end. ``done``: the
     closing bracket has been read. ``broken``: it is no call, or has an argument that is no literal. Arguments without a
     name are left out, as vLLM does."""
 
@@ -27,13 +27,13 @@ class PythonCall:
         self.name: str | None = None
         self._names = names
         self._function = ""
-        self.raw = ""
+        self._raw: list[str] = []
         self.done = False
         self.broken = False
         self._new: list[str] = []
         self._num_keys = 0
         self._key = ""
-        self._piece = ""
+        self._pieces: list[str] = []
         self._closers: list[str] = []
         """The brackets that are open within a value."""
         self._quote = ""
@@ -43,14 +43,25 @@ class PythonCall:
         """Read on; returns what is behind the call."""
         for place, char in enumerate(text):
             if self.done or self.broken:
+                self._raw.append(text[:place])
                 return text[place:]
-            self.raw += char
             if not self._function:
                 self._read_name(char)
             elif self._quote or not self._ends_something(char):
-                self._piece += char
+                self._pieces.append(char)
                 self._track(char)
+        self._raw.append(text)
         return ""
+
+    @property
+    def raw(self) -> str:
+        """Everything that was read."""
+        return "".join(self._raw)
+
+    def _piece(self) -> str:
+        piece = "".join(self._pieces)
+        self._pieces.clear()
+        return piece
 
     def take_arguments(self) -> str:
         """What is new of the arguments, as JSON."""
@@ -59,24 +70,26 @@ class PythonCall:
         return text
 
     def _read_name(self, char: str) -> None:
-        if char == "(" and self._piece in self._names:
-            self._function, self._piece = self._piece, ""
+        name = self._piece()
+        if char == "(" and name in self._names:
+            self._function = name
             return
-        self._piece += char
-        self.broken = NAME.fullmatch(self._piece) is None
+        self._pieces.append(name + char)
+        self.broken = NAME.fullmatch(name + char) is None
 
     def _ends_something(self, char: str) -> bool:
         """A key ends with ``=``, a value with a comma or the closing bracket, where no bracket is open."""
         if self._closers:
             return False
-        if char == "=" and not self._key and KEY.fullmatch(self._piece.strip()):
-            self._key, self._piece = self._piece.strip(), ""
+        if char == "=" and not self._key and KEY.fullmatch(key := "".join(self._pieces).strip()):
+            self._key = key
+            self._pieces.clear()
             return True
         if char not in ",)":
             return False
+        value = self._piece()
         if self._key:
-            self._end_value()
-        self._piece = ""
+            self._end_value(value)
         if char == ")" and not self.broken:
             self._new.append("}" if self._num_keys else "{}")
             self.name, self.done = self._function, True
@@ -89,7 +102,7 @@ class PythonCall:
                 self._escaped = False
             elif char == "\\":
                 self._escaped = True
-            elif self._piece.endswith(self._quote):
+            elif char == self._quote:
                 self._quote = ""
         elif char in "'\"":
             self._quote = char
@@ -98,9 +111,9 @@ class PythonCall:
         elif char in ")]}":
             self.broken = not self._closers or self._closers.pop() != char
 
-    def _end_value(self) -> None:
+    def _end_value(self, text: str) -> None:
         try:
-            value = literal(self._piece)
+            value = literal(text)
         except ValueError:
             self.broken = True
             return

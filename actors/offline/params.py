@@ -56,7 +56,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: Mapping[str, Any] | None = field(default=None)
-    """One of json, regex, choice, grammar and json_object, as in the API: {"choice": ["yes", "no"]}."""
+    """One of json, regex, choice, grammar, structural_tag and json_object, as in the API: {"choice": ["yes", "no"]}."""
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens"):

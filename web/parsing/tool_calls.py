@@ -18,12 +18,16 @@ MAX_HEADER_CHARS = 512
 
 
 class Call(Protocol):
-    """Reads one call. ``name``: None until it is known. ``raw``: what it read until then. ``broken``: it is no call."""
+    """Reads one call. ``name``: None until it is known. ``broken``: it is no call."""
 
     name: str | None
-    raw: str
     done: bool
     broken: bool
+
+    @property
+    def raw(self) -> str:
+        """What it read until its name was known."""
+        ...
 
     def feed(self, text: str) -> str:
         """Read on; returns what is behind the call."""

@@ -34,10 +34,11 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
+from web.reasoning import read_reasoning
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
-from web.tools import read_reasoning, read_tools
+from web.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
 Side = Literal["left", "right"]
@@ -52,7 +53,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
     "session_id": _NEVER,
-    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -61,6 +61,7 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "prompt_embeds": _NEVER,
     "return_prompt_text": (False,),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
@@ -182,7 +183,8 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     check_width(sampling, model)
     messages = read_messages(fields)
     sampling, tools = read_tools(fields, sampling, model)
-    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model)
+    template_kwargs = read_template_kwargs(fields)
+    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
     sampling, report = read_chat_report(fields, sampling, messages, parsing, model, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
@@ -197,7 +199,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         add_special_tokens=fields.boolean("add_special_tokens", False),
         add_generation_prompt=generates,
         continue_final_message=continues,
-        chat_template_kwargs=read_template_kwargs(fields),
+        chat_template_kwargs=template_kwargs,
         chat_template=read_template(fields, model),
         tools=tools.told,
         documents=read_documents(fields),

@@ -46,6 +46,7 @@ from bus.messages import (
 INTERNAL_ERROR = "InternalServerError"
 REPETITION = "repetition_detected"
 """The stop reason of an output that repeats itself."""
+BAD_REQUEST = "BadRequestError"
 COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to follow."
 
 
@@ -140,7 +141,7 @@ class Sequences:
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
         if state.started.output_end == END_GRAMMAR:
-            self._fail(state, COSTLY_GRAMMAR)
+            self._refuse_grammar(state)
             return
         tokens = state.started.output_token_ids.tolist()
         scores = output_scores(state.started)
@@ -176,7 +177,7 @@ class Sequences:
         if (result.ends == END_GRAMMAR).any():
             for sequence_id in result.sequence_ids[result.ends == END_GRAMMAR].tolist():
                 if (state := self._live.get(sequence_id)) is not None:
-                    self._fail(state, COSTLY_GRAMMAR)
+                    self._refuse_grammar(state)
         ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
         scores: dict[int, Score] = {}
         if len(result.logprob_rows):
@@ -316,12 +317,20 @@ class Sequences:
     def _fail(self, state: SequenceState, message: str) -> None:
         self._give_up(state.started.request_id, state.started.ingress, message)
 
-    def _give_up(self, request_id: str, ingress: str, message: str) -> None:
-        """End the whole request with an error, once, and have the scheduler drop what is left of it."""
+    def _refuse_grammar(self, state: SequenceState) -> None:
+        """The client wrote what cannot be followed any further: the error is the client's."""
+        self._give_up(state.started.request_id, state.started.ingress, COSTLY_GRAMMAR, (400, BAD_REQUEST))
+
+    def _give_up(
+        self, request_id: str, ingress: str, message: str, kind: tuple[int, str] = (500, INTERNAL_ERROR)
+    ) -> None:
+        """End the whole request with an error of that status and type, once, and have the scheduler drop what is left
+        of it."""
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
-        failure = RequestFailed(request_id=request_id, status=500, error_type=INTERNAL_ERROR, message=message)
+        status, error_type = kind
+        failure = RequestFailed(request_id=request_id, status=status, error_type=error_type, message=message)
         self._output.failures.append((ingress, failure))
         self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
 

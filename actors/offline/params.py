@@ -113,7 +113,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: Mapping[str, Any] | None = field(default=None)
-    """One of json, regex, choice, grammar and json_object, as in the API: {"choice": ["yes", "no"]}."""
+    """One of json, regex, choice, grammar, structural_tag and json_object, as in the API: {"choice": ["yes", "no"]}."""
     best_of: int | None = None
     """So many outputs are made, of which the ``n`` most likely are told."""
     logprob_token_ids: Sequence[int] | None = None

@@ -87,14 +87,21 @@ class ServiceSettings:
     enable_auto_tool_choice: bool = setting(False, help="let models call tools as they like; needs --tool-call-parser")
     tool_call_parser: str | None = setting(
         None,
-        help="how the model writes calls of tools: hermes (Qwen too), llama3_json or mistral",
-        choices=("hermes", "llama3_json", "mistral"),
-    )
+        help="how the model writes calls of tools, by vLLM's names (docs/structured-output.md has the families)",
+        choices=(
+            "deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "granite-20b-fc", "granite4", "hermes",
+            "internlm", "jamba", "kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "openai",
+            "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_json", "qwen3_xml",
+        ),
+    )  # fmt: skip
     reasoning_parser: str | None = setting(
         None,
-        help="how the model marks its reasoning: deepseek_r1 (the chat template opens the tag) or qwen3",
-        choices=("deepseek_r1", "qwen3"),
-    )
+        help="how the model marks its reasoning, by vLLM's names (docs/structured-output.md has the families)",
+        choices=(
+            "deepseek_r1", "deepseek_v3", "glm45", "glm47", "granite", "holo2", "kimi_k2", "mistral", "openai_gptoss",
+            "qwen3",
+        ),
+    )  # fmt: skip
     pooling_type: str = setting(
         "last",
         help="embeddings are the final hidden state of the last token, or the mean over all tokens",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
 from actors.tokenizer.trial_process import READY, Died, OutOfTime, TrialProcess
@@ -114,12 +114,11 @@ def main(model: str, tokenizer: str, cpu_s: str) -> None:
 
 def _verdict(vocabulary: LLTokenizer, wanted: StructuredOutput) -> Verdict:
     try:
-        grammar = write_grammar(wanted)
-        matcher = make_matcher(vocabulary, grammar)
-        matcher.compute_bitmask()
+        grammar = write_grammar(wanted, vocabulary)
+        check_matcher(make_matcher(vocabulary, grammar))
     except GrammarError as error:
         return Verdict(problem=str(error))
-    return Verdict(problem="is too complex") if matcher.is_error() else Verdict(grammar)
+    return Verdict(grammar)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,19 @@ from typing import Literal
 class StructuredOutput:
     """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
 
-    ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, or a grammar
-    (Lark or GBNF). ``any_whitespace``: whether JSON may be laid out freely. ``reasoning``: the parser of the reasoning
-    that may stand, or stands, in front of it; empty: none.
+    ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, a grammar
+    (Lark or GBNF), a structural tag as JSON, or empty for an output that may be anything. ``any_whitespace``: whether
+    JSON may be laid out freely. ``reasoning``: the parser of the reasoning that may stand, or stands, in front of it, a
+    name of :data:`actors.reasoning.FORMATS`; empty: none. ``thinking_tokens``: how many tokens it may have; None: any
+    number.
     """
 
-    kind: Literal["json", "regex", "choice", "grammar"]
+    kind: Literal["json", "regex", "choice", "grammar", "structural_tag", "anything"]
     text: str
     field: str
     any_whitespace: bool = True
-    reasoning: Literal["", "deepseek_r1", "qwen3"] = ""
+    reasoning: str = ""
+    thinking_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from actors.detokenizer.repetition import RepetitionDetector
 from actors.detokenizer.sequences import Output, Sequences
 from actors.detokenizer.text import NoTextDecoder, make_decoder
 from bus.messages import (
+    END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     END_STOP,
@@ -231,6 +232,19 @@ def test_lost_tokens_end_the_request_with_one_error(sequences: Sequences) -> Non
     assert [(ingress, f.request_id, f.status) for ingress, f in output.failures] == [("in-0", "r", 500)]
     assert [AbortRequest(request_id="r", reason=output.failures[0][1].message)] == output.controls
     assert (output.replies, len(sequences)) == ({}, 0)
+
+
+def test_a_grammar_that_costs_too_much_is_the_clients_error(sequences: Sequences) -> None:
+    """Whether it is found out in a step, or was before the sequence came here."""
+    sequences.start(started(1))
+    sequences.apply(step((1, 65, 0, END_NONE)))
+    sequences.apply(step((1, 66, 1, END_GRAMMAR)))
+    sequences.start(started(2, output_token_ids=np.array([65], np.int32), output_end=END_GRAMMAR))
+    output = sequences.take()
+
+    failures = [(failure.request_id, failure.status, failure.error_type) for _, failure in output.failures]
+    assert failures == [("r1", 400, "BadRequestError"), ("r2", 400, "BadRequestError")]
+    assert all("too complex" in failure.message for _, failure in output.failures)
 
 
 def test_abort_is_silent_and_error_is_told(sequences: Sequences) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from web.parsing.reasoning import ReasoningParser
+from web.parsing.spans import ReasoningSpans
 from web.parsing.text import CallArguments, CallBegun, Content, Part, Reasoning
 from web.parsing.tool_calls import ToolCallParser
 
@@ -34,7 +35,7 @@ class OutputParser:
         self._key = key
         self._unseen_from = num_seen
         self._reasoning = ReasoningParser(parsing.reasoning) if parsing.reasoning else None
-        self._reasoning_chars = 0
+        self._spans = ReasoningSpans()
         self._tools = None
         if parsing.tools:
             self._tools = ToolCallParser(
@@ -47,11 +48,9 @@ class OutputParser:
         return self._tools is not None and self._tools.num_calls > 0 and not self._parsing.named
 
     @property
-    def reasoning_span(self) -> tuple[int, int] | None:
+    def reasoning_spans(self) -> list[list[int]] | None:
         """From which to which character of what was read so far there was reasoning; None: nobody looks for it."""
-        if self._reasoning is None:
-            return None
-        return self._reasoning.begins_at, self._reasoning.begins_at + self._reasoning_chars
+        return self._spans.spans if self._parsing.reasoning else None
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
         """What is new with ``text``, and with the end of the output."""
@@ -63,13 +62,14 @@ class OutputParser:
         return [self._delta(part) for part in _joined(self._parts(text, ended=ended))]
 
     def _parts(self, text: str, *, ended: bool) -> Iterator[Part]:
-        found: Iterable[Part] = [Content(text)] if text else []
+        found: list[Part] = [Content(text)] if text else []
         if self._reasoning is not None:
+            self._spans.feed(text)
             found = list(self._reasoning.feed(text))
             found += self._reasoning.finish() if ended else ()
-        for part in found:
+        for number, part in enumerate(found, 1):
             if isinstance(part, Reasoning):
-                self._reasoning_chars += len(part.text)
+                self._spans.found(part.text, is_last=number == len(found))
                 if self._parsing.show_reasoning:
                     yield part
             elif self._tools is not None and isinstance(part, Content):

@@ -19,8 +19,6 @@ class ReasoningParser:
         self._inside: bool | None = None  # not known before the beginning is
         self._starts_inside = STARTS_INSIDE[name]
         self._held = ""
-        self.begins_at = 0
-        """Where in the text the reasoning begins, in characters."""
         self._blanks = False
         """Blanks behind reasoning are neither that nor content."""
 
@@ -48,7 +46,6 @@ class ReasoningParser:
         """Find out what the text begins with; False if that takes more of it."""
         beginning = self._held.lstrip()
         if beginning.startswith(OPEN):
-            self.begins_at = len(self._held) - len(beginning) + len(OPEN)
             self._inside, self._held = True, beginning.removeprefix(OPEN)
             return True
         if OPEN.startswith(beginning):

@@ -76,10 +76,11 @@ class Choice:
     @property
     def num_reasoning_tokens(self) -> int | None:
         """Tokens of what is reasoning in the text that was read so far; None: nobody looks for it."""
-        span = None if self.parser is None else self.parser.reasoning_span
-        if span is None:
+        spans = None if self.parser is None else self.parser.reasoning_spans
+        if spans is None:
             return None
-        return bisect_left(self.token_starts, span[1]) - bisect_left(self.token_starts, span[0])
+        starts = self.token_starts
+        return sum(bisect_left(starts, end) - bisect_left(starts, begin) for begin, end in spans)
 
     def take_tokens(self) -> list[Token]:
         """The tokens since the last call, once."""

@@ -39,7 +39,7 @@ from web.errors import ApiError, aborted, from_failure, internal, superseded, un
 from web.mailbox import Mailbox
 from web.metrics import IngressMetrics
 from web.questions import Questions
-from web.report import Token, read_prompt, read_tokens
+from web.report import Token, read_prompt, read_tokens, told_lengths
 from web.request_log import RequestLog
 
 if TYPE_CHECKING:
@@ -381,16 +381,6 @@ def _ended_by(finish: str) -> ApiError:
     if finish == "abort":
         return unavailable("The request was ended by the server.")
     return internal("The request failed while it was computed.")
-
-
-def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
-    """The characters that each token brought, by row."""
-    lengths, told, start = batch.text_lengths.tolist(), {}, 0
-    for row, count in enumerate(batch.length_counts.tolist()):
-        if count:
-            told[row] = lengths[start : start + count]
-            start += count
-    return told
 
 
 def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:

@@ -26,6 +26,7 @@ from actors.detokenizer.scores import (
 )
 from actors.detokenizer.stops import StopMatch, StopMatcher
 from actors.detokenizer.text import Decoder, TextState
+from actors.detokenizer.text_lengths import TextLengths
 from bus.messages import (
     END_GRAMMAR,
     END_LENGTH,
@@ -33,7 +34,6 @@ from bus.messages import (
     END_STOP,
     AbortRequest,
     FinishReason,
-    Int32Array,
     PromptReply,
     ReplyBatch,
     RequestFailed,
@@ -354,9 +354,11 @@ def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatc
     rows = list(states)
     texts, offsets = [], []
     columns, lengths = TokenColumns(), TextLengths()
-    for state in rows:
+    for row, state in enumerate(rows):
         columns.add(state.tokens)
-        lengths.add(state)
+        if state.started.return_text_lengths:
+            lengths.add(row, state.unsent, state.num_tokens - state.num_told)
+            state.num_told = state.num_tokens
         texts.append("".join(state.unsent))
         state.unsent.clear()
         offsets.append(state.num_sent)
@@ -371,36 +373,6 @@ def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatc
         num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
         num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
         text_offsets=np.array(offsets, np.int32),
-        **lengths.fields(),  # type: ignore[arg-type]
+        **lengths.fields(len(rows)),  # type: ignore[arg-type]
         **columns.fields(decoder),  # type: ignore[arg-type]
     )
-
-
-class TextLengths:
-    """Builds the columns that say how much text came with each token, choice by choice."""
-
-    def __init__(self) -> None:
-        self._counts: list[int] = []
-        self._lengths: list[int] = []
-
-    def add(self, state: SequenceState) -> None:
-        """The next choice, before its unsent text is taken: a text for each new token, and perhaps what was held back
-        until its end, which goes with the last."""
-        if not state.started.return_text_lengths:
-            self._counts.append(0)
-            return
-        count, state.num_told = state.num_tokens - state.num_told, state.num_tokens
-        lengths = [len(text) for text in state.unsent[:count]]
-        if lengths:
-            lengths[-1] += sum(map(len, state.unsent[count:]))
-        self._counts.append(len(lengths))
-        self._lengths += lengths
-
-    def fields(self) -> dict[str, Int32Array]:
-        """Fields of a :class:`ReplyBatch`; none if no choice tells lengths."""
-        if not self._lengths:
-            return {}
-        return {
-            "length_counts": np.array(self._counts, np.int32),
-            "text_lengths": np.array(self._lengths, np.int32),
-        }

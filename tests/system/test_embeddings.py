@@ -85,14 +85,15 @@ async def test_preemption(tmp_path):
 
 
 async def test_texts_and_forms():
-    """Text is tokenized as prompts are, truncated as they are; base64 says the same; errors name the field."""
+    """Text is tokenized as prompts are, truncated at either side; base64 says the same; errors name the field."""
     model = load_reference(SHIPPED)
     text = "a dog is an animal"
     async with serving(SHIPPED) as client:
         ids = (await client.completion(text, max_tokens=1, return_token_ids=True))["choices"][0]["prompt_token_ids"]
         one = await client.post("embeddings", input=text, user="me")
         two = await client.post("embeddings", input=[text, "water"], encoding_format="base64")
-        tail = await client.post("embeddings", input=[ids], truncate_prompt_tokens=2)
+        head = await client.post("embeddings", input=[ids], truncate_prompt_tokens=2)
+        tail = await client.post("embeddings", input=[ids], truncate_prompt_tokens=2, truncation_side="left")
         too_long = await client.refused("embeddings", input=[5] * 1024)
         empty = await client.refused("embeddings", input="")
 
@@ -100,6 +101,7 @@ async def test_texts_and_forms():
     np.testing.assert_allclose(one["data"][0]["embedding"], expected, atol=TOLERANCE)
     decoded = np.frombuffer(base64.b64decode(two["data"][0]["embedding"]), "<f4")
     np.testing.assert_allclose(decoded, expected, atol=TOLERANCE)
+    np.testing.assert_allclose(head["data"][0]["embedding"], reference(model, ids[:2], "last"), atol=TOLERANCE)
     np.testing.assert_allclose(tail["data"][0]["embedding"], reference(model, ids[-2:], "last"), atol=TOLERANCE)
     assert (one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) == (len(ids), 0)
     assert one["usage"]["total_tokens"] == len(ids)

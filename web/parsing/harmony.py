@@ -31,14 +31,10 @@ class HarmonyParser:
         self._first = True
         self._kind = "content"
         self.num_calls = 0
-        self.begins_at = 0
-        """Where in the text the reasoning begins, in characters; 0 while there has been none."""
-        self._num_fed = 0
 
     def feed(self, text: str) -> Iterator[Part]:
         """The parts that are certain now."""
         self._held += text
-        self._num_fed += len(text)
         while self._held:
             if self._in_header:
                 if self._first and not self._is_header():
@@ -49,8 +45,6 @@ class HarmonyParser:
                         return
                     yield from self._begin(self._held[:place])
                     self._held = self._held[place + len(mark) :]
-                    if self._kind == "reasoning" and not self.begins_at:
-                        self.begins_at = self._num_fed - len(self._held)
                 continue
             place, mark = find_mark(self._held, ENDS)
             yield from self._part(self._held[:place])

@@ -12,6 +12,7 @@ from actors.reasoning import FORMATS as REASONING_FORMATS
 from web.parsing.formats import FORCED, FORMATS, HARMONY
 from web.parsing.harmony import HarmonyParser
 from web.parsing.reasoning import ReasoningParser
+from web.parsing.spans import ReasoningSpans
 from web.parsing.text import CallArguments, CallBegun, Content, Part, Reasoning
 from web.parsing.tool_calls import ToolCallParser
 from web.parsing.values import Types
@@ -43,7 +44,7 @@ class OutputParser:
         self._parsing = parsing
         self._key = key
         self._splitter = _splitter(parsing)
-        self._reasoning_chars = 0
+        self._spans = ReasoningSpans()
         self._tools = None
         if parsing.tools and parsing.tools != HARMONY:
             self._tools = ToolCallParser(
@@ -59,24 +60,23 @@ class OutputParser:
         return num_calls > 0 and not self._parsing.named
 
     @property
-    def reasoning_span(self) -> tuple[int, int] | None:
+    def reasoning_spans(self) -> list[list[int]] | None:
         """From which to which character of what was read so far there was reasoning; None: nobody looks for it."""
-        if self._splitter is None:
-            return None
-        return self._splitter.begins_at, self._splitter.begins_at + self._reasoning_chars
+        return self._spans.spans if self._parsing.reasoning else None
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
         """What is new with ``text``, and with the end of the output."""
         return [self._delta(part) for part in _joined(self._parts(text, ended=ended))]
 
     def _parts(self, text: str, *, ended: bool) -> Iterator[Part]:
-        found: Iterable[Part] = [Content(text)] if text else []
+        found: list[Part] = [Content(text)] if text else []
         if self._splitter is not None:
+            self._spans.feed(text)
             found = list(self._splitter.feed(text))
             found += self._splitter.finish() if ended else ()
-        for part in found:
+        for number, part in enumerate(found, 1):
             if isinstance(part, Reasoning):
-                self._reasoning_chars += len(part.text)
+                self._spans.found(part.text, is_last=number == len(found))
                 if self._parsing.show_reasoning and self._parsing.reasoning:
                     yield part
             elif self._tools is not None and isinstance(part, Content):

@@ -16,8 +16,6 @@ class ReasoningParser:
         self._ends = form.closes + (form.implied_by if calls else ())
         self._inside: bool | None = None  # not known before the beginning is
         self._held = ""
-        self.begins_at = 0
-        """Where in the text the reasoning begins, in characters."""
         self._blanks = False
         """Blanks behind reasoning are neither that nor content."""
 
@@ -47,7 +45,6 @@ class ReasoningParser:
         """Find out what the text begins with; False if that takes more of it."""
         beginning = self._held.lstrip()
         if mark := begins_with(beginning, self._form.opens):
-            self.begins_at = len(self._held) - len(beginning) + len(mark)
             self._inside, self._held = True, beginning.removeprefix(mark)
             return True
         if may_begin_with(beginning, self._form.opens):

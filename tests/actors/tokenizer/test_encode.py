@@ -259,6 +259,8 @@ def test_truncation_keeps_the_last_tokens() -> None:
     prompt = list(range(1, 91))
 
     assert ids(prompt, truncate_prompt_tokens=3) == [88, 89, 90]
+    assert ids(prompt, truncate_prompt_tokens=3, truncation_side="right") == prompt[:3]
+    assert ids(prompt, truncate_prompt_tokens=-1, truncation_side="right") == prompt[:60]
     assert prompt[-60:] == ids(prompt, truncate_prompt_tokens=-1)
     for bad in (0, -2, 65):
         assert refusal(prompt, truncate_prompt_tokens=bad)[::2] == (400, "truncate_prompt_tokens")

@@ -29,6 +29,12 @@ WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
 LARK_START = re.compile(r"^\s*start\s*(\[[^\n]*\])?\s*:(?!:=)", re.MULTILINE)
 """What a grammar in Lark has and one in GBNF has not."""
 MAX_ERROR_CHARS = 300
+JSON_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+LENGTHS = (5, 10, 15, 30)
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{JSON_CHARACTER}{{1,{most}}}" for most in LENGTHS), f"{JSON_CHARACTER}+"]
+"""Tokens that llguidance allows or not all together, where it can. Where a string may have so many characters more,
+those that are short enough go together, and only longer ones are looked at. Its own slices know 10 and 30 only; more
+lengths than these make every mask slower."""
 
 
 class GrammarError(Exception):
@@ -98,7 +104,7 @@ def load_vocabulary(folder: Path, config: ModelConfig) -> LLTokenizer:
     if not config.eos_token_ids:
         raise GrammarError("this model has no token that ends an output")
     try:
-        return LLTokenizer(_tokenizer_text(folder), config.vocab_size, list(config.eos_token_ids))
+        return LLTokenizer(_tokenizer_text(folder), config.vocab_size, list(config.eos_token_ids), slices=SLICES)
     except (OSError, ValueError, TokenizerError) as error:
         raise GrammarError(f"this model's tokenizer cannot be used for it: {_short(str(error))}") from error
 

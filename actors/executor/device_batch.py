@@ -69,8 +69,9 @@ class DeviceBatch:
         self.masks[deltas["mask_slots"].long()] = rows
 
     def constrain(self, slots: torch.Tensor, masks: torch.Tensor) -> None:
-        """What these slots may sample in this step: ``masks`` [C, ceil(V / 32)] on the host, pinned if that matters."""
-        self.masks[slots.long()] = masks.to(self._device, non_blocking=True)
+        """What these ``slots`` [C] int64 may sample in this step: ``masks`` [C, ceil(V / 32)] on the host, pinned if
+        that matters."""
+        self.masks.index_copy_(0, slots, masks.to(self._device, non_blocking=True))
 
     def _set_words(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["word_slots"].long()

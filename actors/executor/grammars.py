@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # imported when the first grammar comes
 MAX_KEPT = 1024
 """Matchers that are kept ready for sequences to come: one for each grammar and lane that it was used in."""
 MAX_LANES = 8
+MAX_YIELD_S = 0.01
+"""How long other work on a step's tokens is put off for the next step's masks, at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,8 @@ class Grammars:
         self._asked = _Constrained(no_ints(), [])
         self._to_fill: list[tuple[LLMatcher, int]] = []
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
+        self._waits = False
+        self._filling = threading.Event()
         self._num_lanes = min(MAX_LANES, len(os.sched_getaffinity(0)))
         self._fillers: LLExecutor | None = None
         self._masks = torch.empty((0, -(-limits.vocab_size // 32)), dtype=torch.int32)
@@ -107,8 +111,13 @@ class Grammars:
                 self._start(new.grammar, self._lane(new.slot))
 
     def landed(self, tokens: Int32Array) -> None:
-        """The tokens [N] of a step that :meth:`launched` was told of. In the order of those calls."""
+        """The tokens [N] of a step that :meth:`launched` was told of. In the order of those calls. If the device thread
+        waits for them it goes first: this returns when it needs Python no more, which is soon."""
+        self._filling.clear()
+        waits = self._waits  # read behind the line above: whoever stops waiting from here on sets the event
         self._tokens.put(tokens)
+        if waits:
+            self._filling.wait(MAX_YIELD_S)
 
     def close(self) -> None:
         """No more tokens will come: end a device thread that waits for them."""
@@ -167,7 +176,12 @@ class Grammars:
             EngineError: the tokens of the step before will not come.
         """
         self._ask(work)
-        self._catch_up()
+        self._waits = True
+        try:
+            self._catch_up()
+        finally:
+            self._waits = False
+            self._filling.set()
         self._fill()
         masks = self._masks[: len(self._asked.followers)]
         for index, follower in enumerate(self._asked.followers):
@@ -217,16 +231,20 @@ class Grammars:
             step, tokens = self._awaited.popleft(), self._tokens.get()
             if tokens is None:
                 raise EngineError("no tokens of the step before: the completion thread has ended")
-            ahead: list[tuple[LLMatcher, int]] = []
-            for follower, token in zip(step.followers, tokens[step.rows].tolist(), strict=True):
-                if follower.over or follower.matcher is None:
-                    continue
-                if token in self._ends:
-                    follower.over = True
-                else:
-                    ahead.append((follower.matcher, token))
-            if ahead:
-                self._in_parallel().consume_token_par(ahead)
+            self._follow(step, tokens)
+
+    def _follow(self, step: _Constrained, tokens: Int32Array) -> None:
+        """Go on with those of a step's tokens [N] that are constrained."""
+        ahead: list[tuple[LLMatcher, int]] = []
+        for follower, token in zip(step.followers, tokens[step.rows].tolist(), strict=True):
+            if follower.over or follower.matcher is None:
+                continue
+            if token in self._ends:
+                follower.over = True
+            else:
+                ahead.append((follower.matcher, token))
+        if ahead:
+            self._in_parallel().consume_token_par(ahead)
 
     def _in_parallel(self) -> LLExecutor:
         if self._fillers is None:

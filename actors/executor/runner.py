@@ -264,7 +264,8 @@ class Runner:
         may_change = every_row and work.scoring is None
         logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
         if "constrained_slots" in deltas:
-            self.state.constrain(deltas["constrained_slots"], self.fill_masks(work))
+            constrained = deltas["constrained_slots"].long()  # launched before the host waits
+            self.state.constrain(constrained, self.fill_masks(work))
         tokens = self._sampler.extras(work, logits, slots, indexes)
         self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
         if every_row:

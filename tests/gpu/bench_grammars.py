@@ -1,10 +1,21 @@
 """What a grammar adds to a decode step: the engine alone, as in :mod:`tests.gpu.bench_step`, with 64 sequences.
 
-    python -m tests.gpu.bench_grammars llama8b qwen06b [--batch 64] [--tokenizer tokenizer.json]
+    python -m tests.gpu.bench_grammars llama8b qwen06b [--batch 64] [--lanes 8 4 1] [--tokenizer tokenizer.json]
 
 Each model's step with plain sampling, with top-p (which is sampled apart from the graph, as grammars are), and with all
-sequences following one JSON schema: a long array of objects with strings, numbers, enums and patterns. Masks of some
-states take long, so the mean counts beside the median. Without a tokenizer nearly all tokens are a blank and a number.
+sequences following one JSON schema: a long array of objects with strings, numbers, enums and patterns; by so many
+threads (``--lanes``), and once with masks that are never filled, which is the least that a grammar can add. Masks of
+some states take long, so the mean counts beside the median. Without a tokenizer nearly all tokens are a blank and a
+number.
+
+Where the time of a step goes is told by its moments, in the device thread but for the second:
+
+    wait      from asking for the tokens of the step before until they are there
+    hand      from their being there (in the completion thread) until the device thread has them
+    follow    giving them to the matchers
+    fill      the masks
+    launch    copying the masks and sampling, behind the forward pass
+    next      taking the next plan, and launching its forward pass, until the next tokens are asked for
 """
 
 from __future__ import annotations
@@ -13,15 +24,24 @@ import argparse
 import gc
 import json
 import shutil
+import statistics
+import sys
 import tempfile
+import time
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from actors.bench.shapes import SHAPES, write_model_folder
+from actors.executor import engine
+from actors.executor.actor import SWITCH_INTERVAL_S
+from actors.executor.grammars import Grammars, _Constrained
+from actors.executor.step_work import StepWork
 from actors.grammar import write_grammar
-from bus.messages import StructuredOutput
+from bus.messages import Int32Array, StructuredOutput
+from bus.messages.field_types import no_ints
 from tests.engine_driver import Driver
 from tests.gpu.bench_step import DEPTH, measure
 
@@ -41,16 +61,90 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
+MOMENTS = ("wait", "hand", "follow", "fill", "launch", "next")
 
 
-def variants() -> dict[str, dict[str, Any]]:
-    """Parameters of the sequences, by name."""
+class Timed(Grammars):
+    """Grammars that note when what is done. ``filled``: whether masks are; if not, sequences say what they like."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.filled = True
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self._landed_s: deque[float] = deque()
+        self._at_s = time.perf_counter()
+
+    def use(self, lanes: int, *, filled: bool) -> None:
+        """From now on; nothing is under way."""
+        self._num_lanes, self._fillers, self.filled = lanes, None, filled
+        self._asked = _Constrained(no_ints(), [])
+        self.times.clear()
+
+    def landed(self, tokens: Int32Array) -> None:
+        self._landed_s.append(time.perf_counter())
+        super().landed(tokens)
+
+    def launched(self, work: StepWork) -> None:
+        super().launched(work)
+        self._note("launch")
+
+    def _note(self, moment: str) -> None:
+        now_s = time.perf_counter()
+        self.times[moment].append(now_s - self._at_s)
+        self._at_s = now_s
+
+    def _ask(self, work: StepWork) -> None:
+        super()._ask(work)
+        self._note("next")
+
+    def _follow(self, step: Any, tokens: Int32Array) -> None:
+        now_s, landed_s = time.perf_counter(), max(self._at_s, self._landed_s.popleft())
+        self.times["wait"].append(landed_s - self._at_s)
+        self.times["hand"].append(now_s - landed_s)
+        self._at_s = now_s
+        if self.filled:
+            super()._follow(step, tokens)
+        self._note("follow")
+
+    def _fill(self) -> None:
+        if self.filled:
+            super()._fill()
+        else:
+            self._masks.fill_(-1)
+        self._note("fill")
+
+    def told(self) -> str:
+        """Medians in microseconds."""
+        found = ((moment, self.times[moment]) for moment in MOMENTS if self.times[moment])
+        return ", ".join(f"{moment} {statistics.median(each) * 1e6:.0f}" for moment, each in found)
+
+
+def variants(lanes: list[int]) -> dict[str, tuple[dict[str, Any], int, bool]]:
+    """By name: parameters of the sequences, threads, and whether masks are filled."""
     wanted = StructuredOutput(kind="json", text=json.dumps(SCHEMA), field="bench")
-    return {"plain": {}, "top-p": {"top_p": 0.9}, "grammar": {"grammar": write_grammar(wanted)}}
+    grammar = {"grammar": write_grammar(wanted)}
+    return {
+        "plain": ({}, 1, True),
+        "top-p": ({"top_p": 0.9}, 1, True),
+        "unfilled": (grammar, 1, False),
+        **{f"{count} threads": (grammar, count, True) for count in lanes},
+    }
 
 
-def bench_model(name: str, batch: int, tokenizer: Path | None) -> dict[str, Any]:
-    """All variants in one engine; each twice, the first time to warm up."""
+def bench_variant(driver: Driver, batch: int, params: dict[str, Any], lanes: int, *, filled: bool) -> dict[str, Any]:
+    """Figures of one variant; the first time warms up."""
+    grammars = driver.engine._grammars
+    assert isinstance(grammars, Timed)
+    for _ in range(2):
+        grammars.use(lanes, filled=filled)
+        row = measure(driver, batch, **params)
+    row["step_mean_ms"] = row["device_ms"] / row["busy_share"]
+    row["moments"] = grammars.told()
+    return row
+
+
+def bench_model(name: str, batch: int, lanes: list[int], tokenizer: Path | None) -> dict[str, Any]:
+    """All variants in one engine."""
     gc.collect()
     torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as parent:
@@ -61,16 +155,14 @@ def bench_model(name: str, batch: int, tokenizer: Path | None) -> dict[str, Any]
             folder, device="cuda", load_format="dummy", max_model_len=4096, max_num_seqs=batch, pipeline_depth=DEPTH
         )
         driver.synchronize()  # all graphs are there
-        rows = {}
-        for variant, params in variants().items():
-            measure(driver, batch, **params)
-            rows[variant] = row = measure(driver, batch, **params)
-            row["step_mean_ms"] = row["device_ms"] / row["busy_share"]
+        rows: dict[str, dict[str, Any]] = {}
+        for variant, (params, count, filled) in variants(lanes).items():
+            rows[variant] = row = bench_variant(driver, batch, params, count, filled=filled)
             added = row["step_ms"] / rows["plain"]["step_ms"] - 1
             print(
-                f"{name} batch {batch} {variant:>8}: step {row['step_ms']:.3f} ms "
+                f"{name} batch {batch} {variant:>10}: step {row['step_ms']:.3f} ms "
                 f"(mean {row['step_mean_ms']:.3f}, p99 {row['step_p99_ms']:.3f}), "
-                f"device {row['device_ms']:.3f}, host {row['host_ms']:.3f}, {added:+.1%}",
+                f"device {row['device_ms']:.3f}, host {row['host_ms']:.3f}, {added:+.1%}; {row['moments']}",
                 flush=True,
             )
         driver.close()
@@ -81,9 +173,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lanes", type=int, nargs="+", default=[8, 4, 2, 1])
     parser.add_argument("--tokenizer", type=Path)
     arguments = parser.parse_args()
-    print(json.dumps([bench_model(name, arguments.batch, arguments.tokenizer) for name in arguments.models]))
+    engine.Grammars = Timed  # type: ignore[misc]
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    names = arguments.models
+    print(json.dumps([bench_model(name, arguments.batch, arguments.lanes, arguments.tokenizer) for name in names]))
 
 
 if __name__ == "__main__":

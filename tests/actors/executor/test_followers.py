@@ -7,12 +7,14 @@ or not at all, shows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import actors.shipped_model
+from actors.executor import grammars
 from actors.executor.errors import EngineError
 from actors.executor.grammars import Grammars
 from actors.executor.layout import BatchLimits
@@ -21,6 +23,7 @@ from actors.grammar import load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig
 from bus.messages import StepPlan, StructuredOutput
 from tests.engine_driver import Grown, ints, new_sequence
+from tests.waiting import until
 
 SHIPPED = Path(actors.shipped_model.__file__).parent
 CONFIG = ModelConfig.load(SHIPPED)
@@ -78,7 +81,8 @@ def letters(mask: np.ndarray) -> set[str]:
 
 
 @pytest.fixture
-def batch() -> Iterator[Batch]:
+def batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Batch]:
+    monkeypatch.setattr(grammars, "MAX_YIELD_S", 3600.0)  # who waits for nothing hangs
     batch = Batch()
     yield batch
     batch.grammars.close()
@@ -192,3 +196,25 @@ def test_nobody_waits_for_tokens_that_will_not_come(batch):
 
     with pytest.raises(EngineError, match="no tokens"):
         batch.launch(0)
+
+
+async def test_the_device_thread_goes_first(batch, monkeypatch):
+    """Whoever brings tokens that it waits for goes on when they are followed."""
+    told: list[str] = []
+    catch_up = Grammars._catch_up
+
+    def followed(self: Grammars) -> None:
+        catch_up(self)
+        told.append("followed")
+
+    monkeypatch.setattr(Grammars, "_catch_up", followed)
+    batch.enter(0, 1, ABC)
+    batch.launch(0)
+    with ThreadPoolExecutor(1) as device:
+        asked = device.submit(batch.launch, 0)
+        await until(lambda: batch.grammars._waits)
+        batch.land("a")
+        assert told == ["followed"] * 2
+        assert asked.result() == [{"b", "."}]
+    batch.land("b")
+    assert batch.launch(0) == [{"c", "."}]

@@ -36,7 +36,7 @@ def serve(settings: Settings) -> int:
     """
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
-    settings = settings.replace(log_format=log_format)
+    settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all
     log = logs.get_logger(actor="serve")
 
     def tell(phase: str, share: float | None) -> None:

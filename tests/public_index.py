@@ -87,22 +87,31 @@ def asked(packages: Mapping[str, Package], wanted: Iterable[str], python: str) -
 
 
 def _requires(package: Package, python: str, extra: str) -> list[Requirement]:
-    """What a package, or an extra of it, requires."""
+    """What a package, or an extra of it, requires of the first or the last patch of this version of Python."""
     machine = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
-    version = {"python_version": python, "python_full_version": f"{python}.9"}
-    environment = {**default_environment(), **machine, **version, "extra": extra}
-    requirements = [Requirement(text) for text in package.requires]
-    return [each for each in requirements if each.marker is None or each.marker.evaluate(environment)]
+    environments = [
+        {**default_environment(), **machine, "python_version": python, "python_full_version": f"{python}.{patch}"}
+        for patch in (0, 99)
+    ]
+    return [
+        requirement
+        for requirement in map(Requirement, package.requires)
+        if requirement.marker is None
+        or any(requirement.marker.evaluate({**each, "extra": extra}) for each in environments)
+    ]
 
 
-def unmet(packages: Mapping[str, Package], wanted: Iterable[str], python: str) -> list[str]:
-    """Requirements that these packages do not meet, and whose they are."""
-    missing = []
-    for origin, requirement in asked(packages, wanted, python):
-        package = packages.get(canonicalize_name(requirement.name))
-        if package is None or not requirement.specifier.contains(package.version, prereleases=True):
-            missing.append(f"{origin}: {requirement}")
-    return missing
+def unmet(
+    packages: Mapping[str, Package], wanted: Iterable[str], python: str, pins: Mapping[str, Version] | None = None
+) -> list[str]:
+    """Requirements that neither these packages nor the pins of others meet, and whose they are."""
+    versions = {**(pins or {}), **{name: package.version for name, package in packages.items()}}
+    return [
+        f"{origin}: {requirement}"
+        for origin, requirement in asked(packages, wanted, python)
+        for version in [versions.get(canonicalize_name(requirement.name))]
+        if version is None or not requirement.specifier.contains(version, prereleases=True)
+    ]
 
 
 def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str]) -> None:

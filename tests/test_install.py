@@ -59,7 +59,7 @@ def test_constraints_with_cuda(python: str, tmp_path: Path) -> None:
     """With the public torch, all that `make` installs goes together, and nothing of it is left to the day."""
     wanted = ours("otel", "test")
     packages = resolve(python, tmp_path, wanted, f"--constraint={CONSTRAINTS}")
-    assert unmet(packages, wanted, python) == []
+    assert unmet(packages, wanted, python, pins()) == []
     assert loose(packages, wanted, python) == []
     assert {"torch", "triton", "nvidia-nccl-cu13"} <= packages.keys()
 
@@ -80,7 +80,7 @@ def test_constraints_without_cuda(python: str, tmp_path: Path) -> None:
     packages = resolve(python, tmp_path, ours("otel"), f"--constraint={CONSTRAINTS}", beside)
     assert packages["torch"].version.local == "cpu"
     assert [name for name in packages if name.startswith(CUDA)] == []
-    assert unmet(packages, ours("otel"), python) == []
+    assert unmet(packages, ours("otel"), python, pins()) == []
     assert loose(packages, ours("otel"), python) == []
 
 

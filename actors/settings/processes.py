@@ -56,6 +56,16 @@ class ProcessSettings:
     actor_name: str | None = setting(
         None, help="name of this actor on the bus (default: made unique)", check=_check_name
     )
+    health_file: str | None = setting(
+        None,
+        help="file that `pagebus actor` touches at least every third of --lease-ttl-s while the actor is well "
+        "(default: none)",
+    )
+    kernels_dir: str | None = setting(
+        None,
+        help="folder of kernels compiled ahead: used in place of TRITON_CACHE_DIR where it holds all that this start "
+        "launches (default: none)",
+    )
     gpu_lock_dir: str | None = setting(
         None,
         help="folder in which executors of one machine agree who takes which GPU (default: the first one they see)",

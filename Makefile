@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos schedules fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
+.PHONY: help serve test lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,9 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
+
+containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
+	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)
 
 SEED ?= 1
 SCHEDULES ?= 40000

@@ -18,8 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
+from actors.health_file import HealthFile
 from actors.logs import get_logger
 from actors.metrics import Metrics
+from actors.probe import is_ready
 from actors.settings import Settings
 from actors.usage import Usage
 from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
@@ -72,6 +74,7 @@ class Actor(ABC):
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
         self._renewed = asyncio.Event()
+        self._health = HealthFile(settings.health_file)
         self.bus_trouble = ""
         """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
         bus.on_restart = self._bus_restarted
@@ -91,6 +94,10 @@ class Actor(ABC):
     def lease_info(self) -> dict[str, Any]:
         """What the actor says about itself in its lease (JSON). Subclasses add to it."""
         return {"state": self.state, "pid": os.getpid(), "host": socket.gethostname(), "actor": self.name}
+
+    def is_well(self) -> bool:
+        """What a health check is told: whether the actor does its work."""
+        return is_ready(self.lease_info())
 
     async def start(self) -> None:  # noqa: B027 (optional)
         """Prepare: connect, load. A drain request that comes meanwhile cancels it."""
@@ -244,6 +251,7 @@ class Actor(ABC):
         await self._within(limit_s, "stop", self.stop())
         await _cancel(*(task for task in self._tasks if task not in last))
         await _cancel(*last)
+        self._health.tell(False)
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # mark as seen: run() has raised it or something earlier
         self._failed.cancel()
@@ -276,6 +284,7 @@ class Actor(ABC):
                 )
                 return True
             except LeaseTaken:
+                self._health.tell(True)
                 if not told:
                     self.log.info("standing by: the lease is held", lease=self.lease_name())
             except BusUnavailable as error:
@@ -313,6 +322,7 @@ class Actor(ABC):
                     self.log.info("bus is back: the lease is renewed")
                 self.bus_is_away = False
                 self.bus_trouble = ""
+                self._health.tell(self.is_well())
                 if not held:
                     self.lease_lapsed()
                     if self._restarted_s > self._renewed_s:

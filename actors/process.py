@@ -36,7 +36,7 @@ EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 
 OPEN_REDIS = (
     "the URL has no password: whoever reaches it could read and change every request. Give it one "
-    "(redis://user:password@host), or say --allow-open-redis if the network keeps others away"
+    "(redis://user:password@host, or --redis-password), or say --allow-open-redis if the network keeps others away"
 )
 
 
@@ -59,13 +59,13 @@ def make_bus(settings: Settings) -> Bus:
         SettingsError: there is none, its URL cannot be understood, or it is a server that everybody may use.
     """
     from bus.connect import open_bus
-    from bus.redis_url import SCHEMES, is_open, parse_redis_url, with_tls_files
+    from bus.redis_url import SCHEMES, is_open, parse_redis_url, with_password, with_tls_files
 
     if settings.bus is None:
         raise SettingsError("--bus is needed: the URL of the bus that all actors share (or PAGEBUS_BUS)")
     files = {"ca": settings.redis_ca_file, "cert": settings.redis_cert_file, "key": settings.redis_key_file}
     try:
-        url = with_tls_files(settings.bus, **files)
+        url = with_password(with_tls_files(settings.bus, **files), settings.redis_password)
         if not settings.allow_open_redis and url.partition("://")[0] in SCHEMES:
             target = parse_redis_url(url)
             if is_open(target):

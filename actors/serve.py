@@ -38,7 +38,7 @@ def serve(settings: Settings) -> int:
     check_key_file(settings)
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
-    settings = settings.replace(log_format=log_format)
+    settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all
     log = logs.get_logger(actor="serve")
 
     def tell(phase: str, share: float | None) -> None:
@@ -84,6 +84,8 @@ async def _serve_with_processes(
     async with contextlib.AsyncExitStack() as stack:
         redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
         settings = stack.enter_context(with_files(settings))
+        if redis is not None:
+            settings = settings.replace(redis_password=None)  # nobody else reaches it, and it asks for none
         gpus = visible_gpus(environ)
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""

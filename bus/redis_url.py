@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
@@ -28,6 +28,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from bus.contract import BusError, BusUnavailable
+from bus.url_check import HINT, url_problem
 
 CONNECT_TIMEOUT_S = 5.0
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
@@ -123,6 +124,15 @@ def with_tls_files(url: str, *, ca: str | None = None, cert: str | None = None, 
     return urlunsplit(parts._replace(query=query))
 
 
+def with_password(url: str, password: str | None) -> str:
+    """The URL with a password, written as URLs need it; one that it has itself stays."""
+    parts = urlsplit(url)
+    if password is None or parts.password is not None or parts.scheme not in SCHEMES:
+        return url
+    user, _, hosts = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}"))
+
+
 def is_open(target: RedisTarget) -> bool:
     """Whether a server on another machine would let anybody in who reaches it."""
     hosts = [host for host, _ in target.sentinels] or [str(target.options.get("host", "localhost"))]
@@ -146,12 +156,15 @@ def parse_redis_url(url: str) -> RedisTarget:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise BusError(f"unknown bus URL scheme {scheme!r:.40}: use one of {', '.join(SCHEMES)}")
+    problem = url_problem(url)
+    if problem is not None:
+        raise BusError(problem)
     try:
         if scheme in _SENTINEL_SCHEMES:
             return _parse_sentinel_url(url)
         options: dict[str, Any] = dict(parse_url(url))
-    except ValueError as error:
-        raise BusError(f"cannot understand the bus URL ({scheme}://...): {error}") from None
+    except ValueError:
+        raise BusError(f"cannot understand the bus URL ({scheme}://...): is a port no number? {HINT}") from None
     connection_class = options.pop("connection_class", Connection)
     replicas = _replicas(options.pop("replicas", "0"))
     if scheme == "unix":

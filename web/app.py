@@ -123,6 +123,10 @@ class IngressActor(Actor):
     def lease_info(self) -> dict[str, object]:
         return super().lease_info() | ({} if self.port is None else {"port": self.port})
 
+    def is_well(self) -> bool:
+        """Like ``/readyz``: a request would be answered now."""
+        return self.context is not None and not self.context.missing()
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

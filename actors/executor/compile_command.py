@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from importlib.util import find_spec
 
 from actors.commands import SETTINGS_EPILOG, Commands
 from actors.model_config import ModelConfig, ModelError, resolve_model
@@ -40,8 +41,10 @@ def run_compile(arguments: argparse.Namespace) -> int:
     """Compile what is missing; returns the exit code.
 
     Raises:
-        SettingsError: a target that is not understood.
+        SettingsError: a target that is not understood, or nothing to compile with.
     """
+    if find_spec("triton") is None:
+        raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
     settings = load_settings(arguments)
     targets = [parse_target(name, arguments.multiprocessors) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))

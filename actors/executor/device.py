@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from actors.settings import Settings, SettingsError
@@ -17,13 +19,17 @@ def resolve_device(settings: Settings) -> torch.device:
     """``auto`` is the first CUDA device if there is one, else the CPU.
 
     Raises:
-        SettingsError: ``cuda`` was asked for and there is none.
+        SettingsError: ``cuda`` was asked for and there is none, or nothing that compiles kernels for it.
     """
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
         raise SettingsError("--device cuda: torch finds no CUDA device (driver missing, or a CPU build of torch)")
     use_cuda = settings.device == "cuda" or (settings.device == "auto" and available)
-    return torch.device("cuda", 0) if use_cuda else torch.device("cpu")
+    if not use_cuda:
+        return torch.device("cpu")
+    if find_spec("triton") is None:
+        raise SettingsError("--device cuda: Triton is missing, which torch brings along with CUDA: pip install triton")
+    return torch.device("cuda", 0)
 
 
 def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) -> torch.dtype:

@@ -103,13 +103,21 @@ class KernelBuild:
 
         The thread that calls this is the process's parent: the kernel ends the process when the thread ends.
         """
-        if find_spec("triton") is None or mark_path(self._settings, config, target).exists():
+        if find_spec("triton") is None or self._is_complete(mark_path(self._settings, config, target)):
             return True
         with self._starting:
             if self._stopped:
                 return False
             self._process = self._start(target)
         return self._process.wait() == 0
+
+    def _is_complete(self, mark: Path) -> bool:
+        """Whether the cache has all; that of ``--kernels-dir`` becomes this process's cache if it has."""
+        shipped = self._settings.kernels_dir
+        if shipped is not None and Path(shipped, mark.name).exists():
+            os.environ["TRITON_CACHE_DIR"] = shipped
+            return True
+        return mark.exists()
 
     def _start(self, target: Target) -> subprocess.Popen[bytes]:
         name = f"sm_{target.capability}"

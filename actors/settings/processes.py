@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from actors.settings.declaring import setting
+from bus.url_check import url_problem
 
 BUS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "memory")
 
 
 def _check_bus(url: Any) -> str | None:
-    scheme = urlsplit(str(url)).scheme
+    scheme = str(url).partition(":")[0]
     if scheme in BUS_SCHEMES:
-        return None
+        return None if scheme == "memory" else url_problem(str(url))
     return f"needs a URL that starts with one of {', '.join(s + '://' for s in BUS_SCHEMES)}"
 
 
@@ -34,6 +34,9 @@ class ProcessSettings:
         "(default: a private redis-server, or everything in one process where there is none)",
         check=_check_bus,
     )
+    redis_password: str | None = setting(
+        None, help="password of the Redis of --bus, as it is, for a URL that has none", secret=True
+    )
     redis_ca_file: str | None = setting(
         None, help="certificates that vouch for a Redis with TLS (default: the system's)"
     )
@@ -52,6 +55,16 @@ class ProcessSettings:
     data_dir: str | None = setting(None, help="folder of the private redis-server (default: a temporary one)")
     actor_name: str | None = setting(
         None, help="name of this actor on the bus (default: made unique)", check=_check_name
+    )
+    health_file: str | None = setting(
+        None,
+        help="file that `pagebus actor` touches at least every third of --lease-ttl-s while the actor is well "
+        "(default: none)",
+    )
+    kernels_dir: str | None = setting(
+        None,
+        help="folder of kernels compiled ahead: used in place of TRITON_CACHE_DIR where it holds all that this start "
+        "launches (default: none)",
     )
     gpu_lock_dir: str | None = setting(
         None,

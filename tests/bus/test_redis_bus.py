@@ -16,7 +16,7 @@ from bus.private_redis import PrivateRedis
 from bus.redis_bus import RedisBus, _block_parts
 from bus.redis_link import Command, RedisLink
 from bus.redis_stream import Reply
-from bus.redis_url import parse_redis_url
+from bus.redis_url import parse_redis_url, with_password
 from bus.streams import Names
 from tests.bus.entries import abort, request_ids
 from tests.waiting import until
@@ -191,9 +191,10 @@ async def test_credentials(private_redis: PrivateRedis, server_bus: RedisBus, ra
         ("ACL", "SETUSER", "worker", "on", ">s3cret%", "~*", "&*", "+@all"), ("CONFIG", "SET", "requirepass", "p")
     )
     path = private_redis.url.removeprefix("unix://")
-    bus = RedisBus(f"unix://worker:s3cret%25@{path}")
-    await bus.connect()
-    await bus.close()
+    for url in (f"unix://worker:s3cret%25@{path}", with_password(f"unix://worker@{path}", "s3cret%")):
+        bus = RedisBus(url)
+        await bus.connect()
+        await bus.close()
     for userinfo in ("", "worker:wr0ng@"):
         bad = RedisBus(f"unix://{userinfo}{path}", connect_timeout_s=60)
         with pytest.raises(BusError, match=r"refuses our credentials|NOAUTH") as caught:

@@ -61,3 +61,28 @@ def test_the_password_of_a_url_that_is_wrong(url):
     with pytest.raises(SettingsError) as caught:
         make_bus(Settings(bus=url))
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("mark", "/?#[")
+@pytest.mark.parametrize("piece", ["pa55w0rd", "5550123"])
+@pytest.mark.parametrize(
+    "form",
+    ["redis://:{}@redis:6379/0", "redis://u:{}@redis", "rediss://:{}@h", "unix://:{}@/r.sock",
+     "redis+sentinel://:{}@h1,h2:5/main", "redis://:a@{}@redis:6379/0"],
+)  # fmt: skip
+def test_a_password_that_is_not_escaped(form, piece, mark):
+    """No piece of it is taken for a host, a port, a database or an option, or told; the text says how to write it."""
+    for password in (f"{piece}{mark}x", f"x{mark}{piece}", f"{piece}{mark}{piece}=1"):
+        with pytest.raises(SettingsError, match=r"%2F.*--redis-password") as caught:
+            make_bus(Settings(bus=form.format(password)))
+        assert piece not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["redis://redis:6379/0", "rediss://u@h", "unix:///r.sock", "redis+sentinel://h1,h2/m"])
+def test_a_password_of_its_own_needs_no_escapes(form):
+    """Whatever is in it, it is the one that Redis is told; one in the URL comes first."""
+    password = "@ / # % ? : [ ] ' \" \\ + & = ü"
+    bus = make_bus(Settings(bus=form, redis_password=password))
+    assert bus._target.options["password"] == password
+    assert password not in repr(bus._target)
+    assert make_bus(Settings(bus="redis://:mine@h", redis_password=password))._target.options["password"] == "mine"

@@ -104,6 +104,24 @@ def test_a_complete_cache_needs_no_build(folder: Path, monkeypatch: pytest.Monke
     assert built == [H200]
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_old_cache_hides_no_kernels(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """What an image ships is used if that is all it needs, whatever a volume over the cache holds; else the cache."""
+    (shipped := tmp_path / "shipped").mkdir()
+    (cache := tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    monkeypatch.setattr(KernelBuild, "_start", lambda *_: subprocess.Popen(["true"]))
+    settings, config = Settings(model=str(folder), kernels_dir=str(shipped)), ModelConfig.load(folder)
+    (cache / "pagebus-of-an-older-image").touch()
+    if complete:
+        (shipped / kernel_cache.mark_path(settings, config, H200).name).touch()
+
+    assert KernelBuild(settings).run(config, H200)
+    assert kernel_cache.cache_dir() == (shipped if complete else cache)
+
+
 def test_the_command_says_what_it_needs(folder: Path, tmp_path: Path) -> None:
     """Without a GPU a target has to be named; a model that cannot be read is refused like by serve."""
     command = ["-m", "actors.cli", "compile-kernels"]

@@ -63,20 +63,24 @@ from web.routes import (
 )
 from web.sse import Streams
 
-ROUTES = (
-    *page.ROUTES,
-    *service.ROUTES,
-    *docs.ROUTES,
-    *models.ROUTES,
+TEXT_ROUTES = (
     *generation.ROUTES,
     *embeddings.ROUTES,
     *invocations.ROUTES,
-    *aborts.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *responses.ROUTES,
     *messages.ROUTES,
     *tokens.ROUTES,
+)
+"""Those that need a tokenizer, or lead to such: not there with ``--tokens-only``."""
+ROUTES = (
+    *page.ROUTES,
+    *service.ROUTES,
+    *docs.ROUTES,
+    *models.ROUTES,
+    *aborts.ROUTES,
+    *TEXT_ROUTES,
     *observatory.ROUTES,
     *debug.ROUTES,
 )
@@ -88,17 +92,29 @@ TICK_S = 0.5
 def make_application(context: Context) -> web.Application:
     """The aiohttp application over a context."""
     app = web.Application(middlewares=[boundary], client_max_size=context.bodies.max_bytes)
-    app[CONTEXT] = context
-    description: Callable[[], bytes] = cache(lambda: orjson.dumps(describe(ROUTES, context.model, context.version)))
-    app[docs.DESCRIPTION] = description
     app.on_response_prepare.append(mark_response)
-    for route in ROUTES:
+    _add_routes(app, context)
+    if context.settings.root_path is not None:  # a proxy may pass the path on, or take it away
+        below = web.Application(client_max_size=context.bodies.max_bytes)
+        _add_routes(below, context)
+        app.add_subapp(context.settings.root_path, below)
+    return app
+
+
+def _add_routes(app: web.Application, context: Context) -> None:
+    routes = [route for route in ROUTES if not (context.settings.tokens_only and route in TEXT_ROUTES)]
+    app[CONTEXT] = context
+    root = context.settings.root_path or ""
+    description: Callable[[], bytes] = cache(
+        lambda: orjson.dumps(describe(routes, context.model, context.version, root=root))
+    )
+    app[docs.DESCRIPTION] = description
+    for route in routes:
         if route.method == "GET":
             whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end
             app.router.add_get(route.path, route.handler, name=route.name, allow_head=whole)
         else:
             app.router.add_route(route.method, route.path, route.handler, name=route.name)
-    return app
 
 
 class IngressActor(Actor):
@@ -164,6 +180,8 @@ class IngressActor(Actor):
             await self.context.observatory.shut()
         for server in self._listening:
             server.close()
+        if self.settings.uds is not None and self._listening:
+            listener.remove_path(self.settings.uds)
         if self._runner is not None:
             await self._runner.cleanup()
         if self._outbox is not None and self.context is not None:
@@ -244,6 +262,12 @@ class IngressActor(Actor):
         assert self._runner.server is not None
         self.connections = Connections(self._runner.server, self.settings.max_connections_per_address)
         loop = asyncio.get_running_loop()
+        if (path := self.settings.uds) is not None:
+            for sock in listener.listen_on_path(path):
+                server = await loop.create_unix_server(self.connections, sock=sock, backlog=listener.BACKLOG)
+                self._listening.append(server)
+            self.log.info("listening", path=path)
+            return
         for sock in await listener.listen(self.settings.host, self.settings.port, share=self.settings.ingresses > 1):
             self._listening.append(await loop.create_server(self.connections, sock=sock, backlog=listener.BACKLOG))
             self.port = self.port or sock.getsockname()[1]

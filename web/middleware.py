@@ -77,7 +77,8 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
 def route_of(request: web.Request) -> str:
     """The path of the matched route, ``none`` if none matched: never what the client wrote."""
     resource = request.match_info.route.resource
-    return "none" if resource is None else resource.canonical
+    root = request.app[CONTEXT].settings.root_path or ""
+    return "none" if resource is None else resource.canonical.removeprefix(root)
 
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:

@@ -38,6 +38,8 @@ class ServedModel:
     """Whether models may call tools as they like (``--enable-auto-tool-choice``)."""
     reasoning_parser: str = ""
     allow_unknown_fields: bool = False
+    forces_usage: bool = False
+    """Whether every stream ends with its usage (``--enable-force-include-usage``)."""
     hidden_size: int | None = None
     """Numbers in an embedding; None: not known here."""
     pooling: Literal["last", "mean"] = "last"
@@ -83,6 +85,7 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         auto_tools=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser or "",
         allow_unknown_fields=settings.allow_unknown_fields,
+        forces_usage=settings.enable_force_include_usage,
         hidden_size=config.hidden_size,
         pooling="mean" if settings.pooling_type == "mean" else "last",
         tokenizer_info=_tokenizer_info(settings) if settings.enable_tokenizer_info_endpoint else None,

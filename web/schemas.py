@@ -134,7 +134,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     fields = Fields(data)
     name = read_model(fields, model)
     beams = wants_beams(fields)
-    stream, options = _read_stream(fields)
+    stream, options = _read_stream(fields, model)
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
@@ -167,7 +167,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     fields = Fields(data)
     name = read_model(fields, model)
     beams = wants_beams(fields)
-    stream, options = _read_stream(fields)
+    stream, options = _read_stream(fields, model)
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
     sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
@@ -233,15 +233,15 @@ def read_request_id(fields: Fields) -> str | None:
     return given
 
 
-def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
+def _read_stream(fields: Fields, model: ServedModel) -> tuple[bool, StreamOptions]:
     stream = fields.boolean("stream", False)
     given = fields.object("stream_options")
     if given is None:
-        return stream, StreamOptions()
+        return stream, StreamOptions(usage=model.forces_usage)
     if not stream:
         raise bad_field("stream_options", "is only allowed when stream is true")
     options = Fields(given, "stream_options")
-    usage = options.boolean("include_usage", False)
+    usage = options.boolean("include_usage", False) or model.forces_usage
     continuous = options.boolean("continuous_usage_stats", False)
     options.finish({"include_obfuscation": (False,)})
     return stream, StreamOptions(usage, usage and continuous)

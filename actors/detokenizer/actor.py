@@ -41,7 +41,7 @@ def load_decoder(settings: Settings) -> Decoder:
     Raises:
         ModelError, TokenizerError: the model or its tokenizer cannot be used.
     """
-    tokenizer = load_tokenizer(resolve_tokenizer(settings))
+    tokenizer = load_tokenizer(resolve_tokenizer(settings)) if settings.has_tokenizer else None
     return make_decoder(None if tokenizer is None else tokenizer.backend_tokenizer)
 
 

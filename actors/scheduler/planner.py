@@ -202,6 +202,7 @@ class Planner:
             first_step=self.next_steps.get(joined.replica, 1),
             pacer=self._new_pacer(joined),
             preemption_mode=self._config.preemption_mode,
+            most_tokens=self._config.max_num_scheduled_tokens,
         )
         self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}

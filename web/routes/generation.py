@@ -23,6 +23,7 @@ from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_requ
 from web.errors import ApiError, too_late
 from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel
+from web.pace import Pace
 from web.report import Report
 from web.reported import (
     ReportedChatChunks,
@@ -36,6 +37,7 @@ from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption, with_id
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import parse_chat, parse_completion
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
+from web.timings import timings_of
 
 
 class Endpoint(ABC):
@@ -61,16 +63,17 @@ class Endpoint(ABC):
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
+        more = {"metrics": timings_of(call)} if call.tells_times else {}
         if call.report is not None:
             head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-            return {**head, **self.reported(call, call.report), "usage": usage_of(call.requests)}
+            return {**head, **self.reported(call, call.report), "usage": usage_of(call.requests), **more}
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
              "stop_reason": choice.stop_reason}
             for choice in call.choices
         ]  # fmt: skip
         head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        return {**head, "choices": choices, "usage": usage_of(call.requests)}
+        return {**head, "choices": choices, "usage": usage_of(call.requests), **more}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
         """It as it is sent."""
@@ -146,7 +149,7 @@ async def answer(
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n)
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
     call = context.inbox.submit(messages, streaming=asked.stream)
-    call.public_id = public_id
+    call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False
     deadline = None
     if asked.timeout_s is not None:
@@ -208,9 +211,11 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
     chunks.resume(call.choices)
+    interval = 1 if call.resumable else context.settings.stream_interval  # an event's id tells of all choices
+    pace = Pace(interval, context.settings.sse_keep_alive_interval)
     try:
-        while changed := await call.changes():
-            data = chunks.of([choice for choice in changed if not choice.end_seen])
+        while changed := await pace.changes(call, events):
+            data = chunks.of([choice for choice in pace.due(changed) if not choice.end_seen])
             if call.resumable:
                 data = with_id(data, call.choices)
             if call.done:
@@ -222,7 +227,8 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         if not events.opened:
             raise
         context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
-        return await events.end(chunks.failed(error))
+        rest = chunks.of([choice for choice in call.choices if choice.texts and not choice.end_seen])
+        return await events.end(rest + chunks.failed(error))
     finally:
         events.close()
 

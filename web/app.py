@@ -28,6 +28,7 @@ from web.context import CONTEXT, Context
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import open_store
+from web.holding import Holding
 from web.hosts import open_hosts
 from web.inbox import Inbox
 from web.kept import Kept
@@ -59,6 +60,7 @@ from web.routes import (
     page,
     responses,
     service,
+    steering,
     tokens,
 )
 from web.sse import Streams
@@ -82,6 +84,7 @@ ROUTES = (
     *aborts.ROUTES,
     *TEXT_ROUTES,
     *observatory.ROUTES,
+    *steering.ROUTES,
     *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
@@ -234,6 +237,7 @@ class IngressActor(Actor):
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
             observatory=observatory,
+            holding=Holding(self.bus, inbox.questions, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,
             draining=self.draining.is_set,

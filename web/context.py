@@ -19,6 +19,7 @@ from web.bodies import Bodies
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import Store
+from web.holding import Holding
 from web.hosts import Hosts
 from web.inbox import Inbox
 from web.limits import ID_CHARS, MAX_ID_CHARS
@@ -53,6 +54,7 @@ class Context:
     observatory: Observatory
     cors: Cors
     hosts: Hosts
+    holding: Holding
     log: Log
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]

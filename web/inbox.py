@@ -24,6 +24,7 @@ from bus.messages import (
     BlockState,
     CancelRequest,
     GenerateRequest,
+    HoldState,
     Message,
     PromptReply,
     ReplyBatch,
@@ -242,7 +243,7 @@ class Inbox:
         if isinstance(message, PromptReply):
             self._deliver_prompt(message)
             return ""
-        if isinstance(message, SchedulerState | BlockState):
+        if isinstance(message, SchedulerState | BlockState | HoldState):
             self.questions.answered(message)
             return ""
         if isinstance(message, AbortCalls):

@@ -31,6 +31,7 @@ from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
 from actors.scheduler.results import Results
 from actors.scheduler.sending import Sender
+from actors.scheduler.steering import Steering
 from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
 from actors.scheduler.trimming import Trimmer
 from actors.scheduler.work import Work
@@ -83,6 +84,7 @@ class SchedulerActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self._detokenizers = Detokenizers(self.names, self._outbox)
         self._observers = Observers(self.core, self._outbox, self.names)
+        self._steering = Steering(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
         await self._patience.until_taken(self._work.create_groups, "groups")
@@ -105,6 +107,7 @@ class SchedulerActor(Actor):
     async def _take_over(self) -> None:
         """Learn what the scheduler before this one left, down to the last token."""
         began_s = time.monotonic()
+        await self._patience.until_taken(lambda: self._steering.recall(self.bus), "hold")
         takeover = Takeover(self.bus, self.names, self._outbox)
         await self._patience.until_taken(takeover.run, "takeover")
         ledger = takeover.ledger
@@ -126,7 +129,7 @@ class SchedulerActor(Actor):
         self._intake = Intake(
             core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
             membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
-            poison=self._poison, trimmer=self._trimmer, meters=self._meters, log=self.log,
+            steering=self._steering, poison=self._poison, trimmer=self._trimmer, meters=self._meters, log=self.log,
         )  # fmt: skip
         self._sender = Sender(
             self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
@@ -180,6 +183,7 @@ class SchedulerActor(Actor):
                 await asyncio.sleep(0)
                 began_s = steady_time_s()
         self._observers.answer(now_s)
+        self._steering.answer()
 
     def _note_work(self, what: str, began_s: float) -> float:
         """A part of the loop's work is done; returns the time."""

@@ -22,6 +22,7 @@ from actors.scheduler.meters import Meters
 from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
 from actors.scheduler.results import Results
+from actors.scheduler.steering import Steering
 from actors.scheduler.takeover import Recovered
 from actors.scheduler.trimming import Trimmer
 from actors.scheduler.work import Work
@@ -29,7 +30,9 @@ from bus.contract import Entry
 from bus.messages import (
     AbortRequest,
     BlockRequested,
+    CacheResetRequested,
     CancelRequest,
+    HoldRequested,
     ReplicaFenced,
     RequestsDone,
     StateRequested,
@@ -53,6 +56,7 @@ class Intake:
     membership: Membership
     detokenizers: Detokenizers
     observers: Observers
+    steering: Steering
     poison: Poison
     trimmer: Trimmer
     meters: Meters
@@ -73,6 +77,9 @@ class Intake:
             self._take_result(item, item.message)
         elif isinstance(item.message, StateRequested | BlockRequested):
             self.observers.ask(item.message)
+            self.work.settled(item)
+        elif isinstance(item.message, HoldRequested | CacheResetRequested):
+            self.steering.ask(item.message)
             self.work.settled(item)
         else:
             self.poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")

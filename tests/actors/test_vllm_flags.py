@@ -183,7 +183,7 @@ def test_arguments_of_programs() -> None:
         "pooling_type": "mean",
         "executors": 2,
     }
-    with pytest.raises(TypeError, match="hf_overrides: x: change config.json"):
+    with pytest.raises(TypeError, match=r"hf_overrides: x: change config\.json"):
         _checked({"hf_overrides": {"x": 1}})
     with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
         is_foreign("enable_chunked_prefill", False)

@@ -144,10 +144,9 @@ def _parameters(sources: Sources, function: ast.AsyncFunctionDef | ast.FunctionD
     defaults = [None] * (len(arguments) - len(function.args.defaults)) + list(function.args.defaults)
     for argument, default in zip(arguments, defaults, strict=False):
         texts = [ast.dump(each) for each in (argument.annotation, default) if each is not None]
-        if any(f"id='{kind}'" in text for text in texts for kind in ("Query", "Body", "Form")):
-            if "embed" in "".join(texts) or any("id='Query'" in text for text in texts):
-                names.add(argument.arg)
-                continue
+        if any("id='Query'" in text or "arg='embed'" in text for text in texts):
+            names.add(argument.arg)
+            continue
         for body in sources.bodies(argument.annotation):
             names |= sources.fields(body)
     for call in (each for each in ast.walk(function) if isinstance(each, ast.Call)):

@@ -132,9 +132,10 @@ async def test_a_unix_socket(serve, tmp_path):
     """Is listened on instead of an address; one that was left there goes, and this one when the server stops."""
     path = str(tmp_path / "ingress.sock")
     served = await serve(uds=path)
-    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as http:
-        async with http.post("http://localhost/v1/chat/completions", json=CHAT) as response:
-            assert response.status == 200
+    socket = aiohttp.UnixConnector(path)
+    address = "http://localhost/v1/chat/completions"
+    async with aiohttp.ClientSession(connector=socket) as http, http.post(address, json=CHAT) as response:
+        assert response.status == 200
     assert served.actor.port is None
     assert await http_status("unix:" + path, 0, "/health") == 200
     await serve(uds=path)

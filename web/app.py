@@ -59,6 +59,7 @@ from web.routes import (
     models,
     observatory,
     page,
+    rendering,
     responses,
     service,
     steering,
@@ -75,6 +76,7 @@ TEXT_ROUTES = (
     *responses.ROUTES,
     *messages.ROUTES,
     *tokens.ROUTES,
+    *rendering.ROUTES,
 )
 """Those that need a tokenizer, or lead to such: not there with ``--tokens-only``."""
 ROUTES = (

@@ -34,6 +34,7 @@ from web.inbox import Inbox
 from web.kept import Kept
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
+from web.load_report import load_of
 from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
@@ -174,6 +175,11 @@ class IngressActor(Actor):
         if self.context is not None:
             self.context.inbox.mailbox.doubt(lost=True)
 
+    async def measure(self) -> None:
+        if self.context is not None:
+            self.context.metrics.open_requests.set(self.context.inbox.num_open)
+            self.context.metrics.open_tokens.set(self.context.admission.total.tokens)
+
     def lease_lapsed(self) -> None:
         if self.context is not None:
             self.context.inbox.mailbox.doubt()
@@ -208,9 +214,14 @@ class IngressActor(Actor):
         tracing = open_tracing(self.settings, model.name, self.log)
         request_log = open_request_log(self.settings, self.log)
         inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log)
+        inbox.on_closed = self.publish_soon
 
         async def render_metrics() -> str:
+            await self.measure()
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
+
+        async def read_load() -> dict[str, float]:
+            return await load_of(self.bus, membership.leases)
 
         async def queue_batch(batch: BatchQueued) -> None:
             await self.bus.publish([(self.names.jobs, batch)])
@@ -247,6 +258,7 @@ class IngressActor(Actor):
             draining=self.draining.is_set,
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
+            read_load=read_load,
             queue_batch=queue_batch,
             responses=self._make_responses(),
             store=open_store(self.settings),
@@ -295,8 +307,6 @@ class IngressActor(Actor):
         """Twice a second: cut clients that take nothing, and look whether the file of keys has changed."""
         while True:
             await asyncio.sleep(TICK_S)
-            context.metrics.open_requests.set(context.inbox.num_open)
-            context.metrics.open_tokens.set(context.admission.total.tokens)
             if context.tracing is not None:
                 context.tracing.tick()
             if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):

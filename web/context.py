@@ -59,6 +59,7 @@ class Context:
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]
     render_metrics: Callable[[], Awaitable[str]]
+    read_load: Callable[[], Awaitable[Mapping[str, float]]]
     queue_batch: Callable[[BatchQueued], Awaitable[None]]
     """Has a jobs actor work on the batch, once its record is there."""
     responses: Responses

@@ -202,6 +202,8 @@ class DetokenizerActor(Actor):
         for control in output.controls:
             self._outbox.publish(self.names.control, control)
         self._tokens.inc(self._sequences.num_tokens - self._tokens.value)
+        if len(self._sequences) < self._live.value:
+            self.publish_soon()
         self._live.set(len(self._sequences))
 
     def bus_restarted(self) -> None:

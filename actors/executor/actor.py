@@ -144,6 +144,7 @@ class ExecutorActor(Actor):
             num_gpu_blocks=str(info.num_blocks),
             gpu_memory_utilization=str(self.settings.gpu_memory_utilization),
             enable_prefix_caching=str(self.settings.enable_prefix_caching),
+            **cache_labels(self.settings, info),
         ).set(1)
         self._sleeping.show(AWAKE)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
@@ -330,6 +331,22 @@ class ExecutorActor(Actor):
             timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
             timer.daemon = True
             timer.start()
+
+
+def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
+    """What else vLLM's dashboards may look for in ``vllm:cache_config_info``; "None" is what it says of what is not
+    there."""
+    return {
+        "num_cpu_blocks": str(info.num_host_blocks),
+        "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
+        "user_specified_block_size": str(settings.block_size != Settings().block_size),
+        "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
+        "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
+        "kv_offloading_size": str(settings.swap_space),
+        "prefix_caching_hash_algo": "blake2b",
+        "is_attention_free": "False",
+        "sliding_window": "None",
+    }
 
 
 def problem_of(entry: Entry) -> str:

@@ -65,7 +65,7 @@ class SchedulerActor(Actor):
         self._membership = Membership(self._put, self._fence)
         self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
         self._patience = Patience(self.log, on_away=self._lookout.doubt)
-        self._meters = Meters(self.metrics)
+        self._meters = Meters(self.metrics, self.publish_soon)
         self._spans = spans_of(settings, name)
 
     def lease_name(self) -> str:
@@ -260,12 +260,14 @@ class SchedulerActor(Actor):
         await asyncio.sleep(pause_s)
         await self.confirm_lease()
         await self._claim_work()
-        self._meters.update(self.core)
         self._sender.log_preempted()
         if self.core.delivery.is_waiting:
             self._news.set()
         await self._sum_up()
         await self._trimmer.trim(self.core, self._membership, self._checkpoints.covered)
+
+    async def measure(self) -> None:
+        self._meters.update(self.core)
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""

@@ -8,13 +8,15 @@ from typing import Any
 
 from web.asked import Asked
 from web.errors import bad_field
-from web.fields import Fields
+from web.fields import Fields, unheard
 from web.model import ServedModel
 from web.parsing.output import OutputParser
 from web.sampling import check_token_ids
 from web.schemas import parse_chat, parse_completion, read_model
 
 MAX_ANSWERS = 1024
+STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
+"""Only whole answers are derendered: a stream is told as text by the route of its chat or completion."""
 TAIL_TOKENS = 6
 """Tokens of the prompt that tell how the first of an output is to be read."""
 
@@ -42,21 +44,23 @@ class Derender:
 
 def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     """The body of ``POST /v1/chat/completions/derender``."""
-    fields, name = _begin(data, model)
+    fields = Fields(data)
+    name = read_model(fields, model)
     answer = fields.object("generate_response")
     if answer is None:
         raise bad_field("generate_response", "is required")
     request = fields.object("chat_request")
     count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids")
-    fields.finish({"generate_chunk": (), "stream_state": ()}, allow_unknown=model.allow_unknown_fields)
-    asked = None if request is None else parse_chat(request, model)
+    fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
+    asked = None if request is None else unheard(parse_chat, request, model)
     choices = _choices(answer, ids, "generate_response", model)
     return _derender(name, [answer], choices, count, asked)
 
 
 def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Derender:
     """The body of ``POST /v1/completions/derender``: an answer for each prompt."""
-    fields, name = _begin(data, model)
+    fields = Fields(data)
+    name = read_model(fields, model)
     answers = fields.array("generate_responses", max_items=MAX_ANSWERS)
     if not answers:
         raise bad_field("generate_responses", "is required")
@@ -68,22 +72,14 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
             raise bad_field(field, f"must have one entry for each of generate_responses ({len(answers)})")
     if any(type(count) is not int or count < 0 for count in counts):
         raise bad_field("prompt_tokens", "must be numbers of tokens")
-    fields.finish({"generate_chunk": (), "stream_state": ()}, allow_unknown=model.allow_unknown_fields)
-    asked = None if request is None else parse_completion(request, model)
+    fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
+    asked = None if request is None else unheard(parse_completion, request, model)
     choices = [
         choice
         for index, (answer, ids) in enumerate(zip(answers, prompts, strict=True))
         for choice in _choices(answer, ids, f"generate_responses[{index}]", model)
     ]
     return _derender(name, answers, choices, sum(counts), asked)
-
-
-def _begin(data: dict[str, Any], model: ServedModel) -> tuple[Fields, str]:
-    fields = Fields(data)
-    if fields.take("stream") not in (None, False):
-        problem = "only whole answers are derendered: a stream is told as text by the route of its chat or completion"
-        raise bad_field("stream", problem, code="unsupported_parameter")
-    return fields, read_model(fields, model)
 
 
 def _derender(

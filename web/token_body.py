@@ -8,7 +8,7 @@ from typing import Any
 
 from web.asked import Asked
 from web.errors import ApiError, bad_field
-from web.fields import Fields, type_name
+from web.fields import Fields, type_name, unheard
 from web.model import ServedModel
 from web.schemas import parse_completion
 
@@ -47,7 +47,7 @@ def parse_generate(data: dict[str, Any], model: ServedModel) -> Asked:
         fields.take(name)  # of a rendered chat: what they say is about its text, or in the answer anyway
     fields.finish(UNSUPPORTED, allow_unknown=model.allow_unknown_fields)
     try:
-        asked = parse_completion({**body, "prompt": ids, "return_token_ids": True}, model)
+        asked = unheard(parse_completion, {**body, "prompt": ids, "return_token_ids": True}, model)
     except ApiError as error:
         raise _renamed(error) from None
     if sampling.get("max_tokens") is None:

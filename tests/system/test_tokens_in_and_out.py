@@ -84,7 +84,7 @@ async def test_without_a_tokenizer(flag) -> None:
         ({"generate_response": {"choices": [{"token_ids": "x"}]}}, "generate_response.choices[0].token_ids"),
         ({"generate_response": {"choices": [{"token_ids": [1], "logprobs": {}}]}},
          "generate_response.choices[0].logprobs"),
-        ({"stream": True}, "stream"),
+        ({"stream": True, "generate_response": {"choices": [{"token_ids": [1]}]}}, "stream"),
         ({"generate_response": {"choices": [{"token_ids": [1]}]}, "prompt_token_ids": [-1]}, "prompt_token_ids[0]"),
     ],
 )  # fmt: skip

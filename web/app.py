@@ -66,6 +66,7 @@ from web.routes import (
     steering,
     tokens,
 )
+from web.sagemaker import Sessions
 from web.sse import Streams
 
 TEXT_ROUTES = (
@@ -252,6 +253,7 @@ class IngressActor(Actor):
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
             observatory=observatory,
+            sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
             holding=Holding(self.bus, inbox.questions, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,

@@ -29,6 +29,7 @@ from web.model import ServedModel
 from web.observatory.observatory import Observatory
 from web.request_log import RequestLog
 from web.responses import Responses
+from web.sagemaker import Sessions
 from web.sse import Streams
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Context:
     cors: Cors
     hosts: Hosts
     holding: Holding
+    sessions: Sessions
     log: Log
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]

@@ -114,6 +114,9 @@ class ServiceSettings:
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
     )
+    sagemaker_session_s: float | None = setting(
+        None, help="seconds that a session of /invocations lasts (default: none can be opened)", low=1, high=31 * 86400
+    )
     tokens_only: bool = setting(
         False, help="answer only /inference/v1/generate, and what tells of the server; needs no tokenizer"
     )

@@ -25,7 +25,7 @@ DIFFERENT = {
     "route of the chat",
     "POST /v1/completions/derender": "as for chats",
     "POST /v1/responses/render": "of a response that goes on from no other",
-    "POST /invocations": "needs a key where there are keys; without SageMaker's sessions: clients send all of a chat",
+    "POST /invocations": "needs a key where there are keys; sessions with `--sagemaker-session-s`",
     "GET /tokenizer_info": "the same, with `--enable-tokenizer-info-endpoint`",
     "GET /docs": "one page of our own, which asks nobody else for anything",
 }

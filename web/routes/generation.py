@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -110,8 +110,14 @@ class Chat(Endpoint):
         return {"choices": choices, **chat_extras(call, report)}
 
 
-async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]], Endpoint]) -> web.StreamResponse:
-    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is."""
+async def generate(
+    request: web.Request,
+    endpoint_of: Callable[[dict[str, Any]], Endpoint],
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is;
+    ``before``: what is to be looked at besides, once that is known."""
     context = request.app[CONTEXT]
     context.check_ready()
     key = request[API_KEY]
@@ -124,6 +130,8 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, asked = await context.bodies.read_as(request, parse)
+    if before is not None:
+        await before()
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     name = returns and f"{endpoint.id_prefix}-{returns}"

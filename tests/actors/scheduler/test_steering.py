@@ -131,3 +131,14 @@ def test_at_any_time(seed: int) -> None:
     world.send(WorkHeld(HOLD_NONE))  # what has ended while it stood still is freed now
     world.run()
     world.check_end()
+
+
+def test_most_tokens_of_a_step() -> None:
+    """A scheduler may give steps fewer tokens than an executor takes, never more."""
+    for most, expected in ((6, 6), (None, 16), (100, 16)):
+        world = World(max_num_scheduled_tokens=most)
+        world.join(max_num_batched_tokens=16)
+        world.send(request("a", prompt(40), max_tokens=3))
+        world.run()
+        world.check_end()
+        assert max(int(plan.num_scheduled.sum()) for _, plan in world.plans) == expected

@@ -14,7 +14,8 @@ ARGS ?=
 WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress compatibility screenshots clean
+.PHONY: help serve test lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
+.PHONY: compatibility vllm-names screenshots clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -70,6 +71,9 @@ fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries 
 		tests/web/test_wire_fuzz.py tests/web/test_schemathesis.py $(ARGS)
 	PAGEBUS_TEST_FUZZ=$(FUZZ) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
 		tests/system/test_bus_fuzz.py tests/system/test_resume_fuzz.py $(ARGS)
+
+vllm-names: $(VENV)/.installed-test ## read vLLM's routes, fields and flags at the index anew, and tell what differs (ARGS=--write)
+	$(BIN)/python -m tests.vllm_names.extract $(ARGS)
 
 CLIENTS ?= .venv-clients
 compatibility: $(VENV)/.installed-test redis node ## run clients of others, in an environment of their own, against a server (ARGS="llm node")

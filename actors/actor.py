@@ -30,6 +30,8 @@ from bus.streams import Names
 T = TypeVar("T")
 
 METRICS_INTERVAL_S = 1.0
+METRICS_LEAST_S = 0.2
+"""Between two times that metrics are published, also where something has made them fall."""
 METRICS_TTL_S = 15.0
 RETRY_S = 0.5
 """Pause before the bus is asked again when it was not there."""
@@ -75,6 +77,7 @@ class Actor(ABC):
         self._beat_now = asyncio.Event()
         self._renewed = asyncio.Event()
         self._health = HealthFile(settings.health_file)
+        self._publish_now = asyncio.Event()
         self.bus_trouble = ""
         """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
         bus.on_restart = self._bus_restarted
@@ -123,6 +126,10 @@ class Actor(ABC):
         """Change what the lease says, at once. Call it also when other lease info has changed."""
         self.state = state
         self._beat_now.set()
+
+    def publish_soon(self) -> None:
+        """Something that gauges tell has ended: let others see it before the next second."""
+        self._publish_now.set()
 
     def request_drain(self) -> None:
         """Finish what runs, take nothing new, end."""
@@ -351,9 +358,11 @@ class Actor(ABC):
     async def _publish_metrics(self) -> None:
         usage = Usage(self.metrics, self.name)
         while True:
+            self._publish_now.clear()
             usage.measure()
             await self.publish_metrics()
-            await asyncio.sleep(METRICS_INTERVAL_S)
+            await asyncio.sleep(METRICS_LEAST_S)
+            await _wait(self._publish_now, METRICS_INTERVAL_S - METRICS_LEAST_S)
 
     async def publish_metrics(self) -> None:
         """Put all metrics on the bus, and the wall clock's ``time_s`` when they were so, as happens once a second."""

@@ -17,6 +17,7 @@ from actors.garbage import collect_seldom
 from actors.jobs.command import add_jobs
 from actors.settings import KINDS, SettingsError
 from actors.settings.sources import add_arguments, load_settings, unknown_option
+from actors.settings.vllm_flags import undotted
 from actors.simulator.command import add_simulator
 from actors.terminal.command import add_terminal
 
@@ -98,7 +99,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
     keep_bytecode()
-    words = [dashed(each) for each in (sys.argv[1:] if argv is None else argv)]
+    words = undotted([dashed(each) for each in (sys.argv[1:] if argv is None else argv)])
     parser = build_parser(words[0] if words else None)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:

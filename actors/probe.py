@@ -11,6 +11,7 @@ from typing import Any
 from actors.settings import Settings
 from bus.contract import Bus, BusError
 
+UNIX = "unix:"
 PROBE_TIMEOUT_S = 4.0
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -18,6 +19,16 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 def reachable_host(host: str) -> str:
     """The address under which a server that listens on ``host`` is reached from here."""
     return ANY_ADDRESS.get(host, host)
+
+
+def is_socket(host: str) -> bool:
+    """Whether this is no host, but the path of a Unix socket (``unix:/run/pagebus.sock``)."""
+    return host.startswith(UNIX)
+
+
+def address_of(settings: Settings) -> tuple[str, int]:
+    """Where an ingress with these settings listens; of a socket the port is 0."""
+    return (settings.host, settings.port) if settings.uds is None else (UNIX + settings.uds, 0)
 
 
 def url_of(host: str, port: int) -> str:
@@ -31,7 +42,10 @@ async def http_status(host: str, port: int, path: str, *, timeout_s: float = PRO
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(reachable_host(host), port)
+            if is_socket(host):
+                reader, writer = await asyncio.open_unix_connection(host.removeprefix(UNIX))
+            else:
+                reader, writer = await asyncio.open_connection(reachable_host(host), port)
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             line = await reader.readline()
         version, status = line.split(None, 2)[:2]
@@ -61,7 +75,7 @@ async def healthy(kind: str, settings: Settings, bus: Bus | None, *, here: bool 
     ``here``: only actors on this host count (each container of a scaled service checks its own).
     """
     if kind == "ingress":
-        return await http_status(settings.host, settings.port, "/health") == 200
+        return await http_status(*address_of(settings), "/health") == 200
     assert bus is not None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):

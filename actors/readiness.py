@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actors.probe import http_status
+from actors.probe import address_of, http_status
 from actors.progress import READY, Progress, summary
 from actors.settings import Settings
 from bus.contract import LeaseInfo
@@ -30,9 +30,10 @@ def ingress_addresses(settings: Settings, leases: Iterable[LeaseInfo]) -> list[A
     """Where the ready ingresses listen: what their leases say, else what the settings say."""
     found = []
     for lease in leases:
-        port = lease.info.get("port", settings.port)
-        if lease.kind == "ingress" and isinstance(port, int) and port:
-            found.append((settings.host, port))
+        host, usual = address_of(settings)
+        port = lease.info.get("port", usual)
+        if lease.kind == "ingress" and isinstance(port, int) and (port or settings.uds):
+            found.append((host, port))
     return found
 
 

@@ -190,11 +190,14 @@ def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
 
 def ready_text(settings: Settings, addresses: list[str], took_s: float) -> str:
     """Where the service answers now."""
+    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
+    if settings.uds is not None:
+        ask = f"curl{key} --unix-socket {settings.uds} http://localhost/v1/models"
+        return f"Ready after {took_s:.1f} s: {settings.uds}\n  {ask}"
     urls = []
     for address in addresses:
         host, _, port = address.rpartition(":")
         urls.append(url_of(host, int(port)))
-    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
     return f"Ready after {took_s:.1f} s: {' '.join(urls)}\n  curl{key} {urls[0]}/v1/models"
 
 

@@ -18,7 +18,7 @@ from actors.settings.sources import field_types, from_file
 from bus import messages
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
@@ -68,7 +68,7 @@ def test_flags_exist(page: str) -> None:
     others = {"--scale", "--profile", "--strict", "--shapes"}
     known = {flag_of(name) for name in field_types()} | others | set(flags_of(build_parser()))
     known |= {"--no-" + flag_of(name)[2:] for name, (kind, _) in field_types().items() if kind is bool}
-    found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z-]+)", prose))
+    found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z0-9-]+)", prose))
     assert found - known == set()
 
 

@@ -28,11 +28,13 @@ from web.context import CONTEXT, Context
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import open_store
+from web.holding import Holding
 from web.hosts import open_hosts
 from web.inbox import Inbox
 from web.kept import Kept
 from web.key_file import KeyFile
 from web.limits import WRITE_TIMEOUT_S, max_body_bytes
+from web.load_report import load_of
 from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
@@ -52,32 +54,43 @@ from web.routes import (
     embeddings,
     files,
     generation,
+    inference,
     invocations,
     messages,
     models,
     observatory,
     page,
+    rendering,
     responses,
     service,
+    steering,
     tokens,
 )
+from web.sagemaker import Sessions
 from web.sse import Streams
 
-ROUTES = (
-    *page.ROUTES,
-    *service.ROUTES,
-    *docs.ROUTES,
-    *models.ROUTES,
+TEXT_ROUTES = (
     *generation.ROUTES,
     *embeddings.ROUTES,
     *invocations.ROUTES,
-    *aborts.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
     *responses.ROUTES,
     *messages.ROUTES,
     *tokens.ROUTES,
+    *rendering.ROUTES,
+)
+"""Those that need a tokenizer, or lead to such: not there with ``--tokens-only``."""
+ROUTES = (
+    *page.ROUTES,
+    *service.ROUTES,
+    *docs.ROUTES,
+    *models.ROUTES,
+    *aborts.ROUTES,
+    *inference.ROUTES,
+    *TEXT_ROUTES,
     *observatory.ROUTES,
+    *steering.ROUTES,
     *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
@@ -88,17 +101,29 @@ TICK_S = 0.5
 def make_application(context: Context) -> web.Application:
     """The aiohttp application over a context."""
     app = web.Application(middlewares=[boundary], client_max_size=context.bodies.max_bytes)
-    app[CONTEXT] = context
-    description: Callable[[], bytes] = cache(lambda: orjson.dumps(describe(ROUTES, context.model, context.version)))
-    app[docs.DESCRIPTION] = description
     app.on_response_prepare.append(mark_response)
-    for route in ROUTES:
+    _add_routes(app, context)
+    if context.settings.root_path is not None:  # a proxy may pass the path on, or take it away
+        below = web.Application(client_max_size=context.bodies.max_bytes)
+        _add_routes(below, context)
+        app.add_subapp(context.settings.root_path, below)
+    return app
+
+
+def _add_routes(app: web.Application, context: Context) -> None:
+    routes = [route for route in ROUTES if not (context.settings.tokens_only and route in TEXT_ROUTES)]
+    app[CONTEXT] = context
+    root = context.settings.root_path or ""
+    description: Callable[[], bytes] = cache(
+        lambda: orjson.dumps(describe(routes, context.model, context.version, root=root))
+    )
+    app[docs.DESCRIPTION] = description
+    for route in routes:
         if route.method == "GET":
             whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end
             app.router.add_get(route.path, route.handler, name=route.name, allow_head=whole)
         else:
             app.router.add_route(route.method, route.path, route.handler, name=route.name)
-    return app
 
 
 class IngressActor(Actor):
@@ -158,6 +183,11 @@ class IngressActor(Actor):
         if self.context is not None:
             self.context.inbox.mailbox.doubt(lost=True)
 
+    async def measure(self) -> None:
+        if self.context is not None:
+            self.context.metrics.open_requests.set(self.context.inbox.num_open)
+            self.context.metrics.open_tokens.set(self.context.admission.total.tokens)
+
     def lease_lapsed(self) -> None:
         if self.context is not None:
             self.context.inbox.mailbox.doubt()
@@ -171,6 +201,8 @@ class IngressActor(Actor):
             await self.context.observatory.shut()
         for server in self._listening:
             server.close()
+        if self.settings.uds is not None and self._listening:
+            listener.remove_path(self.settings.uds)
         if self._runner is not None:
             await self._runner.cleanup()
         if self._outbox is not None and self._heavy is not None and self.context is not None:
@@ -191,9 +223,14 @@ class IngressActor(Actor):
         request_log = open_request_log(self.settings, self.log)
         block = cached_block_size(self.settings)
         inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy, block)
+        inbox.on_closed = self.publish_soon
 
         async def render_metrics() -> str:
+            await self.measure()
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
+
+        async def read_load() -> dict[str, float]:
+            return await load_of(self.bus, membership.leases)
 
         async def queue_batch(batch: BatchQueued) -> None:
             await self.bus.publish([(self.names.jobs, batch)])
@@ -224,11 +261,14 @@ class IngressActor(Actor):
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
             observatory=observatory,
+            sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
+            holding=Holding(self.bus, inbox.questions, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,
             draining=self.draining.is_set,
             bus_trouble=lambda: self.bus_trouble,
             render_metrics=render_metrics,
+            read_load=read_load,
             queue_batch=queue_batch,
             responses=self._make_responses(),
             store=open_store(self.settings),
@@ -252,6 +292,12 @@ class IngressActor(Actor):
         assert self._runner.server is not None
         self.connections = Connections(self._runner.server, self.settings.max_connections_per_address)
         loop = asyncio.get_running_loop()
+        if (path := self.settings.uds) is not None:
+            for sock in listener.listen_on_path(path):
+                server = await loop.create_unix_server(self.connections, sock=sock, backlog=listener.BACKLOG)
+                self._listening.append(server)
+            self.log.info("listening", path=path)
+            return
         for sock in await listener.listen(self.settings.host, self.settings.port, share=self.settings.ingresses > 1):
             self._listening.append(await loop.create_server(self.connections, sock=sock, backlog=listener.BACKLOG))
             self.port = self.port or sock.getsockname()[1]
@@ -271,8 +317,6 @@ class IngressActor(Actor):
         """Twice a second: cut clients that take nothing, and look whether the file of keys has changed."""
         while True:
             await asyncio.sleep(TICK_S)
-            context.metrics.open_requests.set(context.inbox.num_open)
-            context.metrics.open_tokens.set(context.admission.total.tokens)
             if context.tracing is not None:
                 context.tracing.tick()
             if cut := context.streams.cut_blocked(WRITE_TIMEOUT_S):

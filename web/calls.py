@@ -229,6 +229,8 @@ class Call:
         self.texts = TokenTexts()
         self.report: Report | None = None
         """What the answer tells besides text."""
+        self.tells_times = False
+        """Whether the answer says how long what has taken."""
         self.resumable = bool(attempt)
         """Whether the client may come back for the rest."""
         self._num_unfinished = len(self.choices)

@@ -19,6 +19,7 @@ from web.bodies import Bodies
 from web.cors import Cors
 from web.errors import unavailable
 from web.files.store import Store
+from web.holding import Holding
 from web.hosts import Hosts
 from web.inbox import Inbox
 from web.limits import ID_CHARS, MAX_ID_CHARS
@@ -28,6 +29,7 @@ from web.model import ServedModel
 from web.observatory.observatory import Observatory
 from web.request_log import RequestLog
 from web.responses import Responses
+from web.sagemaker import Sessions
 from web.sse import Streams
 
 if TYPE_CHECKING:
@@ -53,10 +55,13 @@ class Context:
     observatory: Observatory
     cors: Cors
     hosts: Hosts
+    holding: Holding
+    sessions: Sessions
     log: Log
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]
     render_metrics: Callable[[], Awaitable[str]]
+    read_load: Callable[[], Awaitable[Mapping[str, float]]]
     queue_batch: Callable[[BatchQueued], Awaitable[None]]
     """Has a jobs actor work on the batch, once its record is there."""
     responses: Responses

@@ -52,6 +52,8 @@ class ApiError(Exception):
         self.param = None if param is None else as_unicode(param)
         self.code = code
         self.headers = dict(headers or {})
+        self.overloaded = ""
+        """Of what there was too much."""
 
     def body(self) -> dict[str, Any]:
         """The JSON object a client gets, as a body or as an event of a stream."""
@@ -99,7 +101,9 @@ def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
 def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
     """429: as much is under way as may be."""
     message = f"Too many {what} are under way (at most {limit}); try again in {retry_after_s} s."
-    return ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
+    error = ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
+    error.overloaded = what
+    return error
 
 
 def share_used(what: str, most: int) -> ApiError:

@@ -15,6 +15,7 @@ from web.errors import bad_field, not_supported, unknown_field
 from web.limits import MAX_NAME_CHARS
 
 D = TypeVar("D")
+T = TypeVar("T")
 Schema = Mapping[str, Any]
 """JSON Schema of a value, as far as it says anything: ``{}`` is any value."""
 Listener = Callable[[str, Schema], None]
@@ -29,6 +30,15 @@ UNBOUNDED = 2**31 - 1
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
               dict: "an object", type(None): "null"}  # fmt: skip
+
+
+def unheard(parse: Callable[..., T], *args: Any) -> T:
+    """What ``parse`` reads of an object that lies within the one that is being described."""
+    token = LISTENER.set(None)
+    try:
+        return parse(*args)
+    finally:
+        LISTENER.reset(token)
 
 
 def type_name(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from bus.messages import (
     BlockState,
     CancelRequest,
     GenerateRequest,
+    HoldState,
     Message,
     PromptReply,
     ReplyBatch,
@@ -86,6 +87,8 @@ class Inbox:
         self.questions = Questions(outbox, names.control, address)
         self._open: dict[str, OpenRequest] = {}
         self._looked_s = 0.0
+        self.on_closed: Callable[[], None] = lambda: None
+        """Called when a call is over."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -157,6 +160,7 @@ class Inbox:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._open:
             self._idle.set()
+        self.on_closed()
         return stays and bool(running)
 
     def end(self, call: Call, error: ApiError) -> None:
@@ -253,7 +257,7 @@ class Inbox:
         if isinstance(message, PromptReply):
             self._deliver_prompt(message)
             return ""
-        if isinstance(message, SchedulerState | BlockState):
+        if isinstance(message, SchedulerState | BlockState | HoldState):
             self.questions.answered(message)
             return ""
         if isinstance(message, AbortCalls):

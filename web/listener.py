@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
+import stat
 
 from actors.settings import SettingsError
 from web.limits import SEND_BUFFER_BYTES, WRITE_TIMEOUT_S
@@ -37,6 +40,30 @@ async def listen(host: str, port: int, *, share: bool = False) -> list[socket.so
         why = error.strerror or error
         raise SettingsError(f"cannot listen on {host}:{port}: {why}; give another --port") from error
     return sockets
+
+
+def listen_on_path(path: str) -> list[socket.socket]:
+    """Bind a Unix socket; one that was left there goes.
+
+    Raises:
+        SettingsError: it cannot be had; the text says why.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+        sock.bind(path)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise SettingsError(f"--uds {path}: {error.strerror or error}") from error
+    return [sock]
+
+
+def remove_path(path: str) -> None:
+    """The socket there is not listened on any more."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _bind(family: int, address: tuple[object, ...], *, share: bool) -> socket.socket:

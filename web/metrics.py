@@ -19,6 +19,14 @@ OLD_NAMES = {
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_TOKENS = 131072
+PARAMS_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+REJECTIONS = {
+    "requests": "max_num_queued_reqs",
+    "tokens": "max_num_queued_tokens",
+    "tokens per minute": "tokens_per_minute",
+    "": "other",
+}
+"""What vLLM calls a limit, by what there was too much of here."""
 
 
 class IngressMetrics:
@@ -58,10 +66,16 @@ class IngressMetrics:
         self._request_longest = metrics.histogram(
             "vllm:request_max_num_generation_tokens", "Number of tokens of a request's longest choice.", buckets
         )
+        self._params_n = metrics.histogram("vllm:request_params_n", "The parameter n, a request.", PARAMS_N_BUCKETS)
+        self._params_max_tokens = metrics.histogram(
+            "vllm:request_params_max_tokens", "The parameter max_tokens, a request that has it.", buckets
+        )
         self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
         self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens that requests under way were charged for.")
         for reason in ("stop", "length", "abort", "error", "repetition"):
             self._success(reason, 0)
+        for what in REJECTIONS:
+            self.rejected(what, 0)
 
     def _success(self, reason: str, count: int = 1) -> None:
         self._metrics.counter(
@@ -95,12 +109,22 @@ class IngressMetrics:
         self._request_prompt.observe(request.num_prompt_tokens)
         self._request_longest.observe(max(choice.num_tokens for choice in request.choices))
         self._e2e.observe(now_s - request.started_s)
+        if request.message is not None:
+            self._params_n.observe(request.message.sampling.n)
+            if request.message.sampling.max_tokens is not None:
+                self._params_max_tokens.observe(request.message.sampling.max_tokens)
 
     def aborted(self, request: OpenRequest) -> None:
         self._success("abort", request.num_unfinished)
 
     def failed(self, request: OpenRequest) -> None:
         self._success("error", request.num_unfinished)
+
+    def rejected(self, what: str, count: int = 1) -> None:
+        """Calls had to be refused (429): there was too much of ``what``."""
+        text = "Calls refused because too much is under way, by what there is too much of."
+        reason = REJECTIONS.get(what, "other")
+        self._metrics.counter("vllm:admission_rejections", text, reason=reason).inc(count)
 
     def http(self, method: str, handler: str, status: int, took_s: float) -> None:
         """One HTTP request was answered by the route ``handler``, to the end."""

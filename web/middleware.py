@@ -13,9 +13,10 @@ from bus.contract import BusUnavailable
 from web.auth import API_KEY, forbidden, may_call, unauthorized
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from web.errors import ApiError, from_http, internal, unavailable
+from web.load_report import TOLD, format_of, written
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-CLIENT_CLOSED_REQUEST = 499
+TOO_MANY, CLIENT_CLOSED_REQUEST = 429, 499
 
 
 @web.middleware
@@ -59,6 +60,8 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
         request[API_KEY] = key
         return await handler(request)
     except ApiError as error:
+        if error.status == TOO_MANY:
+            context.metrics.rejected(error.overloaded)
         if error.status >= 500:
             context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
         return error.response()
@@ -77,11 +80,15 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
 def route_of(request: web.Request) -> str:
     """The path of the matched route, ``none`` if none matched: never what the client wrote."""
     resource = request.match_info.route.resource
-    return "none" if resource is None else resource.canonical
+    root = request.app[CONTEXT].settings.root_path or ""
+    return "none" if resource is None else resource.canonical.removeprefix(root)
 
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
     """Every response says which request it answers, and which pages may read it."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
-    request.app[CONTEXT].cors.mark(request, response)
+    context = request.app[CONTEXT]
+    context.cors.mark(request, response)
+    if (form := format_of(request)) and (load := await context.read_load()):
+        response.headers[TOLD] = written(form, load)

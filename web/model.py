@@ -38,6 +38,10 @@ class ServedModel:
     """Whether models may call tools as they like (``--enable-auto-tool-choice``)."""
     reasoning_parser: str = ""
     allow_unknown_fields: bool = False
+    has_tokenizer: bool = True
+    """Whether prompts may be texts, and answers are (not with ``--skip-tokenizer-init``)."""
+    forces_usage: bool = False
+    """Whether every stream ends with its usage (``--enable-force-include-usage``)."""
     hidden_size: int | None = None
     """Numbers in an embedding; None: not known here."""
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -92,6 +96,8 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         auto_tools=settings.enable_auto_tool_choice,
         reasoning_parser=settings.reasoning_parser or "",
         allow_unknown_fields=settings.allow_unknown_fields,
+        has_tokenizer=settings.has_tokenizer,
+        forces_usage=settings.enable_force_include_usage,
         hidden_size=config.hidden_size,
         matryoshka_dimensions=config.matryoshka_dimensions,
         pooling="mean" if settings.pooling_type == "mean" else "last",

@@ -20,8 +20,8 @@ _ERRORS: dict[str, str] = {
 }
 
 
-def describe(routes: Iterable[Route], model: ServedModel, version: str) -> dict[str, Any]:
-    """The whole document."""
+def describe(routes: Iterable[Route], model: ServedModel, version: str, *, root: str = "") -> dict[str, Any]:
+    """The whole document. ``root``: the path below which the server is shown."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
@@ -29,6 +29,7 @@ def describe(routes: Iterable[Route], model: ServedModel, version: str) -> dict[
     return {
         "openapi": "3.1.0",
         "info": {"title": "Pagebus", "version": version, "summary": SUMMARY},
+        **({"servers": [{"url": root}]} if root else {}),
         "paths": paths,
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

@@ -6,13 +6,22 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from bus.messages import BlockRequested, BlockState, SchedulerState, StateRequested
+from bus.messages import (
+    BlockRequested,
+    BlockState,
+    CacheResetRequested,
+    HoldRequested,
+    HoldState,
+    SchedulerState,
+    StateRequested,
+)
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from web.errors import unavailable
 
 ANSWER_TIMEOUT_S = 2.0
 
-Answer = TypeVar("Answer", SchedulerState, BlockState)
+Question = StateRequested | BlockRequested | HoldRequested | CacheResetRequested
+Answer = TypeVar("Answer", SchedulerState, BlockState, HoldState)
 
 
 class Questions:
@@ -23,9 +32,9 @@ class Questions:
         self._outbox = outbox
         self._control = control
         self._serial = 0
-        self._open: dict[int, asyncio.Future[SchedulerState | BlockState]] = {}
+        self._open: dict[int, asyncio.Future[SchedulerState | BlockState | HoldState]] = {}
 
-    async def ask(self, kind: type[Answer], question: Callable[[int], StateRequested | BlockRequested]) -> Answer:
+    async def ask(self, kind: type[Answer], question: Callable[[int], Question]) -> Answer:
         """The answer to the question that ``question`` makes of a serial number.
 
         Raises:
@@ -48,7 +57,7 @@ class Questions:
             raise unavailable("The scheduler has answered something else.")
         return found
 
-    def answered(self, answer: SchedulerState | BlockState) -> None:
+    def answered(self, answer: SchedulerState | BlockState | HoldState) -> None:
         """An answer has come; perhaps too late."""
         waiting = self._open.get(answer.serial)
         if waiting is not None and not waiting.done():

@@ -139,7 +139,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     fields = Fields(data)
     name = read_model(fields, model)
     beams = wants_beams(fields)
-    stream, options = _read_stream(fields)
+    stream, options = _read_stream(fields, model)
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
@@ -175,7 +175,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     fields = Fields(data)
     name = read_model(fields, model)
     beams = wants_beams(fields)
-    stream, options = _read_stream(fields)
+    stream, options = _read_stream(fields, model)
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
     sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
@@ -249,16 +249,16 @@ def read_request_id(fields: Fields) -> str | None:
     return given
 
 
-def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
+def _read_stream(fields: Fields, model: ServedModel) -> tuple[bool, StreamOptions]:
     stream = fields.boolean("stream", False)
     given = fields.object("stream_options")
     interval = fields.integer("stream_interval", 1, 1, INT32_MAX)
     if given is None:
-        return stream, StreamOptions(interval=interval)
+        return stream, StreamOptions(usage=model.forces_usage, interval=interval)
     if not stream:
         raise bad_field("stream_options", "is only allowed when stream is true")
     options = Fields(given, "stream_options")
-    usage = options.boolean("include_usage", False)
+    usage = options.boolean("include_usage", False) or model.forces_usage
     continuous = options.boolean("continuous_usage_stats", False)
     options.finish({"include_obfuscation": (False,)})
     return stream, StreamOptions(usage, usage and continuous, interval)

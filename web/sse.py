@@ -16,6 +16,7 @@ from web import null_fields
 from web.asked import StreamOptions
 from web.calls import Call, Choice, OpenRequest
 from web.errors import ApiError
+from web.timings import timings_of
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -168,7 +169,10 @@ class Chunks:
         """The end of the stream: the usage chunk, if asked for, and ``[DONE]``."""
         if not self.options.usage:
             return DONE
-        return event({**self.head, "choices": [], "usage": usage_of(call.requests)}) + DONE
+        told: dict[str, Any] = {"choices": [], "usage": usage_of(call.requests)}
+        if call.tells_times:
+            told["metrics"] = timings_of(call)
+        return event({**self.head, **told}) + DONE
 
     def failed(self, error: ApiError) -> bytes:
         """The end of a stream that has begun and cannot go on."""

@@ -41,7 +41,7 @@ def load_decoder(settings: Settings) -> Decoder:
     Raises:
         ModelError, TokenizerError: the model or its tokenizer cannot be used.
     """
-    tokenizer = load_tokenizer(resolve_tokenizer(settings))
+    tokenizer = load_tokenizer(resolve_tokenizer(settings)) if settings.has_tokenizer else None
     return make_decoder(None if tokenizer is None else tokenizer.backend_tokenizer)
 
 
@@ -202,6 +202,8 @@ class DetokenizerActor(Actor):
         for control in output.controls:
             self._outbox.publish(self.names.control, control)
         self._tokens.inc(self._sequences.num_tokens - self._tokens.value)
+        if len(self._sequences) < self._live.value:
+            self.publish_soon()
         self._live.set(len(self._sequences))
 
     def bus_restarted(self) -> None:

@@ -20,6 +20,7 @@ from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from actors.executor.preload import import_torch, open_gpu, preload
+from actors.executor.sleeping import AWAKE, Sleeping
 from actors.executor.step_watch import StepWatch
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
@@ -76,6 +77,7 @@ class ExecutorActor(Actor):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
         self._watch = StepWatch()
+        self._sleeping = Sleeping(bus, self.metrics, name)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
         counter, metrics = self.metrics.counter, self.metrics
@@ -111,6 +113,7 @@ class ExecutorActor(Actor):
         began_s = self._phase_began_s = time.monotonic()
         path, config, _ = await asyncio.wrap_future(self._finding)
         module = await asyncio.wrap_future(self._importing)
+        await self._unless_away(lambda: self._sleeping.wait(self.set_state))
         self._outbox = Outbox(self.bus, self.epoch)
         self._engine = cast("type[Engine]", module.Engine)(
             self.settings,
@@ -141,9 +144,9 @@ class ExecutorActor(Actor):
             num_gpu_blocks=str(info.num_blocks),
             gpu_memory_utilization=str(self.settings.gpu_memory_utilization),
             enable_prefix_caching=str(self.settings.enable_prefix_caching),
+            **cache_labels(self.settings, info),
         ).set(1)
-        text = "1 for the state the engine is in; there is no sleeping here."
-        self.metrics.gauge("vllm:engine_sleep_state", text, engine=self.name, sleep_state="awake").set(1)
+        self._sleeping.show(AWAKE)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
         await self.publish_metrics()  # so that whoever finds it ready finds what is left to capture, too
 
@@ -328,6 +331,22 @@ class ExecutorActor(Actor):
             timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
             timer.daemon = True
             timer.start()
+
+
+def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
+    """What else vLLM's dashboards may look for in ``vllm:cache_config_info``; "None" is what it says of what is not
+    there."""
+    return {
+        "num_cpu_blocks": str(info.num_host_blocks),
+        "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
+        "user_specified_block_size": str(settings.block_size != Settings().block_size),
+        "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
+        "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
+        "kv_offloading_size": str(settings.swap_space),
+        "prefix_caching_hash_algo": "blake2b",
+        "is_attention_free": "False",
+        "sliding_window": "None",
+    }
 
 
 def problem_of(entry: Entry) -> str:

@@ -14,6 +14,7 @@ import uvloop
 
 from actors import logs
 from actors.gpus import visible_gpus
+from actors.jobs.ordering import bad_lines, put_in_order
 from actors.jobs.transfer import collect, submit
 from actors.process import EXIT_FAILED, EXIT_OK, StopSignal, make_bus, stop_on_signals
 from actors.progress import Progress, ProgressStream
@@ -26,9 +27,11 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.streams import Names
 
+SHOWN_BAD_LINES = 20
+
 
 def run_batch(settings: Settings, requests: Path, results: Path) -> int:
-    """Answer a file; returns the exit code."""
+    """Answer a file; returns the exit code: 1 also if a line could not be answered."""
     if settings.log_level == "info":
         settings = settings.replace(log_level="warning")
     terminal = sys.stderr.isatty()
@@ -37,14 +40,27 @@ def run_batch(settings: Settings, requests: Path, results: Path) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results.unlink(missing_ok=True)
         try:
-            return runner.run(_run(settings.replace(port=0), requests, results, progress))
+            code = runner.run(_run(settings.replace(port=0), requests, results, progress))
         except BusError as error:
             print(f"pagebus: {error}", file=sys.stderr)
             return EXIT_FAILED
+    return tell_bad_lines(requests, results) if code == EXIT_OK else code
+
+
+def tell_bad_lines(requests: Path, results: Path) -> int:
+    """Say which lines were not computed, and why; returns the exit code."""
+    count = 0
+    for number, problem in bad_lines(requests, results):
+        count += 1
+        if count <= SHOWN_BAD_LINES:
+            print(f"pagebus: {requests}:{number}: {problem}", file=sys.stderr)
+    if count > SHOWN_BAD_LINES:
+        print(f"pagebus: {requests}: {count} lines were not computed; {results} says why", file=sys.stderr)
+    return EXIT_FAILED if count else EXIT_OK
 
 
 async def _run(settings: Settings, requests: Path, results: Path, progress: Progress) -> int:
-    if settings.bus is not None:
+    if settings.bus is not None and not uses_one_process(settings):
         await transfer(make_bus(settings), settings, requests, results, progress)
         return EXIT_OK
     started = asyncio.Event()
@@ -107,7 +123,7 @@ async def work_after(waiting: asyncio.Task[Any], work: Coroutine[Any, Any, None]
 
 
 async def transfer(bus: Bus, settings: Settings, requests: Path, results: Path, progress: Progress) -> None:
-    """Push all lines, and write results as they come, under a name that is nobody else's."""
+    """Push all lines, and write results as they come, under a name that is nobody else's; then put them in order."""
     names, batch = Names(settings.name), f"run-{uuid.uuid4().hex}"
     try:
         await bus.connect()
@@ -115,6 +131,7 @@ async def transfer(bus: Bus, settings: Settings, requests: Path, results: Path, 
             group.create_task(submit(bus, names, requests, batch, lambda *_: None))
             group.create_task(collect(bus, names, batch, results, progress.show, wait=True))
         await bus.delete(names.batch_results(batch), names.batch(batch))
+        await asyncio.to_thread(put_in_order, results)
     finally:
         progress.done()
         await bus.close()

@@ -31,7 +31,7 @@ from actors.offline.system import System
 from actors.progress import Progress, ProgressStream
 from actors.serve import check_one_process
 from actors.settings import Settings
-from actors.settings.vllm_flags import is_foreign
+from actors.settings.vllm_flags import is_foreign, settings_of
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -317,8 +317,9 @@ def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without vLLM's arguments that change nothing."""
-    settings = {name: value for name, value in settings.items() if not is_foreign(name, value)}
+    """By our names, and without vLLM's arguments that change nothing."""
+    own = {name: value for name, value in settings.items() if not is_foreign(name, value)}
+    settings = own | settings_of(settings)
     known = {spec.name for spec in dataclasses.fields(Settings)} - {*OWN, "model"}
     for name in settings:
         if name in OWN:

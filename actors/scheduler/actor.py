@@ -32,6 +32,7 @@ from actors.scheduler.poison import Poison
 from actors.scheduler.remains import Remains
 from actors.scheduler.results import Results
 from actors.scheduler.sending import Sender
+from actors.scheduler.steering import Steering
 from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
 from actors.scheduler.trimming import Trimmer
 from actors.scheduler.work import Work
@@ -65,7 +66,7 @@ class SchedulerActor(Actor):
         self._membership = Membership(self._put, self._fence)
         self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
         self._patience = Patience(self.log, on_away=self._lookout.doubt)
-        self._meters = Meters(self.metrics)
+        self._meters = Meters(self.metrics, self.publish_soon)
         self._spans = spans_of(settings, name)
 
     def lease_name(self) -> str:
@@ -84,6 +85,7 @@ class SchedulerActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self._detokenizers = Detokenizers(self.names, self._outbox)
         self._observers = Observers(self.core, self._outbox, self.names)
+        self._steering = Steering(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._remains = Remains(self.bus, self.names, self._outbox)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
@@ -107,6 +109,7 @@ class SchedulerActor(Actor):
     async def _take_over(self) -> None:
         """Learn what the scheduler before this one left, down to the last token."""
         began_s = time.monotonic()
+        await self._patience.until_taken(lambda: self._steering.recall(self.bus), "hold")
         takeover = Takeover(self.bus, self.names, self._outbox)
         await self._patience.until_taken(takeover.run, "takeover")
         await self._patience.until_taken(self._remains.recall, "names of streams")
@@ -129,7 +132,8 @@ class SchedulerActor(Actor):
         self._intake = Intake(
             core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
             membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
-            poison=self._poison, trimmer=self._trimmer, remains=self._remains, meters=self._meters, log=self.log,
+            steering=self._steering, poison=self._poison, trimmer=self._trimmer, remains=self._remains,
+            meters=self._meters, log=self.log,
         )  # fmt: skip
         self._sender = Sender(
             self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
@@ -183,6 +187,7 @@ class SchedulerActor(Actor):
                 await asyncio.sleep(0)
                 began_s = steady_time_s()
         self._observers.answer(now_s)
+        self._steering.answer()
 
     def _note_work(self, what: str, began_s: float) -> float:
         """A part of the loop's work is done; returns the time."""
@@ -260,13 +265,15 @@ class SchedulerActor(Actor):
         await asyncio.sleep(pause_s)
         await self.confirm_lease()
         await self._claim_work()
-        self._meters.update(self.core)
         self._sender.log_preempted()
         if self.core.delivery.is_waiting:
             self._news.set()
         await self._sum_up()
         await self._trimmer.trim(self.core, self._membership, self._checkpoints.covered)
         await self._remains.clear()
+
+    async def measure(self) -> None:
+        self._meters.update(self.core)
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""

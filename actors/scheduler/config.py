@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class CoreConfig:
     """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ. Without ``priorities`` all
     requests have the same; ``priority_aging_s`` is the wait that makes up for one step of it. A request whose client is
-    away is kept for ``resume_timeout_s``. ``vocab_size`` None: token ids are not looked at."""
+    away is kept for ``resume_timeout_s``. ``vocab_size`` None: token ids are not looked at.
+    ``max_num_scheduled_tokens``: of one step, however many a replica could compute."""
 
     block_size: int = 16
     pipeline_depth: int = 2
@@ -29,6 +30,7 @@ class CoreConfig:
     eos_token_ids: tuple[int, ...] = ()
     resume_timeout_s: float = 30.0
     vocab_size: int | None = None
+    max_num_scheduled_tokens: int | None = None
 
     @classmethod
     def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
@@ -47,6 +49,7 @@ class CoreConfig:
             eos_token_ids=model.eos_token_ids,
             resume_timeout_s=settings.resume_timeout_s,
             vocab_size=model.vocab_size,
+            max_num_scheduled_tokens=settings.max_num_scheduled_tokens,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import (
+    CachesReset,
     DetokenizerLost,
     DetokenizersLive,
     HostTierGrown,
@@ -23,11 +24,21 @@ from actors.scheduler.events import (
     ReplicaLost,
     ReplicaResult,
     ReplicaSuspended,
+    WorkHeld,
 )
 from actors.scheduler.lifecycle import Lifecycle
+from actors.scheduler.order import JOB
 from actors.scheduler.output import SequenceOutput
 from actors.scheduler.planner import Planner
-from bus.messages import AbortRequest, CancelRequest, RequestsDone, StopSequence, TokenizedRequest
+from bus.messages import (
+    HOLD_ABORT,
+    HOLD_KEEP,
+    AbortRequest,
+    CancelRequest,
+    RequestsDone,
+    StopSequence,
+    TokenizedRequest,
+)
 
 
 class Core:
@@ -57,6 +68,23 @@ class Core:
     def is_idle(self) -> bool:
         """No request runs or waits, and no step is in flight."""
         return not self.requests and not any(replica.in_flight for replica in self.replicas.values())
+
+    @property
+    def held(self) -> str:
+        """How an operator holds the work."""
+        return self.lifecycle.held
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the work is held, and no step is in flight any more."""
+        return self._stands_still and not any(replica.in_flight for replica in self.replicas.values())
+
+    @property
+    def _stands_still(self) -> bool:
+        """Whether nothing is to be planned: at once, or once requests of clients have ended (jobs can wait)."""
+        if self.held in ("", HOLD_KEEP):
+            return self.held == HOLD_KEEP
+        return all(request.level == JOB for request in self.requests.values())
 
     @property
     def is_forgettable(self) -> bool:
@@ -128,6 +156,10 @@ class Core:
                 self.lifecycle.lose_ingress(message.ingress)
             case DetokenizersLive():
                 self._set_detokenizers(message.names)
+            case WorkHeld():
+                self._hold(message.mode)
+            case CachesReset():
+                self.planner.reset_caches(host=message.host, running=message.running)
             case DetokenizerLost():
                 self._set_detokenizers(each for each in self.delivery.detokenizers if each != message.detokenizer)
                 self.lifecycle.lose_listener(message.detokenizer)
@@ -143,6 +175,7 @@ class Core:
         behind it are made. Inputs have to wait until the last part was asked for."""
         for request_id in self.delivery.expired(now_s):
             self.lifecycle.abort(request_id)
+        self.planner.frozen = bool(self.held) and self._stands_still
         for _ in self.planner.plan(now_s):
             yield self._take_out()
         self.delivery.announce_ended()
@@ -163,6 +196,13 @@ class Core:
             sequence.end = end
             sequence.request.ended_s = message.result.done_s
             self.lifecycle.end(sequence)
+
+    def _hold(self, mode: str) -> None:
+        self.lifecycle.held = mode
+        self.planner.touch_all()
+        if mode == HOLD_ABORT:
+            for request in [each for each in self.requests.values() if each.level != JOB]:
+                self.lifecycle.cancel(request.id, held=True)
 
     def _set_detokenizers(self, names: Iterable[str]) -> None:
         self.delivery.detokenizers = tuple(sorted(names))

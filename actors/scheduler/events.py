@@ -100,6 +100,22 @@ class DetokenizerLost:
     detokenizer: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkHeld:
+    """An operator holds the work from now on: ``mode`` is one of :data:`bus.messages.HOLDS`."""
+
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachesReset:
+    """No block that is cached now is to be found again; ``host``: nor those of the host tier. ``running``: what runs
+    is computed anew."""
+
+    host: bool = False
+    running: bool = False
+
+
 Input = (
     TokenizedRequest
     | AbortRequest
@@ -114,6 +130,8 @@ Input = (
     | IngressLost
     | DetokenizersLive
     | DetokenizerLost
+    | WorkHeld
+    | CachesReset
 )
 
 

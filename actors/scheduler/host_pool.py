@@ -104,6 +104,12 @@ class HostPool:
         if block in self._cached:
             self._cached.move_to_end(block)
 
+    def forget_cached(self) -> None:
+        """No block can be found; those that nobody holds are empty."""
+        self._empty += self._cached
+        self._cached.clear()
+        self.index.clear()
+
     def check_integrity(self, owned: Iterable[int]) -> None:
         """``owned`` lists each held block once per owner. Counts, free blocks and index agree with it.
 

@@ -23,6 +23,7 @@ from actors.scheduler.observers import Observers
 from actors.scheduler.poison import Poison
 from actors.scheduler.remains import Remains
 from actors.scheduler.results import Results
+from actors.scheduler.steering import Steering
 from actors.scheduler.takeover import Recovered
 from actors.scheduler.trimming import Trimmer
 from actors.scheduler.work import Work
@@ -30,7 +31,9 @@ from bus.contract import Entry
 from bus.messages import (
     AbortRequest,
     BlockRequested,
+    CacheResetRequested,
     CancelRequest,
+    HoldRequested,
     ReplicaFenced,
     RequestsDone,
     StateRequested,
@@ -54,6 +57,7 @@ class Intake:
     membership: Membership
     detokenizers: Detokenizers
     observers: Observers
+    steering: Steering
     poison: Poison
     trimmer: Trimmer
     remains: Remains
@@ -75,6 +79,9 @@ class Intake:
             self._take_result(item, item.message)
         elif isinstance(item.message, StateRequested | BlockRequested):
             self.observers.ask(item.message)
+            self.work.settled(item)
+        elif isinstance(item.message, HoldRequested | CacheResetRequested):
+            self.steering.ask(item.message)
             self.work.settled(item)
         else:
             self.poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")

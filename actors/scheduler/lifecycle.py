@@ -15,11 +15,21 @@ from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import Note, Output, RequestOver, ToIngress
 from actors.scheduler.lanes import Lanes
-from actors.scheduler.order import Order, give_way_s
+from actors.scheduler.order import JOB, Order, give_way_s
 from actors.scheduler.output import Scores, SequenceOutput, row_scores
 from actors.scheduler.planner import Planner
 from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, State, make_request, prompt_hashes, seed_of
-from bus.messages import END_NONE, AbortRequest, RequestFailed, StepResult, StopSequence, TokenizedRequest
+from bus.messages import (
+    END_NONE,
+    HOLD_ABORT,
+    HOLD_NONE,
+    HOLD_WAIT,
+    AbortRequest,
+    RequestFailed,
+    StepResult,
+    StopSequence,
+    TokenizedRequest,
+)
 
 RECENT_REQUESTS = 10_000
 """How many ended or unknown but aborted requests are remembered, to recognise repeats and overtaken requests."""
@@ -36,6 +46,8 @@ class Lifecycle:
         self._planner = planner
         self._delivery = delivery
         self._out = out
+        self.held = HOLD_NONE
+        """How an operator holds the work: but for jobs, new requests may have to be refused."""
         self._recent: dict[tuple[str, str], None] = {}
         self._order_policy = Order(config.priorities, config.priority_aging_s)
         self._num_ids = 0
@@ -67,6 +79,8 @@ class Lifecycle:
         config, planner = self._config, self._planner
         request = make_request(message, config.eos_token_ids, self._order_policy)
         refused = refusal.of_message(message, config.vocab_size) or self._misfit(request)
+        if refused is None and check_load and self.held in (HOLD_WAIT, HOLD_ABORT) and request.level != JOB:
+            refused = refusal.of_hold(request)
         if refused is None and check_load and planner.num_queued_requests >= config.max_num_queued_requests:
             refused = refusal.of_load(request, config.max_num_queued_requests)
         if refused is not None:
@@ -218,11 +232,11 @@ class Lifecycle:
         else:
             self.abort(request.id)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request whose client still waits: it is told."""
+    def cancel(self, request_id: str, *, held: bool = False) -> None:
+        """End a request whose client still waits: it is told; ``held``: that it may come again later."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._fail(request.ingress, refusal.of_operator(request))
+            self._fail(request.ingress, refusal.of_hold(request) if held else refusal.of_operator(request))
             self.abort(request_id)
 
     def give_up(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 from actors.metrics import ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Histogram, Metrics
@@ -27,11 +28,15 @@ _COUNTERS = {
 }
 
 
-class Meters:
-    """Series with the label ``engine`` belong to one replica."""
+PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
-    def __init__(self, metrics: Metrics) -> None:
+
+class Meters:
+    """Series with the label ``engine`` belong to one replica. ``on_over`` is called when a request is over."""
+
+    def __init__(self, metrics: Metrics, on_over: Callable[[], None] = lambda: None) -> None:
         self._metrics = metrics
+        self.on_over = on_over
         self._seen: dict[tuple[str, int, str], int] = {}
         self._waiting = metrics.gauge("vllm:num_requests_waiting", "Sequences waiting for a slot.")
         name, text = "vllm:num_requests_waiting_by_reason", "Sequences waiting for a slot, by what they wait for."
@@ -43,6 +48,10 @@ class Meters:
         self._queue_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
         name, text = "vllm:request_prefill_time_seconds", "From the first step planned to the first token, a request."
         self._prefill_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        name, text = "vllm:request_inference_time_seconds", "From the first step planned to the last token, a request."
+        self._inference_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        name, text = "vllm:request_num_preemptions", "How often a request had to give its blocks up."
+        self._preemptions = metrics.histogram(name, text, PREEMPTION_BUCKETS)
         self._engines: set[str] = set()
         self._step_tokens: dict[str, Histogram] = {}
         self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
@@ -70,6 +79,9 @@ class Meters:
         if request.first_token_s and request.level != JOB:
             self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
             self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
+            self._inference_time.observe(max(0.0, (request.ended_s or request.first_token_s) - request.started_s))
+            self._preemptions.observe(request.num_preemptions)
+        self.on_over()
 
     def update(self, core: Core) -> None:
         """Show the core's state."""

@@ -38,6 +38,8 @@ class Planner:
         self.next_steps: dict[str, int] = {}
         """The first step of replicas that are not here, where that is not 1."""
         self.num_queued_requests = 0
+        self.frozen = False
+        """Whether nothing is planned: an operator holds the work."""
         self._config = config
         self._delivery = delivery
         self._out = out
@@ -107,6 +109,8 @@ class Planner:
     def plan(self, now_s: float) -> Iterator[None]:
         """Give slots to waiting sequences, and plans to every replica whose pipeline has room: one each, then, as often
         as this is asked for the next, one more each."""
+        if self.frozen:
+            return
         self._promote(now_s)
         progress = True
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
@@ -184,6 +188,24 @@ class Planner:
         self.fleet.touch(replica)
         return ended
 
+    def touch_all(self) -> None:
+        """Whatever the replicas have to do may have changed."""
+        for replica in self.replicas.values():
+            self.fleet.touch(replica)
+
+    def reset_caches(self, *, host: bool, running: bool) -> None:
+        """No block can be found by its content any more; with ``host``, none of the host tiers either. ``running``:
+        what runs, but for beam searches, is computed anew from its first token."""
+        for replica in self.replicas.values():
+            if running:
+                for sequence in replica.running.occupied():
+                    self.interrupt(sequence)
+                replica.tier.forget_all()
+            replica.index.clear()
+            if host or running:
+                replica.tier.pool.forget_cached()
+        self.touch_all()
+
     # -- replicas -----------------------------------------------------------------------------------------------------
     def join(self, joined: ReplicaJoined) -> None:
         """One more replica, or one anew.
@@ -203,6 +225,7 @@ class Planner:
             first_step=self.next_steps.get(joined.replica, 1),
             pacer=self._new_pacer(joined),
             preemption_mode=self._config.preemption_mode,
+            most_tokens=self._config.max_num_scheduled_tokens,
         )
         self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}

@@ -81,6 +81,12 @@ class PrefixIndex:
             del self.blocks[block_hash]
         return block_hash
 
+    def clear(self) -> None:
+        """No block can be found."""
+        self.blocks.clear()
+        self._hashes.clear()
+        self.new_heads.clear()
+
     def check_integrity(self, num_blocks: int) -> None:
         """Both directions agree and name only existing blocks.
 

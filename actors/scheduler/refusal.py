@@ -103,6 +103,12 @@ def of_operator(request: Request) -> RequestFailed:
     return RequestFailed(request_id=request.id, status=409, error_type="request_cancelled", message=text)
 
 
+def of_hold(request: Request) -> RequestFailed:
+    """An operator holds the work."""
+    text = "An operator has paused the server; please try again later."
+    return RequestFailed(request_id=request.id, status=503, error_type="server_error", message=text)
+
+
 def of_losses(request: Request) -> RequestFailed:
     """Executors end, one after the other, as they compute it."""
     text = "The request failed repeatedly and was given up."

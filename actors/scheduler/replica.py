@@ -49,11 +49,12 @@ class Replica:
         first_step: int,
         pacer: Pacer | None = None,
         preemption_mode: str = "auto",
+        most_tokens: int | None = None,
     ) -> None:
         self.name = joined.replica
         self.epoch = joined.epoch
         self.max_model_len = joined.max_model_len
-        self.budget = joined.max_num_batched_tokens
+        self.budget = min(joined.max_num_batched_tokens, most_tokens or joined.max_num_batched_tokens)
         self.block_size = joined.block_size
         self.pipeline = Pipeline(depth)
         self.caching = caching

@@ -25,6 +25,9 @@ class EngineSettings:
     max_num_batched_tokens: int | None = setting(
         None, help="most tokens in one step (default: 8192 on CUDA, 2048 on CPU)", low=1, high=2**20
     )
+    max_num_scheduled_tokens: int | None = setting(
+        None, help="most tokens that the scheduler gives one step (default: as many as fit)", low=1, high=2**20
+    )
     enforce_eager: bool = setting(False, help="do not use CUDA graphs")
     max_cudagraph_capture_size: int | None = setting(
         None,

@@ -13,6 +13,9 @@ class ModelSettings:
 
     model: str = setting("", help="folder or Hugging Face id of the model; empty: the small shipped one")
     tokenizer: str | None = setting(None, help="folder or id of the tokenizer (default: the model's)")
+    skip_tokenizer_init: bool = setting(
+        False, help="do without a tokenizer: prompts are token ids, and answers tell them"
+    )
     served_model_name: tuple[str, ...] = setting(
         (), help="name or names clients use for the model (default: MODEL as given)"
     )

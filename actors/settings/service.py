@@ -19,6 +19,11 @@ def _check_origins(origins: Any) -> str | None:
     return None if plain else "an origin is like https://example.org, without a path; * means any"
 
 
+def _check_root_path(path: Any) -> str | None:
+    plain = re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", str(path))
+    return None if plain else "a path begins with / and does not end with it, like /llm"
+
+
 def _check_hosts(names: Any) -> str | None:
     plain = all(name == "*" or re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in names)
     return None if plain else "a host is a name like llm.example.org, without a port; * means any"
@@ -33,6 +38,12 @@ class ServiceSettings:
     )
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(8000, help="port to listen on; 0 takes a free one", low=0, high=65535)
+    uds: str | None = setting(None, help="path of a Unix socket to listen on, instead of --host and --port")
+    root_path: str | None = setting(
+        None,
+        help="path below which a proxy shows the server (/llm): routes answer with it and without it",
+        check=_check_root_path,
+    )
     api_key: tuple[str, ...] = setting(
         (), help="key or keys, one of which a client must send (default: none needed)", secret=True, check=_check_keys
     )
@@ -113,6 +124,20 @@ class ServiceSettings:
     )  # fmt: skip
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
+    )
+    sagemaker_session_s: float | None = setting(
+        None, help="seconds that a session of /invocations lasts (default: none can be opened)", low=1, high=31 * 86400
+    )
+    tokens_only: bool = setting(
+        False, help="answer only /inference/v1/generate, and what tells of the server; needs no tokenizer"
+    )
+    enable_force_include_usage: bool = setting(False, help="end every stream with its usage, asked for or not")
+    enable_per_request_metrics: bool = setting(False, help="say in answers how long what has taken (`metrics`)")
+    sse_keep_alive_interval: int = setting(
+        0, help="seconds after which a silent stream gets a comment, for proxies; 0: none", low=0, high=86400
+    )
+    stream_interval: int = setting(
+        1, help="tokens of a choice that one event of a stream holds at least, but for the first", low=1, high=2**20
     )
     allow_unknown_fields: bool = setting(
         False, help="ignore fields of requests that are not known, instead of answering 400"

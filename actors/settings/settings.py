@@ -42,8 +42,15 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
+        if self.uds is not None and self.ingresses > 1:
+            raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be texts, and answers are."""
+        return not (self.skip_tokenizer_init or self.tokens_only)
 
     @property
     def counts(self) -> dict[str, int]:

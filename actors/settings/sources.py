@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from actors.settings.declaring import SettingsError, flag_of
 from actors.settings.settings import GROUPS, Settings
-from actors.settings.vllm_flags import add_foreign
+from actors.settings.vllm_flags import add_foreign, add_other_names
 
 MODEL_FLAG = "model_flag"
 ENV_PREFIX = "PAGEBUS_"
@@ -105,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: 
                 text = "the same as MODEL, which counts if both are given"
                 group.add_argument("--model", dest=MODEL_FLAG, metavar="MODEL", default=argparse.SUPPRESS, help=text)
     if not only:
+        add_other_names(parser)
         add_foreign(parser)
 
 

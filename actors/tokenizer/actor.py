@@ -45,7 +45,8 @@ def load_encoder(settings: Settings) -> Encoder:
     config = ModelConfig.load(resolve_model(settings, weights=False))
     length = effective_max_model_len(settings, config)
     limits = Limits(length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching)
-    return Encoder(load_tokenizer(resolve_tokenizer(settings)), limits, chat_template=settings.chat_template)
+    tokenizer = load_tokenizer(resolve_tokenizer(settings)) if settings.has_tokenizer else None
+    return Encoder(tokenizer, limits, chat_template=settings.chat_template)
 
 
 def place(entry_id: EntryId) -> int:

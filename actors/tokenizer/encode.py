@@ -191,7 +191,8 @@ class Encoder:
             raise Refusal(NO_TOKENIZER)
         names = {token_id: self._backend.id_to_token(token_id) or "" for token_id in set(ids.tolist())}
         as_ids = request.prompt is None and request.messages is None
-        text = self._backend.decode(ids.tolist(), skip_special_tokens=False) if as_ids else ""
+        skips = request.sampling.skip_special_tokens
+        text = self._backend.decode(ids.tolist(), skip_special_tokens=skips) if as_ids else ""
         return PromptReply(request_id=request.request_id, text=text, token_texts=names, token_ids=ids)
 
     def _checked(self, request: GenerateRequest, ids: Int32Array) -> Int32Array:

@@ -24,6 +24,9 @@ ReplyBatch, PromptReply,    replies:<ingress>      detokenizer, tokenizer, sched
 RequestFailed, RequestTimed                        ingress
 AbortCalls                  replies:<ingress>      another ingress -> ingress                 control
 SchedulerState, BlockState  replies:<ingress>      scheduler -> ingress                       observation
+HoldRequested,              control (work)         ingress -> scheduler                       steering
+CacheResetRequested
+HoldState                   replies:<ingress>      scheduler -> ingress                       steering
 SequencesNamed,             journal                scheduler -> its successor                 journal
 RequestMoved, RequestBlamed, Checkpoint
 Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor         jobs
@@ -63,6 +66,18 @@ from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, Request
 from bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
 from bus.messages.sampling import RepetitionDetection, SamplingParams, StructuredOutput
 from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
+from bus.messages.steering import (
+    HOLD_ABORT,
+    HOLD_KEEP,
+    HOLD_NONE,
+    HOLD_STATE,
+    HOLD_WAIT,
+    HOLDS,
+    SLEEP_STATE,
+    CacheResetRequested,
+    HoldRequested,
+    HoldState,
+)
 from bus.messages.steps import (
     END_GRAMMAR,
     END_LENGTH,
@@ -104,15 +119,20 @@ Message = (
     | SchedulerState
     | BlockRequested
     | BlockState
+    | HoldRequested
+    | CacheResetRequested
+    | HoldState
 )
 
 __all__ = [
     "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT",
-    "OUTCOME_ABORTED", "OUTCOME_DONE", "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS",
-    "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "STEP_COLUMNS",
-    "STEP_MARKS", "AbortCalls", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest",
-    "Checkpoint", "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message",
-    "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch",
+    "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE", "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE",
+    "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS",
+    "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS",
+    "AbortCalls", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CacheResetRequested", "CancelRequest",
+    "Checkpoint", "FinishReason", "GenerateRequest", "HoldRequested", "HoldState", "Int32Array", "Job", "JobResult",
+    "JsonValue", "Message", "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState",
+    "ReplyBatch",
     "RequestBlamed", "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued",
     "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
     "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from actors.readiness import ingress_addresses
 from actors.serve import banner, bus_text, check_one_process, ready_text, uses_one_process
 from actors.settings import Settings, SettingsError
+from bus.contract import LeaseInfo
 
 
 def test_one_process_without_redis_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +58,15 @@ def test_ready_text_is_a_usable_address() -> None:
     assert "http://127.0.0.1:8000" in ready_text(Settings(host="0.0.0.0"), ["0.0.0.0:8000"], 1.0)
     assert "http://[::1]:8000" in ready_text(Settings(host="::"), [":::8000"], 1.0)
     assert "Authorization" in ready_text(Settings(api_key=("k",)), ["h:1"], 1.0)
+
+
+def test_where_a_socket_answers() -> None:
+    """A path is no address, and the command says how to ask there."""
+    settings = Settings(uds="/run/pagebus.sock")
+    lease = LeaseInfo("ingress", "ingress-0", 1, {"state": "ready"})
+    assert ingress_addresses(settings, [lease]) == [("unix:/run/pagebus.sock", 0)]
+    text = ready_text(settings, ["unix:/run/pagebus.sock:0"], 1.0)
+    assert "curl --unix-socket /run/pagebus.sock http://localhost/v1/models" in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tables of ``docs/compatibility.md``: fields of OpenAI's and vLLM's API, flags of vLLM, and what becomes of each.
+"""The tables of ``docs/compatibility``: fields of OpenAI's and vLLM's API, flags of vLLM, and what becomes of each.
 
     python -m tests.web.compatibility
 
@@ -18,45 +18,38 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import orjson
 from compatibility_routes import BODIES, FILE, QUERIES, Body, served_query, words
+from compatibility_words import ABSENT, DIFFERENT, WHY
 from fake_backend import MODEL
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
 from actors.settings.declaring import flag_of
-from actors.settings.vllm_flags import ANY, REFUSED, TAKEN
+from actors.settings.vllm_flags import ALIASES, ANY, REFUSED, TAKEN
+from actors.settings.vllm_objects import OBJECTS
+from tests.vllm_names import fields_of as vllm_fields
+from tests.vllm_names import stored
+from web.app import ROUTES as ALL_ROUTES
 from web.body_schema import body_schema
 from web.limits import INT32_MAX, INT64_MAX
 from web.routes.generation import ROUTES
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+FOLDER = Path(__file__).parents[2] / "docs" / "compatibility"
 BEGIN, END = "<!-- fields -->", "<!-- end of fields -->"
 BEGIN_ROUTES, END_ROUTES = "<!-- fields of other routes -->", "<!-- end of fields of other routes -->"
 BEGIN_FLAGS, END_FLAGS = "<!-- flags -->", "<!-- end of flags -->"
+BEGIN_LIST, END_LIST = "<!-- routes -->", "<!-- end of routes -->"
+CHAT, COMPLETION = "POST /v1/chat/completions", "POST /v1/completions"
 SAME_FLAGS = words(
     "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
     "disable_access_log_for_endpoints dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
-    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization "
-    "host kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
+    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
+    "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
     "max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "
-    "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser "
-    "trust_request_chat_template"
+    "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser trust_request_chat_template "
+    "enable_force_include_usage enable_per_request_metrics log_level max_num_queued_tokens max_num_scheduled_tokens "
+    "root_path skip_tokenizer_init sse_keep_alive_interval stream_interval tokens_only uds"
 )
 """Settings that vLLM has too."""
-VLLM = [
-    "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params", "ignore_eos",
-    "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids", "min_p", "min_tokens",
-    "priority", "prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id",
-    "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids", "detokenize", "mm_payload",
-    "return_mm_kwargs", "return_weight_versions", "routed_experts_prompt_start", "session_id", "skip_special_tokens",
-    "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs",
-    "thinking_token_budget", "top_k", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs",
-    "watermarking",
-]  # fmt: skip
-VLLM_CHAT = [
-    "add_generation_prompt", "chat_template", "chat_template_kwargs", "continue_final_message", "documents", "echo",
-    "include_reasoning", "media_io_kwargs", "mm_processor_kwargs", "return_prompt_text",
-]  # fmt: skip
-VLLM_COMPLETION = ["prompt_embeds", "response_format"]
 OLD = ["guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"]
 OWN = ["early_stopping", "timeout"]
 """Neither OpenAI's nor vLLM's (today)."""
@@ -100,6 +93,11 @@ def describe(name: str, schemas: Mapping[str, Any], others: Iterable[str]) -> st
     return "served"
 
 
+def why(name: str, *here: str) -> str:
+    """Why the field is not served, where it is not."""
+    return WHY.get(name, "") if any(each.endswith("400") and not each.endswith("86400") for each in here) else ""
+
+
 def _range(schema: Mapping[str, Any]) -> str:
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     above = "above " if "exclusiveMinimum" in schema else ""
@@ -116,14 +114,14 @@ def _json(value: object) -> str:
 def table() -> str:
     """All fields, by name."""
     chat, completion = known_here()
-    in_chat = OPENAI_CHAT | set(VLLM) | set(VLLM_CHAT) | set(OLD) | set(OWN)
-    in_completion = OPENAI_COMPLETION | set(VLLM) | set(VLLM_COMPLETION) | set(OLD) | set(OWN)
-    lines = ["| field | of | chat | completions |", "| --- | --- | --- | --- |"]
+    in_chat = OPENAI_CHAT | vllm_fields(CHAT) | set(OLD) | set(OWN)
+    in_completion = OPENAI_COMPLETION | vllm_fields(COMPLETION) | set(OLD) | set(OWN)
+    lines = ["| field | of | chat | completions | why not |", "| --- | --- | --- | --- | --- |"]
     for name in sorted(in_chat | in_completion | set(chat) | set(completion)):
         openai = name in OPENAI_CHAT | OPENAI_COMPLETION
         origin = "OpenAI" if openai else "Pagebus" if name in OWN else "vLLM"
         here = describe(name, chat, in_chat), describe(name, completion, in_completion)
-        lines.append(f"| `{name}` | {origin} | {here[0]} | {here[1]} |")
+        lines.append(f"| `{name}` | {origin} | {here[0]} | {here[1]} | {why(name, *here)} |")
     return "\n".join(lines)
 
 
@@ -131,10 +129,11 @@ def body_table(body: Body) -> str:
     """All fields of a route's body, by name."""
     schemas = body.known()
     listed = body.api | body.vllm | body.own | set(schemas)
-    lines = [f"`POST {body.path}`", "", "| field | of | here |", "| --- | --- | --- |"]
+    lines = [f"`POST {body.path}`", "", "| field | of | here | why not |", "| --- | --- | --- | --- |"]
     for name in sorted(listed):
         origin = body.inventor if name in body.api else "vLLM" if name in body.vllm else "Pagebus"
-        lines.append(f"| `{name}` | {origin} | {describe(name, schemas, listed)} |")
+        here = describe(name, schemas, listed)
+        lines.append(f"| `{name}` | {origin} | {here} | {why(name, here)} |")
     return "\n".join(lines)
 
 
@@ -152,8 +151,15 @@ def other_tables() -> str:
 
 def flags_table() -> str:
     """vLLM's flags: those that are settings here, then those that are not."""
-    same = f"{_names(map(flag_of, SAME_FLAGS))} are settings by the same names.\n"
-    lines = [same, "| flags | what becomes of them |", "| --- | --- |"]
+    same = f"{_names([*map(flag_of, SAME_FLAGS), '--model', '--config'])} are settings by the same names.\n"
+    lines = [same, "| flag | is here |", "| --- | --- |"]
+    lines += [f"| `{name}` | `{flag_of(setting)}` |" for name, setting in ALIASES.items()]
+    lines += ["", "| field of an object | what becomes of it |", "| --- | --- |"]
+    for flag, parts in OBJECTS.items():
+        for name, part in parts.items():
+            taken = "taken" if part.taken == ANY else f"{_names(part.taken)}, else refused"
+            lines.append(f"| `{flag}.{name}` | {f'`{flag_of(part.setting)}`' if part.setting else taken} |")
+    lines += ["", "| flags | what becomes of them |", "| --- | --- |"]
     for flag in TAKEN + REFUSED:
         values = "taken" if flag.taken == ANY else f"{_names(flag.taken)}, else refused" if flag.taken else "refused"
         words_and_flags = flag.text.split("`")  # every other piece is marked already
@@ -167,14 +173,33 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def with_table(page: str) -> str:
-    """The page with the tables as they should be."""
-    parts = (BEGIN, END, table()), (BEGIN_ROUTES, END_ROUTES, other_tables()), (BEGIN_FLAGS, END_FLAGS, flags_table())
-    for begin, end, made in parts:
+def routes_table() -> str:
+    """All routes of vLLM: the same, different how, or absent why."""
+    ours = {f"{route.method} {route.path}" for route in ALL_ROUTES}
+    lines = ["| route | here | |", "| --- | --- | --- |"]
+    for name in stored()["routes"]:
+        here = "absent" if name not in ours else "different" if name in DIFFERENT else "same"
+        lines.append(f"| `{name}` | {here} | {DIFFERENT.get(name) if here != 'absent' else ABSENT[name]} |")
+    return "\n".join(lines).replace("| None |", "| |")
+
+
+def pages() -> dict[Path, str]:
+    """The pages with the tables as they should be."""
+    parts = {
+        "fields.md": [(BEGIN, END, table()), (BEGIN_ROUTES, END_ROUTES, other_tables())],
+        "routes.md": [(BEGIN_LIST, END_LIST, routes_table())],
+        "flags.md": [(BEGIN_FLAGS, END_FLAGS, flags_table())],
+    }
+    return {FOLDER / name: _with_tables((FOLDER / name).read_text(), tables) for name, tables in parts.items()}
+
+
+def _with_tables(page: str, tables: list[tuple[str, str, str]]) -> str:
+    for begin, end, made in tables:
         before, rest = page.split(begin)
         page = f"{before}{begin}\n{made}\n{end}{rest.split(end)[1]}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))
+    for path, text in pages().items():
+        path.write_text(text)

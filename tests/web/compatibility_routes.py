@@ -1,4 +1,4 @@
-"""The routes besides chats and completions in ``docs/compatibility.md``: their fields, and bodies that use them.
+"""The routes besides chats and completions in ``docs/compatibility``: their fields, and bodies that use them.
 
 Which fields there are comes from the types of OpenAI's and Anthropic's clients, and from vLLM's protocol.
 """
@@ -20,8 +20,10 @@ from openai.types import (
 )
 from openai.types.responses import input_item_list_params, response_create_params, response_retrieve_params
 
+from tests.vllm_names import fields_of as vllm_fields
 from web.app import ROUTES
 from web.body_schema import Parser, body_schema
+from web.derendered import parse_derender_chat, parse_derender_completion
 from web.embeddings import parse_embedding
 from web.routes.aborts import parse_abort
 from web.routes.batches import EXAMPLE as BATCH
@@ -31,6 +33,7 @@ from web.routes.tokens import parse_detokenize, parse_tokenize
 from web.schemas import parse_chat
 from web.shapes.messages import read_count, read_message
 from web.shapes.response_input import chat_body, read_response
+from web.token_body import parse_generate
 
 ANY = replace(MODEL, priorities=True, request_templates=True)
 """A server that was started with all that fields may need."""
@@ -87,13 +90,7 @@ RESPONSE = Body(
     api=fields_of(
         response_create_params.ResponseCreateParamsNonStreaming, response_create_params.ResponseCreateParamsStreaming
     ),
-    vllm=words(
-        "cache_salt chat_template_kwargs ec_transfer_params enable_response_messages frequency_penalty ignore_eos "
-        "include_reasoning include_stop_str_in_output kv_transfer_params logit_bias media_io_kwargs min_p mm_payload "
-        "mm_processor_kwargs presence_penalty previous_input_messages priority repetition_penalty request_id "
-        "return_mm_kwargs seed session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids "
-        "structured_outputs top_k vllm_xargs watermarking min_tokens"
-    ),
+    vllm=vllm_fields("POST /v1/responses"),
     read=lambda data, model: read_response(data, allow_unknown=model.allow_unknown_fields),
     parse=lambda data, model: parse_chat(chat_body(read_response(data).kept([])), model),
     samples=(
@@ -131,10 +128,7 @@ MESSAGE = Body(
         message_create_params.MessageCreateParamsNonStreaming, message_create_params.MessageCreateParamsStreaming
     )
     | BETA,
-    vllm=words(
-        "cache_salt chat_template_kwargs ec_transfer_params kv_transfer_params mm_payload return_mm_kwargs "
-        "vllm_xargs watermarking temperature top_k top_p"
-    ),
+    vllm=vllm_fields("POST /v1/messages"),
     read=lambda data, model: read_message(data, allow_unknown=model.allow_unknown_fields),
     parse=parse_message,
     samples=(
@@ -149,7 +143,7 @@ COUNT = Body(
     path="/v1/messages/count_tokens",
     inventor="Anthropic",
     api=fields_of(message_count_tokens_params.MessageCountTokensParams) | BETA,
-    vllm=words("chat_template_kwargs"),
+    vllm=vllm_fields("POST /v1/messages/count_tokens"),
     read=lambda data, model: read_count(data, allow_unknown=model.allow_unknown_fields),
     parse=parse_count,
     samples=({**_MESSAGE, **_FORMAT},),
@@ -158,11 +152,7 @@ EMBEDDING = Body(
     path="/v1/embeddings",
     inventor="OpenAI",
     api=fields_of(embedding_create_params.EmbeddingCreateParams),
-    vllm=words(
-        "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message "
-        "embed_dtype endianness media_io_kwargs messages mm_processor_kwargs normalize padding priority "
-        "request_id truncate_prompt_tokens truncation_side use_activation"
-    ),
+    vllm=vllm_fields("POST /v1/embeddings"),
     read=parse_embedding,
     parse=parse_embedding,
     samples=(
@@ -183,10 +173,7 @@ TOKENIZE = Body(
     path="/tokenize",
     inventor="vLLM",
     api=frozenset(),
-    vllm=words(
-        "add_generation_prompt add_special_tokens chat_template chat_template_kwargs continue_final_message "
-        "media_io_kwargs messages mm_processor_kwargs model prompt return_token_strs tools"
-    ),
+    vllm=vllm_fields("POST /tokenize"),
     read=parse_tokenize,
     parse=parse_tokenize,
     samples=(
@@ -203,7 +190,7 @@ DETOKENIZE = Body(
     path="/detokenize",
     inventor="vLLM",
     api=frozenset(),
-    vllm=words("model tokens"),
+    vllm=vllm_fields("POST /detokenize"),
     read=parse_detokenize,
     parse=parse_detokenize,
     samples=({"model": MODEL.name, "tokens": [1, 2]},),
@@ -221,12 +208,56 @@ ABORT = Body(
     path="/abort_requests",
     inventor="vLLM",
     api=frozenset(),
-    vllm=words("request_ids"),
+    vllm=vllm_fields("POST /abort_requests"),
     read=parse_abort,
     parse=parse_abort,
     samples=({"request_ids": ["chatcmpl-1"]},),
 )
-BODIES = (RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, ABORT, BATCHES)
+_ANSWER = {"choices": [{"index": 0, "token_ids": [1, 2], "finish_reason": "stop"}]}
+GENERATE = Body(
+    path="/inference/v1/generate",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /inference/v1/generate"),
+    read=parse_generate,
+    parse=parse_generate,
+    samples=(
+        {
+            "token_ids": [1, 2], "sampling_params": {"max_tokens": 3}, "model": MODEL.name, "request_id": "r",
+            "cache_salt": "s", "priority": 1, "stream": True, "stream_options": {"include_usage": True},
+            "token_offsets": [[0, 1]], "parse_context": {}, "return_token_ids": True, "reasoning_parser_kwargs": {},
+            "reasoning_ended": True,
+        },
+    ),
+)  # fmt: skip
+DERENDER_CHAT = Body(
+    path="/v1/chat/completions/derender",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /v1/chat/completions/derender"),
+    read=parse_derender_chat,
+    parse=parse_derender_chat,
+    samples=(
+        {"generate_response": _ANSWER, "chat_request": CHAT, "prompt_tokens": 2, "prompt_token_ids": [3, 4],
+         "model": MODEL.name},
+    ),
+)  # fmt: skip
+DERENDER_COMPLETION = Body(
+    path="/v1/completions/derender",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /v1/completions/derender"),
+    read=parse_derender_completion,
+    parse=parse_derender_completion,
+    samples=(
+        {"generate_responses": [_ANSWER], "completion_request": {"prompt": "a"}, "prompt_tokens": [2],
+         "prompt_token_ids": [[3, 4]], "model": MODEL.name},
+    ),
+)  # fmt: skip
+BODIES = (
+    RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, GENERATE, DERENDER_CHAT, DERENDER_COMPLETION, ABORT,
+    BATCHES,
+)  # fmt: skip
 FILE = fields_of(file_create_params.FileCreateParams)
 """Of a form, which ``POST /v1/files`` gets: all are served."""
 QUERIES = (

@@ -18,9 +18,12 @@ from bus.messages import (
     AbortRequest,
     BlockRequested,
     BlockState,
+    CacheResetRequested,
     CancelRequest,
     FinishReason,
     GenerateRequest,
+    HoldRequested,
+    HoldState,
     Message,
     PromptReply,
     ReplyBatch,
@@ -192,6 +195,7 @@ class FakeBackend:
         )
         """What it says to an observer's question."""
         self.epochs: dict[str, int] = {}
+        self.held = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -248,10 +252,19 @@ class FakeBackend:
                 if isinstance(entry.message, StateRequested | BlockRequested | CancelRequest):
                     await self._answer_question(entry.message)
                     continue
+                if isinstance(entry.message, HoldRequested | CacheResetRequested):
+                    await self._hold(entry.message)
+                    continue
                 assert isinstance(entry.message, AbortRequest)
                 self.aborts.append(entry.message.request_id)
                 self.left += [entry.message.request_id] if entry.message.may_return else []
             await self.bus.ack(SCHEDULER_GROUP, entries)
+
+    async def _hold(self, message: HoldRequested | CacheResetRequested) -> None:
+        """It is always at rest."""
+        if isinstance(message, HoldRequested) and message.mode is not None:
+            self.held = message.mode
+        await self.send(message.ingress, HoldState(serial=message.serial, mode=self.held, at_rest=bool(self.held)))
 
     async def _answer_question(self, question: StateRequested | BlockRequested | CancelRequest) -> None:
         self.questions.append(question)

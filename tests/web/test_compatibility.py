@@ -7,9 +7,11 @@ import re
 
 import pytest
 from compatibility_routes import ANY, BODIES, QUERIES, RESPONSE, served_query
+from compatibility_words import ABSENT, DIFFERENT
 from fake_backend import MODEL
 
-from tests.web.compatibility import PAGE, body_table, known_here, table, with_table
+from tests.vllm_names import stored
+from tests.web.compatibility import body_table, known_here, pages, routes_table, table
 from web.app import ROUTES
 from web.errors import ApiError
 from web.schemas import parse_chat, parse_completion
@@ -18,9 +20,7 @@ from web.shapes.response_input import SAME, chat_body, read_response
 
 def test_the_table_is_up_to_date():
     """``python -m tests.web.compatibility`` makes it so."""
-    page = PAGE.read_text()
-
-    assert with_table(page) == page
+    assert {path.name: path.read_text() for path in pages()} == {path.name: text for path, text in pages().items()}
 
 
 def rows(column: int, what: str) -> list[str]:
@@ -105,10 +105,57 @@ async def test_what_is_refused_in_a_query(serve, http, tmp_path, query):
             assert (response.status, (await response.json())["error"]["param"]) == (400, name)
 
 
-def test_routes_that_are_not_here():
-    """No route has come meanwhile that the page says is missing."""
-    listed = PAGE.read_text().split("<!-- routes that are not here -->")[1].split("<!--")[0]
-    first_cells = " ".join(row.split("|")[1] for row in listed.splitlines() if row)
-    missing = set(re.findall(r"`(/[^`]+)`", first_cells))
-    assert len(missing) > 20
-    assert missing.isdisjoint(route.path for route in ROUTES)
+NAMES = stored()
+PAGES = {path.name: path.read_text() for path in pages()}
+ALIKE = {
+    "POST /v1/chat/completions/render": "POST /v1/chat/completions",
+    "POST /v1/completions/render": "POST /v1/completions",
+    "POST /v1/messages/render": "POST /v1/messages",
+    "POST /v1/responses/render": "POST /v1/responses",
+    "POST /inference/v1/abort_requests": "POST /abort_requests",
+}
+"""Routes whose bodies are those of others."""
+
+
+def test_every_flag_of_vllm_is_listed():
+    """On the page of flags; its short forms too."""
+    assert len(NAMES["flags"]) > 300
+    assert [flag for flag in NAMES["flags"] if f"`{flag}`" not in PAGES["flags.md"]] == []
+
+
+def test_every_route_of_vllm_is_listed():
+    """On the page of routes: as the same, as different and how, or as absent and why. What is called absent is so."""
+    rows = [[cell.strip() for cell in line.split("|")] for line in routes_table().splitlines()[2:]]
+    said = {row[1].strip("`"): (row[2], row[3]) for row in rows}
+    assert said.keys() == NAMES["routes"].keys()
+    assert all(how == "same" or text for how, text in said.values())
+    ours = {f"{route.method} {route.path}" for route in ROUTES}
+    assert {name for name, (how, _) in said.items() if how != "absent"} == NAMES["routes"].keys() & ours
+    assert ABSENT.keys().isdisjoint(ours)
+    assert DIFFERENT.keys() <= ours
+
+
+@pytest.mark.parametrize("route", NAMES["routes"])
+def test_every_field_of_vllm_is_listed(route):
+    """Of each route that is here, in that route's table, or in the schema of its query; with a word about it."""
+    here = {f"{each.method} {each.path}": each for each in ROUTES}.get(route)
+    if here is None or not NAMES["routes"][route]:
+        return
+    route = ALIKE.get(route, route)
+    if route in ("POST /v1/chat/completions", "POST /v1/completions"):
+        listed = set(re.findall(r"^\| `(\w+)`", table(), re.M))
+    elif here.about.query:
+        listed = set(here.about.query)
+    else:
+        (body,) = [body for body in BODIES if f"POST {body.path}" == route]
+        listed = set(said(body))
+    assert set(NAMES["routes"][route]) - listed == set()
+
+
+def test_what_is_not_served_says_why():
+    """Every field with a 400 has a reason (``WHY`` in compatibility_words.py)."""
+    told = table() + "".join(map(body_table, BODIES))
+    cells = [[cell.strip() for cell in line.split("|")] for line in told.splitlines() if line.startswith("| `")]
+    refused = {row[1].strip("`"): row[-2] for row in cells if any(re.search(r"(^|else )400$", cell) for cell in row)}
+    assert [name for name, text in refused.items() if not text] == []
+    assert len(refused) > 30

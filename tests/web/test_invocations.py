@@ -58,3 +58,36 @@ async def test_limits(serve, http):
     assert (await invoke(http, served, CHAT))[0] == 401
     status, _, told = await invoke(http, served, {**CHAT, "max_tokens": 300}, Authorization="Bearer k")
     assert (status, told["error"]["reason"]) == (400, "too_many_tokens")
+
+
+async def test_sessions(serve, http, tmp_path):
+    """Opened, named in requests, and closed, by the key that has opened it; the header of who opens one is not read."""
+    (file := tmp_path / "keys.toml").write_text('[a]\nkey = "key-of-a"\n[b]\nkey = "key-of-b"\n')
+    served = await serve(sagemaker_session_s=60.0, api_key_file=str(file))
+    name = "X-Amzn-SageMaker-Session-Id"
+
+    async def post(body, key="a", **headers):
+        headers["Authorization"] = f"Bearer key-of-{key}"
+        async with http.post(served.url + "/invocations", json=body, headers=headers) as response:
+            return response.status, response.headers, await response.text()
+
+    status, headers, _ = await post({"requestType": "NEW_SESSION"}, **{name: "whatever"})
+    session, _, rest = headers["X-Amzn-SageMaker-New-Session-Id"].partition("; Expires=")
+    assert (status, rest.endswith("Z")) == (200, True)
+    assert (await post(CHAT, **{name: session}))[0] == 200
+    for body in (CHAT, {"requestType": "CLOSE"}):
+        assert (await post(body, "b", **{name: session}))[0] == 400
+        assert (await post(body, **{name: "another"}))[0] == 400
+    status, headers, _ = await post({"requestType": "CLOSE"}, **{name: session})
+    assert (status, headers["X-Amzn-SageMaker-Closed-Session-Id"]) == (200, session)
+    assert "session_not_found" in (await post(CHAT, **{name: session}))[2]
+    assert "requestType" in (await post({"requestType": "NAP"}))[2]
+    assert "messages" in (await post({"requestType": "NEW_SESSION", "messages": []}))[2]
+
+
+async def test_no_sessions(serve, http):
+    """Unless the server was told so: then who asks for them is told."""
+    served = await serve()
+    for body, headers in (({"requestType": "NEW_SESSION"}, {}), (CHAT, {"X-Amzn-SageMaker-Session-Id": "s"})):
+        status, _, told = await invoke(http, served, body, **headers)
+        assert (status, told["error"]["reason"]) == (400, "not_enabled")

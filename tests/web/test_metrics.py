@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from actors.actor import metrics_state
 from actors.metrics import Metrics
 from bus.contract import BusUnavailable
@@ -40,6 +42,10 @@ async def test_own_metrics(serve, http):
         'vllm:request_decode_time_seconds_count{model_name="fake-model"} 2.0',
         'vllm:request_time_per_output_token_seconds_count{model_name="fake-model"} 2.0',
         'vllm:time_per_output_token_seconds_count{model_name="fake-model"} 4.0',
+        'vllm:request_params_n_bucket{model_name="fake-model",le="1.0"} 0.0',
+        'vllm:request_params_n_sum{model_name="fake-model"} 2.0',
+        'vllm:request_params_max_tokens_sum{model_name="fake-model"} 3.0',
+        'vllm:admission_rejections_total{model_name="fake-model",reason="max_num_queued_reqs"} 0.0',
         'http_request_duration_seconds_count{handler="/v1/completions",method="POST",model_name="fake-model"} 2.0',
         'http_requests_total{handler="/v1/completions",method="POST",model_name="fake-model",status="2xx"} 1.0',
         'http_requests_total{handler="/v1/completions",method="POST",model_name="fake-model",status="4xx"} 1.0',
@@ -47,6 +53,42 @@ async def test_own_metrics(serve, http):
     ):
         assert line in lines
     assert not any("secret" in line for line in lines)
+
+
+async def test_rejections(serve, http):
+    """Are counted by the limit that was reached."""
+    served = await serve(answers=False, max_num_queued_requests=1)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x"}))
+    await served.backend.requested()
+    async with http.post(served.url + "/v1/completions", json={"prompt": "x"}) as response:
+        assert response.status == 429
+    name = 'vllm:admission_rejections_total{model_name="fake-model",reason='
+    found = [line.removeprefix(name) for line in await text_of(http, served) if line.startswith(name)]
+    assert found == ['"max_num_queued_reqs"} 1.0', '"max_num_queued_tokens"} 0.0', '"other"} 0.0',
+                     '"tokens_per_minute"} 0.0']  # fmt: skip
+    asking.cancel()
+
+
+async def test_load_in_heads(serve, http):
+    """For who asks in one of two forms, of answers that are generated, streams too."""
+    served = await serve()
+    metrics = Metrics()
+    for engine, usage in (("a", 0.25), ("b", 0.75)):
+        metrics.gauge("vllm:kv_cache_usage_perc", "Usage.", engine=engine).set(usage)
+    metrics.gauge("vllm:num_requests_waiting", "Waiting.").set(3)
+    await served.backend.bus.put_state(metrics_state("scheduler", "leader"), metrics.snapshot())
+    texts = {
+        "TEXT": "TEXT named_metrics.kv_cache_usage_perc=0.5, named_metrics.num_requests_waiting=3.0",
+        "json": 'JSON {"named_metrics":{"kv_cache_usage_perc":0.5,"num_requests_waiting":3.0}}',
+        "xml": None,
+    }
+    for form, told in texts.items():
+        for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}):
+            headers = {"endpoint-load-metrics-format": form}
+            async with http.post(served.url + "/v1/completions", json=body, headers=headers) as response:
+                assert response.headers.get("endpoint-load-metrics") == told
+    async with http.get(served.url + "/version", headers={"endpoint-load-metrics-format": "text"}) as response:
+        assert "endpoint-load-metrics" not in response.headers
 
 
 async def test_all_actors_are_gathered(serve, http):

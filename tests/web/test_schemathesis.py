@@ -60,7 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     files = str(tmp_path_factory.mktemp("files"))
-    started = run(start_served(lambda: MemoryBus(server), SHORT, files_dir=files))
+    started = run(start_served(lambda: MemoryBus(server), SHORT, files_dir=files, bus="memory://"))
     yield started
     admission = started.actor.context.admission
     run(until(lambda: (admission.total.requests, admission.total.tokens) == (0, 0)))

@@ -19,10 +19,9 @@ PACKAGES = ("aiohttp", "llguidance", "numpy", "orjson", "redis", "tokenizers", "
 async def state(request: web.Request) -> web.Response:
     """Versions, settings without secrets, actors, lengths of streams, the scheduler's picture."""
     context = request.app[CONTEXT]
-    packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     told = {
         "at_s": time.time(),
-        "versions": {"pagebus": context.version, "python": platform.python_version(), **packages},
+        "versions": {"pagebus": context.version, "python": platform.python_version(), **installed()},
         "platform": platform.platform(),
         "model": {"name": context.model.name, "max_model_len": context.model.max_model_len},
         "settings": shown(context.settings),
@@ -36,6 +35,11 @@ async def state(request: web.Request) -> web.Response:
         **await context.observatory.report(),
     }
     return json_response(told)
+
+
+def installed() -> dict[str, str]:
+    """The versions of what is installed beside this ingress, of what matters."""
+    return {name: found for name in PACKAGES if (found := _version(name)) is not None}
 
 
 def _version(package: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from web.auth import API_KEY
 from web.calls import Call, Choice
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.errors import ApiError, too_late
+from web.keep_alive import changes
 from web.lengths import check_length, num_bytes
 from web.limits import LONG_ANSWER_NUMBERS
 from web.model import ServedModel
@@ -39,6 +40,7 @@ from web.returning import ReturningChunks
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import parse_chat, parse_completion
 from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
+from web.timings import timings_of
 
 
 class Endpoint(ABC):
@@ -67,17 +69,18 @@ class Endpoint(ABC):
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
+        more = {"metrics": timings_of(call)} if call.tells_times else {}
         if call.report is not None:
             head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
             told = {**head, **self.nulls, **self.reported(call, call.report)}
-            return {**told, "usage": usage_of(call.requests)}
+            return {**told, "usage": usage_of(call.requests), **more}
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
              "stop_reason": choice.stop_reason, **self.choice_nulls}
             for choice in call.choices
         ]  # fmt: skip
         head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests)}
+        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests), **more}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
         """It as it is sent."""
@@ -116,8 +119,14 @@ class Chat(Endpoint):
         return {"choices": choices, **chat_extras(call, report)}
 
 
-async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]], Endpoint]) -> web.StreamResponse:
-    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is."""
+async def generate(
+    request: web.Request,
+    endpoint_of: Callable[[dict[str, Any]], Endpoint],
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is;
+    ``before``: what is to be looked at besides, once that is known."""
     context = request.app[CONTEXT]
     context.check_ready()
     key = request[API_KEY]
@@ -131,6 +140,8 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
 
     endpoint, asked = await context.bodies.read_as(request, parse)
     check_length(asked, context.model, context.membership.max_prompt_chars)
+    if before is not None:
+        await before()
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
     name = returns and endpoint.id_prefix + returns
@@ -157,8 +168,8 @@ async def answer(
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
     size = num_bytes(asked, request.content_length)
     call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
-    call.interval = asked.stream_options.interval
-    call.public_id = public_id
+    call.interval = max(asked.stream_options.interval, context.settings.stream_interval)
+    call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False
     deadline = None
     if asked.timeout_s is not None:
@@ -221,8 +232,9 @@ def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
+    silence_s = context.settings.sse_keep_alive_interval
     try:
-        while changed := await call.changes():
+        while changed := await changes(call, events, silence_s):
             data = chunks.of(changed)
             if call.done:
                 return await events.end(data + chunks.last(call))

@@ -7,10 +7,13 @@ from typing import Any
 from aiohttp import web
 
 from web.answer_schemas import OBJECT
+from web.auth import API_KEY
+from web.context import CONTEXT
 from web.errors import bad_field
 from web.routes import EVENTS, JSON, About, Route
 from web.routes.embeddings import EMBEDDING
 from web.routes.generation import CHAT, COMPLETION, Endpoint, generate
+from web.sagemaker import SESSION, SessionAsked
 
 ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}
 """By the field that only its bodies have."""
@@ -21,7 +24,10 @@ def endpoint_of(data: dict[str, Any]) -> Endpoint:
 
     Raises:
         ApiError: 400, nobody's.
+        SessionAsked: it opens or closes a session.
     """
+    if data.get("requestType") is not None:
+        raise SessionAsked(data)
     for field, endpoint in ENDPOINTS.items():
         if data.get(field) is not None:
             return endpoint
@@ -34,7 +40,12 @@ async def invocations(request: web.Request) -> web.StreamResponse:
 
     That is a body of `/v1/chat/completions`, of `/v1/completions` or of `/v1/embeddings`.
     """
-    return await generate(request, endpoint_of)
+    sessions, client = request.app[CONTEXT].sessions, request[API_KEY].name
+    session_id = request.headers.get(SESSION)
+    try:
+        return await generate(request, endpoint_of, before=lambda: sessions.check(session_id, client))
+    except SessionAsked as asked:
+        return await sessions.answer(asked.data, session_id, client)
 
 
 ROUTES = (

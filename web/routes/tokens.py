@@ -55,7 +55,8 @@ def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
 
 
 def _asked(model: str, prompt: Prompt, special: bool) -> Asked:
-    return Asked(model=model, prompts=(prompt,), sampling=SamplingParams(), stream=False,
+    sampling = SamplingParams(skip_special_tokens=False)
+    return Asked(model=model, prompts=(prompt,), sampling=sampling, stream=False,
                  stream_options=StreamOptions(), add_special_tokens=special)  # fmt: skip
 
 
@@ -91,16 +92,26 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 
 async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo, TokenTexts]:
     """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
+    (prompt,), texts = await ask_for_all(request, asked)
+    return prompt, texts
+
+
+async def ask_for_all(request: web.Request, asked: Asked) -> tuple[list[PromptInfo], TokenTexts]:
+    """What tokenizers make of each prompt of a call."""
     context, key = request.app[CONTEXT], request[API_KEY]
-    with context.admission.admitted(key, replace(asked, sampling=SamplingParams(max_tokens=1)), context.model):
-        ids = bus_request_ids(f"tok-{request[REQUEST_ID]}", given=request[REQUEST_ID_GIVEN], count=1)
-        (message,) = asked.messages_for_bus(ids, context.address, time.time())
-        size = num_bytes(asked, None)
-        call = context.inbox.submit([replace(message, tokens_only=True)], streaming=False, num_bytes=size)
+    sampling = SamplingParams(max_tokens=1, skip_special_tokens=asked.sampling.skip_special_tokens)
+    asked = replace(asked, sampling=sampling)
+    with context.admission.admitted(key, asked, context.model):
+        public_id, count = f"tok-{request[REQUEST_ID]}", len(asked.prompts)
+        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=count)
+        messages = [
+            replace(each, tokens_only=True) for each in asked.messages_for_bus(ids, context.address, time.time())
+        ]
+        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(asked, None))
         try:
             await call.finished()
-            assert call.requests[0].prompt is not None
-            return call.requests[0].prompt, call.texts
+            told = [each.prompt for each in call.requests if each.prompt is not None]
+            return told, call.texts
         finally:
             context.inbox.close(call, delivered=True)
 

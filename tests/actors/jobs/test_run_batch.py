@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.oracle import make_oracle
 
 ROOT = Path(__file__).parents[3]
@@ -26,18 +28,21 @@ def write_requests(path: Path, count: int) -> Path:
     return path
 
 
-def test_run_batch(tmp_path: Path) -> None:
-    """A file is answered by a deployment of its own, which ends with it."""
+@pytest.mark.parametrize("bus", [(), ("--bus", "memory://")], ids=["redis", "memory"])
+def test_run_batch(tmp_path: Path, bus: tuple[str, ...]) -> None:
+    """A file is answered by a deployment of its own, which ends with it; results are in the order of the lines, and a
+    bad one is named and makes the command fail."""
     model = make_oracle(tmp_path / "model")
     out = tmp_path / "out.jsonl"
     command = [
         *(sys.executable, "-m", "actors.cli", "run-batch", "-i", str(write_requests(tmp_path / "in.jsonl", 20))),
         *("-o", str(out), "--model", str(model), "--load-format", "dummy", "--device", "cpu", "--threads", "1"),
-        *("--cpu-kv-cache-gib", "0.002", "--swap-space", "0"),
+        *("--cpu-kv-cache-gib", "0.002", "--swap-space", "0", *bus),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert f"pagebus: {tmp_path / 'in.jsonl'}:21: url: must be a string" in done.stderr
     results = {line["custom_id"]: line for line in map(json.loads, out.read_text().splitlines())}
-    assert results.keys() == {*map(str, range(20)), "bad"}
+    assert list(results) == [*map(str, range(20)), "bad"]
     assert results.pop("bad")["error"]["code"] == "invalid_request"
     assert {line["response"]["body"]["usage"]["completion_tokens"] for line in results.values()} <= {1, 2, 3, 4}

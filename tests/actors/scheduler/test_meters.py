@@ -36,3 +36,17 @@ def test_waiting_and_prefill(
         name: [data["sum"], sum(data["counts"])] for name, _, data in metrics.snapshot()["series"] if "sum" in data
     }
     assert (found["vllm:request_queue_time_seconds"], found["vllm:request_prefill_time_seconds"]) == expected
+
+
+def test_inference_and_preemptions() -> None:
+    """Seconds from the first step to the last token, and how often blocks were given up; who counts is told."""
+    metrics, told = Metrics(), []
+    over = make_request(request("a", [1, 2, 3]), (), Order(False, 0.0))
+    over.tokenized_s, over.started_s, over.first_token_s, over.ended_s = 10.0, 15.0, 17.0, 21.0
+    over.num_preemptions = 2
+
+    Meters(metrics, lambda: told.append("over")).over(over)
+
+    found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
+    assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)
+    assert told == ["over"]

@@ -1,0 +1,47 @@
+"""Executors that sleep, as an operator has asked of all (``/sleep``): nothing of the model is in memory until they are
+woken. One that is awake ends for that, and sleeps in its next life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.metrics import Metrics
+from bus.contract import Bus
+from bus.messages import SLEEP_STATE
+
+SLEEP_LOOK_S = 0.25
+AWAKE, SLEEPS, SLEEPS_DEEPLY = "awake", "weights_offloaded", "discard_all"
+"""vLLM's names. Of our two sleeps only the names differ."""
+ASLEEP = "asleep"
+"""What the lease of one that sleeps says of its state."""
+
+
+class Sleeping:
+    """What one executor says of its sleep, and how it waits for its end."""
+
+    def __init__(self, bus: Bus, metrics: Metrics, name: str) -> None:
+        self._bus = bus
+        self._gauges = {
+            state: metrics.gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", engine=name,
+                                 sleep_state=state)
+            for state in (AWAKE, SLEEPS, SLEEPS_DEEPLY)
+        }  # fmt: skip
+
+    def show(self, shown: str) -> None:
+        """The engine is in this state; "": it is being loaded."""
+        for state, gauge in self._gauges.items():
+            gauge.set(state == shown)
+
+    async def wait(self, set_state: Callable[[str], None]) -> None:
+        """Return once nobody wants executors to sleep; that is at once, but for one look, if nobody does."""
+        asleep = False
+        while (state := (await self._bus.get_state(SLEEP_STATE))[0]) is not None:
+            self.show(SLEEPS_DEEPLY if state.get("level") == 2 else SLEEPS)
+            if not asleep:
+                asleep = True
+                set_state(ASLEEP)
+            await asyncio.sleep(SLEEP_LOOK_S)
+        if asleep:
+            self.show("")
+            set_state("loading")

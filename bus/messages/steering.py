@@ -1,0 +1,44 @@
+"""An operator holds the work, or empties caches: ingresses ask over ``control``, the answer goes where replies go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT = "", "keep", "wait", "abort"
+"""Nothing is held; what there is stands still, and what comes waits; what is new is refused, and what there is ends by
+itself; or is ended. Of the latter two, jobs are held once no request of a client is left."""
+HOLDS = (HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT)
+HOLD_STATE = "hold"
+"""Name under which the present hold lies on the bus, ``{"mode": ...}``: a scheduler that takes over goes on with it."""
+SLEEP_STATE = "sleep"
+"""Name under which lies that executors sleep, ``{"level": ..., "woken": [...]}``: one that starts waits till it is
+gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRequested:
+    """``mode`` is one of :data:`HOLDS` from now on; None: it is only asked for. ``serial`` comes back in the answer."""
+
+    ingress: str
+    serial: int
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheResetRequested:
+    """Nothing that is cached may be found any more. ``host``: in the host tier, too. ``running``: what runs is computed
+    again."""
+
+    ingress: str
+    serial: int
+    host: bool = False
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldState:
+    """``mode``: how the work is held. ``at_rest``: nothing is computed, and nothing will be before that is changed."""
+
+    serial: int
+    mode: str
+    at_rest: bool

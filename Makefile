@@ -43,8 +43,8 @@ chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of d
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
 
 SEED ?= 1
-SCHEDULES ?= 10000
-schedules: $(VENV)/.installed-test ## random schedules of the scheduler's core (SCHEDULES=10000, SEED=1: the first)
+SCHEDULES ?= 40000
+schedules: $(VENV)/.installed-test ## random schedules of the scheduler's core (SCHEDULES=40000, SEED=1: the first)
 	PAGEBUS_TEST_SCHEDULES=$(SCHEDULES) PAGEBUS_TEST_FIRST_SEED=$(SEED) $(BIN)/python -m pytest $(WORKERS) \
 		tests/actors/simulator/test_schedules.py $(ARGS)
 

@@ -6,23 +6,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.offline.llm import LLM
-    from actors.offline.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
-    from actors.offline.params import PoolingParams, SamplingParams
+    from actors.offline.llm import (
+        LLM,
+    )
+    from actors.offline.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from actors.offline.params import (
+        BeamSearchParams,
+        PoolingParams,
+        RepetitionDetectionParams,
+        SamplingParams,
+    )
 
 __all__ = [
-    "LLM", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "Logprob", "PoolingParams", "RequestOutput",
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "PoolingParams",
+    "RepetitionDetectionParams",
+    "RequestOutput",
     "SamplingParams",
-]  # fmt: skip
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]
 _MODULES = {
     "LLM": "actors.offline.llm",
+    "BeamSearchOutput": "actors.offline.outputs",
+    "BeamSearchParams": "actors.offline.params",
+    "BeamSearchSequence": "actors.offline.outputs",
     "CompletionOutput": "actors.offline.outputs",
     "EmbeddingOutput": "actors.offline.outputs",
     "EmbeddingRequestOutput": "actors.offline.outputs",
     "Logprob": "actors.offline.outputs",
     "PoolingParams": "actors.offline.params",
+    "RepetitionDetectionParams": "actors.offline.params",
     "RequestOutput": "actors.offline.outputs",
     "SamplingParams": "actors.offline.params",
+    "ScoringOutput": "actors.offline.outputs",
+    "ScoringRequestOutput": "actors.offline.outputs",
 }
 
 

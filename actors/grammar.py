@@ -13,7 +13,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.grammars.literals import Literals
+from actors.grammars.structural_tags import TagWriter
+from actors.grammars.thoughts import UnboundedThoughts, before_answer, before_anything
 from actors.model_config import ModelConfig
+from actors.reasoning import FORMATS
 from actors.text_tokenizer import TokenizerError, load_tokenizer
 from bus.messages import StructuredOutput
 
@@ -22,15 +26,8 @@ if TYPE_CHECKING:  # imported when the first grammar comes
 
 WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
 """Between the parts of a JSON text: layouts that people and models use, but no endless blanks."""
-THOUGHT = """
-thought[suffix="</think>"]: /(?s:.*)/
-blanks: /\\s{0,8}/
-"""
-BEHIND_REASONING = {
-    "deepseek_r1": "start: thought blanks @answer" + THOUGHT,
-    "qwen3": "start: (/\\s{0,8}<think>/ thought blanks)? @answer" + THOUGHT,
-}
-"""By what a model's reasoning looks like: see :mod:`web.parsing.reasoning`."""
+LARK_START = re.compile(r"^\s*start\s*(\[[^\n]*\])?\s*:(?!:=)", re.MULTILINE)
+"""What a grammar in Lark has and one in GBNF has not."""
 MAX_ERROR_CHARS = 300
 
 
@@ -38,36 +35,55 @@ class GrammarError(Exception):
     """A grammar that cannot be used; the text is for whoever wrote it."""
 
 
-def write_grammar(wanted: StructuredOutput) -> str:
-    """``wanted`` in llguidance's own form.
+def write_grammar(wanted: StructuredOutput, vocabulary: LLTokenizer | None = None) -> str:
+    """``wanted`` in llguidance's own form. What is a token of ``vocabulary`` is named as one.
 
     Raises:
         GrammarError: it cannot be written so.
     """
-    grammar = _write(wanted)
-    if not wanted.reasoning:
-        return grammar
-    parts = json.loads(grammar)["grammars"] if wanted.kind != "grammar" else [{"lark_grammar": grammar}]
+    literals = Literals(vocabulary)
+    try:
+        if wanted.kind == "anything":
+            return before_anything(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens or 0)
+        grammar = _write(wanted, literals)
+        if not wanted.reasoning:
+            return grammar
+        thoughts = before_answer(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens)
+    except UnboundedThoughts:
+        raise GrammarError("needs a model whose marks of reasoning are tokens") from None
+    parts = [{"lark_grammar": grammar}] if wanted.kind == "grammar" else json.loads(grammar)["grammars"]
     parts[0]["name"] = "answer"
-    return json.dumps({"grammars": [{"lark_grammar": BEHIND_REASONING[wanted.reasoning]}, *parts]})
+    return json.dumps({"grammars": [{"lark_grammar": thoughts}, *parts]})
 
 
-def _write(wanted: StructuredOutput) -> str:
-    from llguidance import LLMatcher, grammar_from
+def _write(wanted: StructuredOutput, literals: Literals) -> str:
+    from llguidance import LLMatcher
 
-    if wanted.kind == "json":
-        layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
-        try:
-            return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
-        except ValueError as error:
-            raise GrammarError(_short(str(error))) from error
     if wanted.kind == "regex":
         return str(LLMatcher.grammar_from_regex(wanted.text))
     if wanted.kind == "choice":
         return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(wanted.text)))))
+    if wanted.kind == "grammar":
+        return _as_lark(wanted.text)
     try:
-        return grammar_from("grammar", wanted.text)
+        if wanted.kind == "structural_tag":
+            writer = TagWriter(literals, _as_lark, WHITESPACE)
+            return json.dumps({"grammars": writer.write(json.loads(wanted.text))})
+        layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
+        return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
     except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar in Lark or GBNF as one in Lark."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if LARK_START.search(grammar):
+        return grammar
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:  # it says so what it cannot read, or runs out of stack
         raise GrammarError(_short(str(error))) from error
 
 
@@ -112,7 +128,31 @@ def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     return matcher
 
 
+def check_matcher(matcher: LLMatcher) -> None:
+    """Compute what a matcher lets through first.
+
+    Raises:
+        GrammarError: that is nothing, or costs too much.
+    """
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarError(_short(matcher.get_error()))
+
+
+REASONS = {
+    "NoExtension": "no output is possible",
+    "ParserTooComplex": "is too complex",
+    "LexerTooComplex": "is too complex",
+}
+"""What llguidance calls the ends of a matcher, and what they mean to whoever wrote the grammar."""
+
+
 def _short(text: str) -> str:
-    """The part of an error that says what is wrong, without the state of the parser behind it."""
-    text = text.split("<state>")[0].strip() or "cannot be used"
+    """The part of an error that says what is wrong, without the state of the parser or the stack behind it."""
+    text = text.split("<state>")[0].split("<backtrace>")[0].strip()
+    if not text or text.startswith("panic"):
+        return "cannot be used: it is more than the grammar engine can take"
+    for name, reason in REASONS.items():
+        if text.startswith(name):
+            return reason
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

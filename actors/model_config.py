@@ -65,6 +65,8 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -213,10 +215,18 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(generation, raw, vocab_size),
         default_sampling=_default_sampling(generation),
+        matryoshka_dimensions=_matryoshka_dimensions(raw),
     )
     if config.hidden_act != "silu":
         raise ModelError(f"config.json: hidden_act {config.hidden_act!r} is not supported (only silu)")
     return config
+
+
+def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    given = raw.get("matryoshka_dimensions") or []
+    if not isinstance(given, list) or any(type(each) is not int or each < 1 for each in given):
+        raise ModelError("config.json: matryoshka_dimensions must be a list of numbers from 1 on")
+    return tuple(given)
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:

@@ -25,11 +25,11 @@ def nullable(schema: Schema) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-ERROR = record(error=record(message=TEXT, type=TEXT, param=nullable(TEXT), code=nullable(TEXT)))
+ERROR = record(error=record(message=TEXT, type=TEXT, param=nullable(TEXT), code=COUNT, reason=nullable(TEXT)))
 USAGE = record(prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT)
 _END: dict[str, Schema] = {
     "index": COUNT,
-    "finish_reason": {"enum": ["stop", "length", "tool_calls", None]},
+    "finish_reason": {"enum": ["stop", "length", "tool_calls", "repetition", None]},
     "stop_reason": {"type": ["string", "integer", "null"]},
     "logprobs": nullable(OBJECT),
 }

@@ -37,7 +37,7 @@ from web.limits import WRITE_TIMEOUT_S, max_body_bytes
 from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
-from web.model import ServedModel, load_served_model
+from web.model import ServedModel, cached_block_size, load_served_model
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.open_tracing import open_tracing
@@ -190,7 +190,8 @@ class IngressActor(Actor):
         address = address_of(self.name, self.epoch)
         tracing = open_tracing(self.settings, model.name, self.log)
         request_log = open_request_log(self.settings, self.log)
-        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy)
+        block = cached_block_size(self.settings)
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy, block)
 
         async def render_metrics() -> str:
             return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,10 +23,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """``usage``: a last chunk with the usage. ``continuous``: usage in every chunk."""
+    """``usage``: a last chunk with the usage. ``continuous``: usage in every chunk. ``interval``: tokens of a choice
+    that go into one chunk, but for its first and last."""
 
     usage: bool = False
     continuous: bool = False
+    interval: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Asked:
     documents: tuple[dict[str, str], ...] = ()
     chat_template: str | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     priority: int = 0
     cache_salt: str | None = None
     client: str = ""
@@ -75,6 +78,7 @@ class Asked:
                 documents=self.documents,
                 chat_template=self.chat_template,
                 truncate_prompt_tokens=self.truncate_prompt_tokens,
+                truncation_side=self.truncation_side,
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 client=self.client,

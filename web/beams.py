@@ -34,6 +34,7 @@ NOT_BESIDE: dict[str, tuple[tuple[Any, ...], str]] = {
     "min_p": ((0, 0.0), _SAMPLES),
     "stop": (([],), "beams have no text before the end: use stop_token_ids"),
     "prompt_logprobs": ((), _PROMPT),
+    "repetition_detection": ((), "it ends an output that grows token by token"),
 }
 """Fields that a beam search refuses, with the values that ask for nothing, and why."""
 

@@ -8,6 +8,8 @@ choice holds at most the text that its ``max_tokens`` allow.
 from __future__ import annotations
 
 import asyncio
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +47,10 @@ class Choice:
     """Reads the text, if there may be more in it than content."""
     num_counted: int = 0
     """Tokens that metrics know of: those that have come, and those that a client who is back had before."""
+    token_starts: array[int] = field(default_factory=lambda: array("i"))
+    """At which character of the text each token begins, for calls that look for reasoning."""
+    num_handed: int = 0
+    """Tokens that have come when something of it was handed out last."""
 
     def add_text(self, text: str, offset: int) -> None:
         """Text has come that begins at character ``offset``; what of it had come before is dropped."""
@@ -57,6 +63,23 @@ class Choice:
         """These have come, for a call that reports tokens."""
         self.tokens += tokens
         self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
+
+    def add_starts(self, lengths: Sequence[int], offset: int, num_tokens: int) -> None:
+        """The last ``len(lengths)`` of now ``num_tokens`` tokens brought that many characters each, from ``offset``
+        on; what of this was known changes nothing."""
+        known = len(self.token_starts) - (num_tokens - len(lengths))
+        for place, length in enumerate(lengths):
+            if place >= known:
+                self.token_starts.append(offset)
+            offset += length
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of what is reasoning in the text that was read so far; None: nobody looks for it."""
+        span = None if self.parser is None else self.parser.reasoning_span
+        if span is None:
+            return None
+        return bisect_left(self.token_starts, span[1]) - bisect_left(self.token_starts, span[0])
 
     def take_tokens(self) -> list[Token]:
         """The tokens since the last call, once."""
@@ -162,6 +185,12 @@ class OpenRequest:
         return self.message
 
     @property
+    def num_created_cache_tokens(self) -> int:
+        """Tokens of the prompt that were computed and can be found in the cache from now on: those of full blocks."""
+        size = self.call.cache_block_size
+        return max(0, self.num_prompt_tokens // size * size - self.num_cached_tokens) if size else 0
+
+    @property
     def num_output_tokens(self) -> int:
         """As the client is to know it: a call that only wants its prompt told has none."""
         report = self.call.report
@@ -192,6 +221,10 @@ class Call:
         self.closed = False
         """Whether its handler, or somebody in its place, is done with it."""
         self.failure: ApiError | None = None
+        self.interval = 1
+        """Tokens of a choice that are handed out together."""
+        self.cache_block_size = 0
+        """Tokens of a block of the prefix cache; 0: there is none."""
         self.texts = TokenTexts()
         self.report: Report | None = None
         """What the answer tells besides text."""
@@ -200,6 +233,8 @@ class Call:
         self._num_unfinished = len(self.choices)
         self._streaming = streaming
         self._changed: list[Choice] = []
+        self._due = False
+        """Whether what has changed is to be handed out."""
         self._waiter: asyncio.Future[None] | None = None
 
     def tell(self, report: Report | None) -> None:
@@ -220,10 +255,14 @@ class Call:
         """Something of ``choice`` is new."""
         if choice.finish_reason is not None:
             self._num_unfinished -= 1
-        if self._streaming and not choice.changed:
-            choice.changed = True
-            self._changed.append(choice)
-        if self._streaming or self._num_unfinished == 0:
+        if self._streaming:
+            if not choice.changed:
+                choice.changed = True
+                self._changed.append(choice)
+            new = choice.num_tokens - choice.num_handed
+            ended = choice.finish_reason is not None
+            self._due |= self.interval == 1 or new >= self.interval or not choice.num_handed or ended
+        if self._due or self._num_unfinished == 0:
             self._wake()
 
     def fail(self, error: ApiError) -> None:
@@ -244,15 +283,17 @@ class Call:
         Raises:
             ApiError: the call has failed (what came before it is handed out first).
         """
-        while not self._changed:
+        while not self._due:
             if self.failure is not None:
+                if self._changed:
+                    break
                 raise self.failure
             if self.done:
                 return []
             await self._wait()
-        changed, self._changed = self._changed, []
+        changed, self._changed, self._due = self._changed, [], False
         for choice in changed:
-            choice.changed = False
+            choice.changed, choice.num_handed = False, choice.num_tokens
         return changed
 
     async def finished(self) -> None:

@@ -1,4 +1,5 @@
-"""Errors as OpenAI's clients expect them, ``{"error": {"message", "type", "param", "code"}}`` and a status."""
+"""Errors as clients of OpenAI and vLLM expect them, ``{"error": {"message", "type", "param", "code", "reason"}}`` and a
+status. ``code`` is the status once more, as vLLM has it; ``reason`` says what is wrong in a word, for programs."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ TYPES = {
 
 
 ASKED_ELSEWHERE = "asked_elsewhere"
-"""The code of an attempt that came to nothing because another one, at another address, goes on."""
+"""The reason of an attempt that came to nothing because another one, at another address, goes on."""
 
 
 class ApiError(Exception):
-    """An error whose text a client may read. ``param`` names the field at fault, ``code`` is for programs."""
+    """An error whose text a client may read. ``param`` names the field at fault, ``code`` is the
+    reason, for programs."""
 
     def __init__(
         self,
@@ -53,7 +55,8 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON object a client gets, as a body or as an event of a stream."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return {"error": {**error, "reason": self.code}}
 
     def response(self) -> web.Response:
         """The whole response."""
@@ -100,7 +103,7 @@ def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
 
 
 def share_used(what: str, most: int) -> ApiError:
-    """429 with OpenAI's code for it: the key has its share of what all keys have together, until it gives some back.
+    """429 with OpenAI's word for it: the key has its share of what all keys have together, until it gives some back.
     Clients that repeat a 429 by themselves are told not to."""
     message = f"This key has its share of {what}: at most {most}, half of what other keys leave. Delete some first."
     return ApiError(429, message, code="insufficient_quota", headers={"x-should-retry": "false"})

@@ -22,6 +22,10 @@ Listener = Callable[[str, Schema], None]
 LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
 """Nobody, while requests are served."""
 ANY: Schema = {}
+ONLY_NULL: Schema = {"type": "null"}
+"""Of fields that nobody knows: null is the same as leaving one out."""
+UNBOUNDED = 2**31 - 1
+"""What stands for no upper bound, as far as messages are concerned; more is one of the wire."""
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
               dict: "an object", type(None): "null"}  # fmt: skip
@@ -74,7 +78,8 @@ class Fields:
             self._listener(self.path(name), schema)
         value = self._typed(name, default, int, "an integer")
         if type(value) is int and not low <= value <= high:
-            raise bad_field(self.path(name), f"must be {bounds(low, high)}, got {shown(value)}")
+            limit = f"at most {high}" if value > high >= UNBOUNDED else bounds(low, high)
+            raise bad_field(self.path(name), f"must be {limit}, got {shown(value)}")
         return value  # type: ignore[no-any-return]
 
     def number(self, name: str, default: D, low: float, high: float, *, above_low: bool = False) -> float | D:
@@ -137,7 +142,7 @@ class Fields:
     ) -> None:
         """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
         if self._listener:
-            self._listener(self._path, {"type": "object", "additionalProperties": False})
+            self._listener(self._path, {"type": "object", "additionalProperties": ONLY_NULL})
             for name, neutral in unsupported.items():
                 self._listener(self.path(name), {"enum": list(neutral)})
             for name in harmless or ():
@@ -149,7 +154,7 @@ class Fields:
             elif name in unsupported:
                 if value is not None and not any(same(value, neutral) for neutral in unsupported[name]):
                     raise not_supported(self.path(name))
-            elif not allow_unknown:
+            elif value is not None and not allow_unknown:
                 raise unknown_field(self.path(name if len(name) <= 100 else name[:100] + "..."))
 
 
@@ -159,7 +164,7 @@ def same(value: object, neutral: object) -> bool:
 
 
 def bounds(low: int, high: int) -> str:
-    return f"at least {low}" if high >= 2**31 - 1 else f"from {low} to {high}"
+    return f"at least {low}" if high >= UNBOUNDED else f"from {low} to {high}"
 
 
 def shown(value: float) -> str:

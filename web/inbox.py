@@ -56,7 +56,7 @@ LOOK_S = 3.0
 class Inbox:
     """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log``: who makes traces
     of them, and writes lines, if anybody does. ``heavy`` sends large requests, for which others do not wait; None: like
-    all others."""
+    all others. ``cache_block_size``: of the prefix cache, 0 if there is none."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Inbox:
         tracing: Tracing | None = None,
         request_log: RequestLog | None = None,
         heavy: Outbox | None = None,
+        cache_block_size: int = 0,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -79,6 +80,7 @@ class Inbox:
         self._log = log
         self._tracing = tracing
         self._request_log = request_log
+        self._cache_block_size = cache_block_size
         self._patience = Patience(log, doing="replies wait")
         self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
         self.questions = Questions(outbox, names.control, address)
@@ -110,6 +112,7 @@ class Inbox:
         ids = [request.request_id for request in requests]
         attempt, kind = requests[0].attempt, KeptChoice if self._is_kept(requests[0]) else Choice
         call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
+        call.cache_block_size = self._cache_block_size
         for request, opened in zip(requests, call.requests, strict=True):
             if (other := self._open.pop(request.request_id, None)) is not None:
                 other.call.fail(superseded())
@@ -268,6 +271,7 @@ class Inbox:
             return "columns of different lengths"
         now_s = time.monotonic()
         reported = reported_tokens(batch) if len(batch.token_counts) else {}
+        lengths = told_lengths(batch) if len(batch.length_counts) else {}
         rows = enumerate(zip(*columns, strict=True))
         for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset) in rows:
             request = self._open.get(request_id)
@@ -297,6 +301,9 @@ class Inbox:
                 choice.num_counted = num_tokens
             choice.num_tokens = max(num_tokens, choice.num_tokens)
             choice.add_text(text, offset)
+            if row in lengths:
+                begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
+                choice.add_starts(lengths[row], begin, num_tokens)
             if row in reported and new_tokens > 0:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
                 choice.add_tokens(reported[row][-new_tokens:])
@@ -374,6 +381,16 @@ def _ended_by(finish: str) -> ApiError:
     if finish == "abort":
         return unavailable("The request was ended by the server.")
     return internal("The request failed while it was computed.")
+
+
+def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
+    """The characters that each token brought, by row."""
+    lengths, told, start = batch.text_lengths.tolist(), {}, 0
+    for row, count in enumerate(batch.length_counts.tolist()):
+        if count:
+            told[row] = lengths[start : start + count]
+            start += count
+    return told
 
 
 def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:

@@ -19,8 +19,14 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
-MAX_LOGPROBS = 20
-"""Alternatives per token."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Tokens that a client picks to be told beside each one."""
+MAX_BEAM_LOGPROBS = 128
+"""Alternatives per token beside beams."""
+MAX_PROMPT_LOGPROBS = 256
+"""Alternatives per token of a prompt, where a server allows more than usual: all of a prompt is computed at once."""
+MAX_PATTERN_SIZE = 4096
+"""Tokens of a pattern whose repetition ends an output."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**20

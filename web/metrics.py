@@ -60,7 +60,7 @@ class IngressMetrics:
         )
         self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
         self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens that requests under way were charged for.")
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "abort", "error", "repetition"):
             self._success(reason, 0)
 
     def _success(self, reason: str, count: int = 1) -> None:

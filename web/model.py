@@ -40,8 +40,12 @@ class ServedModel:
     allow_unknown_fields: bool = False
     hidden_size: int | None = None
     """Numbers in an embedding; None: not known here."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
     pooling: Literal["last", "mean"] = "last"
     """What embeddings are made of (``--pooling-type``)."""
+    max_logprobs: int = 20
+    """Likely tokens that may be told for each token; -1: the whole vocabulary (``--max-logprobs``)."""
     tokenizer_info: Mapping[str, Any] | None = None
     """The tokenizer's configuration, if clients may know it (``--enable-tokenizer-info-endpoint``)."""
 
@@ -64,6 +68,11 @@ async def load_served_model(settings: Settings, created_s: int) -> ServedModel:
     return await asyncio.to_thread(_load, settings, created_s)
 
 
+def cached_block_size(settings: Settings) -> int:
+    """Tokens of a block that later prompts can find in the cache; 0: they find none."""
+    return settings.block_size if settings.enable_prefix_caching else 0
+
+
 def _load(settings: Settings, created_s: int) -> ServedModel:
     from actors.model_config import ModelConfig, effective_max_model_len, resolve_model
 
@@ -84,7 +93,9 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         reasoning_parser=settings.reasoning_parser or "",
         allow_unknown_fields=settings.allow_unknown_fields,
         hidden_size=config.hidden_size,
+        matryoshka_dimensions=config.matryoshka_dimensions,
         pooling="mean" if settings.pooling_type == "mean" else "last",
+        max_logprobs=settings.max_logprobs,
         tokenizer_info=_tokenizer_info(settings) if settings.enable_tokenizer_info_endpoint else None,
     )
 

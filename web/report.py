@@ -6,12 +6,14 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bus.messages import Int32Array, PromptReply
+from web.limits import MAX_LOGPROB_TOKEN_IDS
+from web.number_formats import DType, Order
 from web.parsing.output import Parsing
 
 Float32Array = NDArray[np.float32]
@@ -23,10 +25,19 @@ LOWEST = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingForm:
-    """How embeddings are told: as many of their first numbers (None: all), as base64 or as numbers."""
+    """How embeddings are told: as many of their first numbers (None: all), scaled to length 1 or not; as numbers, or
+    as bytes of a number format and byte order: in base64, or as the body itself, with a header about it or without."""
 
     dimensions: int | None = None
-    base64: bool = False
+    encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    dtype: DType = "float32"
+    order: Order = "native"
+    normalize: bool = True
+
+    @property
+    def is_body(self) -> bool:
+        """Whether the answer is no JSON."""
+        return self.encoding in ("bytes", "bytes_only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +58,10 @@ class Report:
     """How the texts are read for calls of tools and reasoning; None: they are content."""
     said: str = ""
     """What an assistant's message begins with, because it said so already."""
+    picked: bool = False
+    """The alternatives are tokens that the client has named; all of them are told."""
+    prompt_text: bool = False
+    """A chat's answer shows the prompt as the template made it."""
     embedding: EmbeddingForm | None = None
     """For calls whose whole answer are embeddings."""
 
@@ -137,7 +152,7 @@ def read_prompt(reply: PromptReply) -> PromptInfo:
 
 def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report, offset: int) -> dict[str, Any]:
     """The ``logprobs`` object of a completion; ``offset`` is where its first token begins in the choice's text."""
-    num_top, offsets = report.logprobs or 0, []
+    num_top, offsets = _num_told(report), []
     tops: list[dict[str, float] | None] = []
     for token in tokens:
         offsets.append(offset)
@@ -171,16 +186,26 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) ->
         shown = LOWEST if logprob is None else _finite(logprob)
         return {"token": names.name(token_id, report), "logprob": shown, "bytes": names.bytes_of(token_id)}
 
+    def others(token: Token) -> Iterator[tuple[int, float]]:
+        """Those told beside a token; where the client has named them, behind the token itself."""
+        own = [] if token.logprob is None or not report.picked else [(token.id, token.logprob)]
+        yield from dict([*own, *token.likeliest(_num_told(report))]).items()
+
     return {
         "content": [
             {
                 **entry(token.id, token.logprob),
-                "top_logprobs": [entry(token_id, value) for token_id, value in token.likeliest(report.logprobs or 0)],
+                "top_logprobs": [entry(token_id, value) for token_id, value in others(token)],
             }
             for token in tokens
         ],
         "refusal": None,
     }
+
+
+def _num_told(report: Report) -> int:
+    """Alternatives of each token in the answer."""
+    return MAX_LOGPROB_TOKEN_IDS if report.picked else report.logprobs or 0
 
 
 def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:

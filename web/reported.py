@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from web import null_fields
 from web.asked import StreamOptions
 from web.calls import Call, Choice, OpenRequest
 from web.report import (
@@ -18,7 +19,7 @@ from web.report import (
     prompt_logprobs,
     text_length,
 )
-from web.sse import ChatChunks, Chunks, CompletionChunks, choice_usage
+from web.sse import ChatChunks, Chunks, CompletionChunks, choice_usage, prompt_usage
 
 
 def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
@@ -36,7 +37,7 @@ def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
 def completion_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
     """A choice of a whole completion."""
     request = choice.request
-    body = _completion_part(index, choice, report, first=True, offset=0)[0]
+    body = {**null_fields.COMPLETION_CHOICE, **_completion_part(index, choice, report, first=True, offset=0)[0]}
     body |= {"finish_reason": _finish_reason(choice, report), "stop_reason": choice.stop_reason}
     if report.prompt_logprobs is not None:
         body["prompt_logprobs"] = prompt_logprobs(_prompt(request), request.call.texts, report.prompt_logprobs)
@@ -50,6 +51,7 @@ def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if choice.parser is not None:
         message = choice.parser.message(text)
+    message = {**null_fields.MESSAGE, **message}
     if report.said:
         message["content"] = report.said + (message["content"] or "")
     body: dict[str, Any] = {
@@ -58,9 +60,8 @@ def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
         "logprobs": logprobs,
         "finish_reason": choice.shown_finish_reason,
         "stop_reason": choice.stop_reason,
+        "token_ids": [token.id for token in tokens] if report.token_ids else None,
     }
-    if report.token_ids:
-        body["token_ids"] = [token.id for token in tokens]
     return body
 
 
@@ -71,6 +72,8 @@ def chat_extras(call: Call, report: Report) -> dict[str, Any]:
         extras["prompt_logprobs"] = prompt_logprobs(_prompt(call.requests[0]), call.texts, report.prompt_logprobs)
     if report.token_ids:
         extras["prompt_token_ids"] = _prompt(call.requests[0]).ids
+    if report.prompt_text:
+        extras["prompt_text"] = _prompt(call.requests[0]).text
     return extras
 
 
@@ -91,9 +94,7 @@ class ReportedCompletionChunks(CompletionChunks):
             return b""
         offset = self._offsets.get(choice.index, 0)
         body, self._offsets[choice.index] = _completion_part(choice.index, choice, report, first=first, offset=offset)
-        body["finish_reason"] = _finish_reason(choice, report)
-        if finished:
-            body["stop_reason"] = choice.stop_reason
+        body["finish_reason"], body["stop_reason"] = _finish_reason(choice, report), choice.stop_reason
         return _event(self, body, choice)
 
 
@@ -112,23 +113,31 @@ class ReportedChatChunks(ChatChunks):
         if choice.index not in self._begun:
             self._begun.add(choice.index)
             body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            extras = {"prompt_token_ids": _prompt(request).ids} if report.token_ids else {}
-            events = _event(self, body | {"finish_reason": None}, choice, extras)
+            body["finish_reason"] = None
+            events = _event(self, body, choice, self._prompt_fields(request), begins=True)
             if report.said:
                 body["delta"] = {"content": report.said}
-                events += _event(self, body | {"finish_reason": None}, choice)
+                events += _event(self, body, choice, begins=True)
         tokens = choice.take_tokens()
         for delta in self._deltas(choice, tokens):
             logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)
             body = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-            if report.token_ids:
-                body["token_ids"] = [token.id for token in tokens]
+            body["token_ids"] = [token.id for token in tokens] if report.token_ids else None
             tokens = []
             events += _event(self, body, choice)
         if choice.finish_reason is not None:
             body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.shown_finish_reason}
-            events += _event(self, body | {"stop_reason": choice.stop_reason}, choice)
+            body |= {"stop_reason": choice.stop_reason, "token_ids": [] if report.token_ids else None}
+            events += _event(self, body, choice)
         return events
+
+    def _prompt_fields(self, request: OpenRequest) -> dict[str, Any]:
+        """What the first chunk says of the prompt."""
+        report = self._report
+        return {
+            "prompt_token_ids": _prompt(request).ids if report.token_ids else None,
+            "prompt_text": _prompt(request).text if report.prompt_text else None,
+        }
 
     def _deltas(self, choice: Choice, tokens: Sequence[Token]) -> list[dict[str, Any]]:
         """What is new. Tokens go with the first of several; if there is no text to go with, with an empty one."""
@@ -141,10 +150,12 @@ class ReportedChatChunks(ChatChunks):
         return deltas
 
 
-def _event(chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None) -> bytes:
-    data = {**chunks.head, "choices": [body], **(extras or {})}
+def _event(
+    chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None, *, begins: bool = False
+) -> bytes:
+    data = {**chunks.head, "choices": [body], **(null_fields.TRANSFER if extras is None else extras)}
     if chunks.options.continuous:
-        data["usage"] = choice_usage(choice)
+        data["usage"] = prompt_usage(choice) if begins else choice_usage(choice)
     elif chunks.options.usage:
         data["usage"] = None
     return b"data: " + orjson.dumps(data) + b"\n\n"
@@ -163,7 +174,7 @@ def _completion_part(
         prompt = _prompt(request)
         text = (prompt.text if request.prompt_text is None else request.prompt_text) + text
         tokens = [*prompt.tokens, *tokens]
-    body: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
+    body: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **null_fields.COMPLETION_PART}
     if report.logprobs is not None:
         body["logprobs"] = completion_logprobs(tokens, names, report, offset)
         offset += text_length(tokens, names)

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from actors.token_bits import LONG_LIST, to_bits
-from bus.messages import SamplingParams
+from bus.messages import RepetitionDetection, SamplingParams
 from web.errors import bad_field
 from web.fields import Fields, Schema, shown, type_name
 from web.limits import (
@@ -18,6 +18,7 @@ from web.limits import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_N,
+    MAX_PATTERN_SIZE,
     MAX_REPETITION_PENALTY,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
@@ -47,7 +48,7 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
     defaults = model.default_sampling
     allowed = _read_allowed_token_ids(fields, model.vocab_size)
     are_many = len(allowed) >= LONG_LIST
-    return SamplingParams(
+    sampling = SamplingParams(
         n=fields.integer("n", 1, 1, MAX_N),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -74,7 +75,12 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
         bad_words=_read_bad_words(fields),
         allowed_token_ids=() if are_many else allowed,
         allowed_tokens=to_bits(allowed) if are_many else "",
+        repetition_detection=_read_repetition_detection(fields),
+        detokenize=fields.boolean("detokenize", True),
     )
+    if sampling.stop and not sampling.detokenize:
+        raise bad_field("stop", "needs detokenize to be true: it is looked for in the text")
+    return sampling
 
 
 def read_max_tokens(
@@ -139,6 +145,23 @@ def _read_stop_token_ids(fields: Fields, vocab_size: int | None) -> tuple[int, .
     ids = fields.array("stop_token_ids", max_items=MAX_STOP_TOKEN_IDS, items=token_id(vocab_size)) or []
     check_token_ids(ids, "stop_token_ids", vocab_size)
     return tuple(ids)
+
+
+def _read_repetition_detection(fields: Fields) -> RepetitionDetection | None:
+    """vLLM's words for when an output that repeats itself is ended; a largest size of 0 asks for nothing."""
+    given = fields.object("repetition_detection")
+    if given is None:
+        return None
+    inner = Fields(given, fields.path("repetition_detection"))
+    most = inner.integer("max_pattern_size", 0, 0, MAX_PATTERN_SIZE)
+    least = inner.integer("min_pattern_size", 0, 0, MAX_PATTERN_SIZE)
+    count = inner.integer("min_count", 0, 0, INT32_MAX)
+    inner.finish({})
+    if least > most:
+        raise bad_field(inner.path("min_pattern_size"), f"must be at most max_pattern_size ({most}), got {least}")
+    if most and count < 2:
+        raise bad_field(inner.path("min_count"), f"must be at least 2, got {count}")
+    return RepetitionDetection(max_pattern_size=most, min_pattern_size=max(1, least), min_count=count) if most else None
 
 
 def _read_bad_words(fields: Fields) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ A field is understood, or it is a 400 that names it: nothing is silently ignored
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
 
-from bus.messages import Int32Array
+from bus.messages import Int32Array, SamplingParams
 from web.asked import Asked, Prompt, StreamOptions
 from web.beams import check_width, read_beams, wants_beams
 from web.chat_messages import read_documents, read_messages, read_template_kwargs
@@ -33,32 +34,34 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
+from web.reasoning import read_reasoning
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
-from web.tools import read_reasoning, read_tools
+from web.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
+Side = Literal["left", "right"]
 
 _NEVER: tuple[Any, ...] = ()
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "detokenize": (True,),
     "ec_transfer_params": _NEVER,
     "kv_transfer_params": _NEVER,
     "logits_processors": ([],),
-    "repetition_detection": _NEVER,
-    "return_prompt_text": (False,),
+    "mm_payload": ("tensors", "none"),
+    "return_mm_kwargs": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (0,),
     "session_id": _NEVER,
-    "stream_interval": (1,),
-    "thinking_token_budget": (-1,),
-    "truncation_side": ("left",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
 """Fields of OpenAI's and vLLM's API that come later, with the values that ask for nothing."""
 UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "prompt_embeds": _NEVER,
+    "return_prompt_text": (False,),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
@@ -91,12 +94,14 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "metadata": is_metadata,
     "prompt_cache_key": _is_name,
     "prompt_cache_retention": _is_name,
+    "return_token_offsets": lambda value: isinstance(value, bool),
     "safety_identifier": _is_name,
     "service_tier": lambda value: value in ("auto", "default"),
     "store": lambda value: value is False,
     "user": _is_name,
 }
-"""Fields of OpenAI's API that need no behaviour, with what they may be."""
+"""Fields of OpenAI's API that need no behaviour, with what they may be. ``return_token_offsets`` is for the routes that
+render a prompt: those that generate tell none, as in vLLM."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -138,7 +143,9 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
-    sampling, report = read_completion_report(fields, sampling, echo=echo, prompt_only=max_tokens == 0, stream=stream)
+    sampling, report = read_completion_report(
+        fields, sampling, model, echo=echo, prompt_only=max_tokens == 0, stream=stream
+    )
     sampling = read_structured(fields, sampling)
     check_width(sampling, model)
     prompts = read_prompts(fields, "prompt", model.vocab_size)
@@ -152,6 +159,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         stream_options=options,
         add_special_tokens=fields.boolean("add_special_tokens", True),
         truncate_prompt_tokens=read_truncation(fields, model),
+        truncation_side=read_truncation_side(fields, "left"),
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
@@ -175,8 +183,9 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     check_width(sampling, model)
     messages = read_messages(fields)
     sampling, tools = read_tools(fields, sampling, model)
-    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model)
-    sampling, report = read_chat_report(fields, sampling, messages, parsing, stream=stream)
+    template_kwargs = read_template_kwargs(fields)
+    sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
+    sampling, report = read_chat_report(fields, sampling, messages, parsing, model, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:
@@ -190,11 +199,12 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         add_special_tokens=fields.boolean("add_special_tokens", False),
         add_generation_prompt=generates,
         continue_final_message=continues,
-        chat_template_kwargs=read_template_kwargs(fields),
-        chat_template=_read_template(fields, model),
+        chat_template_kwargs=template_kwargs,
+        chat_template=read_template(fields, model),
         tools=tools.told,
         documents=read_documents(fields),
         truncate_prompt_tokens=read_truncation(fields, model),
+        truncation_side=read_truncation_side(fields, "left"),
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
@@ -203,6 +213,12 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
+
+
+def parse_prompt(data: dict[str, Any], model: ServedModel) -> Asked:
+    """The body of a chat of which only the prompt counts: whether it could be answered is not asked."""
+    asked = parse_chat(data, replace(model, auto_tools=True))
+    return replace(asked, sampling=SamplingParams())
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:
@@ -236,18 +252,19 @@ def read_request_id(fields: Fields) -> str | None:
 def _read_stream(fields: Fields) -> tuple[bool, StreamOptions]:
     stream = fields.boolean("stream", False)
     given = fields.object("stream_options")
+    interval = fields.integer("stream_interval", 1, 1, INT32_MAX)
     if given is None:
-        return stream, StreamOptions()
+        return stream, StreamOptions(interval=interval)
     if not stream:
         raise bad_field("stream_options", "is only allowed when stream is true")
     options = Fields(given, "stream_options")
     usage = options.boolean("include_usage", False)
     continuous = options.boolean("continuous_usage_stats", False)
     options.finish({"include_obfuscation": (False,)})
-    return stream, StreamOptions(usage, usage and continuous)
+    return stream, StreamOptions(usage, usage and continuous, interval)
 
 
-def _read_template(fields: Fields, model: ServedModel) -> str | None:
+def read_template(fields: Fields, model: ServedModel) -> str | None:
     template = fields.string("chat_template", None, max_chars=MAX_TEMPLATE_CHARS, empty=False)
     if template is not None and not model.request_templates:
         problem = "is taken only by servers started with --trust-request-chat-template"
@@ -263,6 +280,14 @@ def read_truncation(fields: Fields, model: ServedModel) -> int | None:
     if value is not None and model.max_model_len is not None and value > model.max_model_len:
         raise bad_field("truncate_prompt_tokens", f"must be at most {model.max_model_len}, the maximum context length")
     return value
+
+
+def read_truncation_side(fields: Fields, default: Side) -> Side:
+    """Where a prompt is cut: ``left`` keeps its last tokens, ``right`` its first."""
+    side = fields.string("truncation_side", default, choices=("left", "right"))
+    if side not in ("left", "right"):
+        raise bad_field("truncation_side", f"must be left or right, got {side[:40]!r}")
+    return "left" if side == "left" else "right"
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from web import null_fields
 from web.asked import StreamOptions
 from web.calls import Call, Choice, OpenRequest
 from web.errors import ApiError
@@ -113,11 +114,8 @@ def error_events(error: ApiError) -> bytes:
 
 def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
     """Token counts; a prompt counts once however many choices it has."""
-    return _usage(
-        sum(request.num_prompt_tokens for request in requests),
-        sum(request.num_output_tokens for request in requests),
-        sum(request.num_cached_tokens for request in requests),
-    )
+    counts = [choice.num_reasoning_tokens for request in requests for choice in request.choices]
+    return _usage(requests, sum(request.num_output_tokens for request in requests), counts)
 
 
 def choice_usage(choice: Choice) -> dict[str, Any]:
@@ -125,15 +123,30 @@ def choice_usage(choice: Choice) -> dict[str, Any]:
     request = choice.request
     report = request.call.report
     num_tokens = 0 if report is not None and report.prompt_only else choice.num_tokens
-    return _usage(request.num_prompt_tokens, num_tokens, request.num_cached_tokens)
+    return _usage([request], num_tokens, [choice.num_reasoning_tokens])
 
 
-def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def prompt_usage(choice: Choice) -> dict[str, Any]:
+    """Token counts before a choice has any."""
+    return _usage([choice.request], 0, [None if choice.num_reasoning_tokens is None else 0])
+
+
+def _usage(
+    requests: Sequence[OpenRequest], output_tokens: int, reasoning_tokens: Sequence[int | None]
+) -> dict[str, Any]:
+    """``reasoning_tokens``: of each choice; None where nobody looks for reasoning."""
+    prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+    counted = [count for count in reasoning_tokens if count is not None]
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(request.num_cached_tokens for request in requests),
+            "created_cache_tokens": sum(request.num_created_cache_tokens for request in requests),
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": {"reasoning_tokens": sum(counted)} if counted else None,
     }
 
 
@@ -164,11 +177,13 @@ class Chunks:
     def _choice(self, choice: Choice) -> bytes:
         raise NotImplementedError
 
-    def _tail(self, choice: Choice) -> bytes:
-        """From the end of the choice to the end of the event."""
+    def _tail(self, choice: Choice, nulls: bytes, *, begins: bool = False) -> bytes:
+        """From the end of the choice to the end of the event. ``nulls``: fields beside the choices; ``begins``: nothing
+        of the choice is told yet."""
         if self.options.continuous:
-            return b'}],"usage":' + orjson.dumps(choice_usage(choice)) + b"}\n\n"
-        return b'}],"usage":null}\n\n' if self.options.usage else b"}]}\n\n"
+            usage = orjson.dumps(prompt_usage(choice) if begins else choice_usage(choice))
+            return b"}]" + nulls + b',"usage":' + usage + b"}\n\n"
+        return b"}]" + nulls + (b',"usage":null}\n\n' if self.options.usage else b"}\n\n")
 
 
 def _finish(choice: Choice) -> bytes:
@@ -177,7 +192,14 @@ def _finish(choice: Choice) -> bytes:
     return b'"logprobs":null,"finish_reason":' + reason + b',"stop_reason":' + stop
 
 
+def _written(nulls: null_fields.NullFields) -> bytes:
+    """``,"name":null`` for each."""
+    return b"," + orjson.dumps(nulls)[1:-1]
+
+
 GOES_ON = b',"logprobs":null,"finish_reason":null'
+PROMPT_NULLS, CHAT_NULLS = _written(null_fields.PROMPT), _written(null_fields.CHAT_CHOICE)
+PART_NULLS, TRANSFER_NULLS = _written(null_fields.COMPLETION_PART), _written(null_fields.TRANSFER)
 
 
 class CompletionChunks(Chunks):
@@ -190,9 +212,9 @@ class CompletionChunks(Chunks):
         finished = choice.finish_reason is not None
         if not text and not finished and not self.options.continuous:
             return b""
-        fields = b"," + _finish(choice) if finished else GOES_ON
+        fields = b"," + _finish(choice) if finished else GOES_ON + b',"stop_reason":null'
         start = b'%s%d,"text":' % (self._prefix, choice.index)
-        return start + orjson.dumps(text) + fields + self._tail(choice)
+        return start + orjson.dumps(text) + fields + PART_NULLS + self._tail(choice, TRANSFER_NULLS)
 
 
 class ChatChunks(Chunks):
@@ -205,12 +227,13 @@ class ChatChunks(Chunks):
         self._begun: set[int] = set()
 
     def _choice(self, choice: Choice) -> bytes:
-        text, tail = choice.take_text(), self._tail(choice)
+        text, tail = choice.take_text(), CHAT_NULLS + self._tail(choice, TRANSFER_NULLS)
         start = b'%s%d,"delta":{' % (self._prefix, choice.index)
         events = b""
         if choice.index not in self._begun:
             self._begun.add(choice.index)
-            events = start + b'"role":"assistant","content":""}' + GOES_ON + tail
+            first = self._tail(choice, PROMPT_NULLS, begins=True)
+            events = start + b'"role":"assistant","content":""}' + GOES_ON + first
         if text or (self.options.continuous and choice.finish_reason is None):
             events += start + b'"content":' + orjson.dumps(text) + b"}" + GOES_ON + tail
         if choice.finish_reason is not None:

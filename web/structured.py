@@ -17,12 +17,17 @@ from web.limits import INT32_MAX, MAX_CHOICE_STRINGS, MAX_SCHEMA_BYTES, MAX_SCHE
 
 ANY_OBJECT = '{"type":"object"}'
 KINDS = ("json", "regex", "choice", "grammar")
-FORMATS = ("text", "json_object", "json_schema")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 SHAPES: dict[str, Schema] = {
     "json": {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 1}]},
     "regex": {"type": "string", "minLength": 1},
     "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
     "grammar": {"type": "string", "minLength": 1},
+}
+TAG_SHAPES: dict[str, Schema] = {
+    "format": {"type": "object"},
+    "structures": {"type": "array", "items": {"type": "object"}},
+    "triggers": {"type": "array", "items": {"type": "string"}},
 }
 OLD_NAMES = {f"guided_{kind}": kind for kind in KINDS}
 NOT_BESIDE = ("min_tokens", "bad_words", "allowed_token_ids", "use_beam_search")
@@ -84,11 +89,25 @@ def _read_response_format(given: dict[str, Any] | None) -> StructuredOutput | No
         wanted = StructuredOutput(kind="json", text=ANY_OBJECT, field="response_format")
     elif kind == "json_schema":
         wanted = _read_json_schema(fields.object("json_schema"))
+    elif kind == "structural_tag":
+        wanted = _read_tag_format(fields)
     elif kind != "text":
-        shown = "is required" if kind is None else f"must be text, json_object or json_schema, got {kind[:40]!r}"
+        shown = "is required" if kind is None else f"must be one of {', '.join(FORMATS)}, got {kind[:40]!r}"
         raise bad_field("response_format.type", shown)
     fields.finish({})
     return wanted
+
+
+def _read_tag_format(fields: Fields) -> StructuredOutput:
+    """The newer form has a ``format``, the older ``structures`` and ``triggers``."""
+    names = ("format", "structures", "triggers")
+    tag = {name: value for name in names if (value := fields.take(name, TAG_SHAPES[name])) is not None}
+    return _tag(tag, "response_format")
+
+
+def _tag(value: Any, field: str) -> StructuredOutput:
+    """A structural tag, which may come as text. What is in it the tokenizer looks at."""
+    return StructuredOutput(kind="structural_tag", text=_schema(value, field), field=field)
 
 
 def _read_json_schema(given: dict[str, Any] | None) -> StructuredOutput:
@@ -116,12 +135,15 @@ def _read_structured_outputs(given: dict[str, Any] | None) -> StructuredOutput |
         if (each := read_output(fields.take(kind, SHAPES[kind]), kind, f"{path}.{kind}", any_whitespace=any_whitespace))
         is not None
     ]
+    if (tag := fields.take("structural_tag", SHAPES["json"])) is not None:
+        wanted.append(_tag(tag, f"{path}.structural_tag"))
     if fields.boolean("json_object", False):
         field = f"{path}.json_object"
         wanted.append(StructuredOutput(kind="json", text=ANY_OBJECT, field=field, any_whitespace=any_whitespace))
-    fields.finish({"structural_tag": (), "disable_additional_properties": (False,), "whitespace_pattern": ()})
+    fields.finish({"disable_additional_properties": (False,), "whitespace_pattern": ()})
     if len(wanted) != 1:
-        raise bad_field(path, f"needs exactly one of {', '.join(KINDS)} and json_object, got {len(wanted)}")
+        names = ", ".join((*KINDS, "structural_tag"))
+        raise bad_field(path, f"needs exactly one of {names} and json_object, got {len(wanted)}")
     return wanted[0]
 
 

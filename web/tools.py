@@ -15,10 +15,12 @@ import orjson
 
 from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field, not_supported
-from web.fields import Fields, Schema
+from web.fields import ONLY_NULL, Fields, Schema
 from web.limits import INT32_MAX, MAX_SCHEMA_BYTES, MAX_TOOL_CALLS, MAX_TOOLS
 from web.model import ServedModel
+from web.native_calls import calls_or
 from web.parsing.output import Parsing
+from web.parsing.values import Types, types_of
 from web.structured import check_depth, constrain
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -34,11 +36,11 @@ _CHOICE: Schema = {
                     "type": "object",
                     "properties": {"name": {"type": "string"}},
                     "required": ["name"],
-                    "additionalProperties": False,
+                    "additionalProperties": ONLY_NULL,
                 },
             },
             "required": ["type", "function"],
-            "additionalProperties": False,
+            "additionalProperties": ONLY_NULL,
         },
     ]
 }
@@ -68,22 +70,24 @@ def read_tools(fields: Fields, sampling: SamplingParams, model: ServedModel) -> 
             flags = "--enable-auto-tool-choice and --tool-call-parser"
             raise bad_field("tool_choice", f'"auto" needs a server that was started with {flags}')
         sampling = replace(sampling, skip_special_tokens=False)  # calls may stand between such
-        return sampling, Tools(told=tools, parsing=replace(parsing, tools=model.tool_parser))
+        if (asked := sampling.structured_output) is not None:
+            schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
+            either = calls_or(asked, schemas, model.tool_parser, parallel=parallel)
+            sampling = replace(sampling, structured_output=either)
+        return sampling, Tools(told=tools, parsing=replace(parsing, tools=model.tool_parser, types=_types(tools)))
     wanted = _named_call(tools, named) if named else _required_calls(tools, parallel=parallel)
-    return constrain(sampling, wanted), Tools(told=tools, parsing=parsing)
+    return constrain(_freed(sampling, named), wanted), Tools(told=tools, parsing=parsing)
 
 
-def read_reasoning(
-    fields: Fields, sampling: SamplingParams, parsing: Parsing | None, model: ServedModel
-) -> tuple[SamplingParams, Parsing | None]:
-    """Take ``include_reasoning``. A model that reasons does so in front of a structured output too."""
-    shown, name = fields.boolean("include_reasoning", True), model.reasoning_parser
-    if not name:
-        return sampling, parsing
-    if sampling.structured_output is not None:
-        behind = replace(sampling.structured_output, reasoning=name)  # type: ignore[arg-type]
-        sampling = replace(sampling, structured_output=behind)
-    return sampling, replace(parsing or Parsing(), reasoning=name, show_reasoning=shown)
+def _freed(sampling: SamplingParams, named: str | None) -> SamplingParams:
+    """Calls that have to be stand above what else an output has to be. vLLM takes a ``response_format`` beside any such
+    choice, but the fields of its own not beside a tool's name."""
+    asked = sampling.structured_output
+    if asked is None:
+        return sampling
+    if named and not asked.field.startswith("response_format"):
+        raise bad_field(asked.field, "cannot be combined with a tool_choice that names a tool")
+    return replace(sampling, structured_output=None)
 
 
 def _read_tool(tool: object, path: str) -> dict[str, Any]:
@@ -141,6 +145,17 @@ def _read_choice(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[str
     if name not in [tool["function"]["name"] for tool in tools]:
         raise bad_field("tool_choice.function.name", "must be the name of one of the tools")
     return "named", name
+
+
+def _types(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Types]]:
+    """What the arguments of each tool may be."""
+    types = {}
+    for tool in tools:
+        parameters = _parameters(tool)
+        properties = parameters.get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        types[tool["function"]["name"]] = {name: types_of(schema, parameters) for name, schema in known.items()}
+    return types
 
 
 def _named_call(tools: tuple[dict[str, Any], ...], name: str) -> StructuredOutput:

@@ -180,8 +180,9 @@ def token_texts(decoder: Decoder, ids: Iterable[int]) -> tuple[dict[int, str], d
 
 
 def _text(decoder: Decoder, started: SequenceStarted) -> str:
-    """The prompt as text."""
-    state = decoder.begin((), skip_special=started.skip_special_tokens, spaces=started.spaces_between_special_tokens)
+    """The prompt as text; with special tokens for a client that wants to see all of it."""
+    skip = started.skip_special_tokens and not started.return_prompt_text
+    state = decoder.begin((), skip_special=skip, spaces=started.spaces_between_special_tokens)
     pieces = [decoder.push([state], [token_id])[0] for token_id in started.prompt_token_ids.tolist()]
     return "".join(pieces) + decoder.finish(state)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
+from actors.detokenizer.repetition import RepetitionDetector
 from actors.detokenizer.scores import (
     PromptScores,
     Score,
@@ -32,6 +33,7 @@ from bus.messages import (
     END_STOP,
     AbortRequest,
     FinishReason,
+    Int32Array,
     PromptReply,
     ReplyBatch,
     RequestFailed,
@@ -42,6 +44,9 @@ from bus.messages import (
 )
 
 INTERNAL_ERROR = "InternalServerError"
+REPETITION = "repetition_detected"
+"""The stop reason of an output that repeats itself."""
+BAD_REQUEST = "BadRequestError"
 COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to follow."
 
 
@@ -62,6 +67,9 @@ class SequenceState:
     """For clients that want tokens or log probabilities."""
     prompt: PromptScores | PooledPrompt | None = None
     """While something about the prompt is to be sent."""
+    repetition: RepetitionDetector | None = None
+    num_told: int = 0
+    """Tokens of which the lengths have been sent, for clients that want them."""
 
 
 _Row = tuple[SequenceState, int, int, Score | None]
@@ -115,6 +123,8 @@ class Sequences:
         state = SequenceState(message, text, stops)
         if message.return_token_ids or message.logprobs is not None:
             state.tokens = UnsentTokens()
+        if message.repetition_detection is not None:
+            state.repetition = RepetitionDetector(message.repetition_detection)
         self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
         if message.pooled_from is not None:
@@ -131,7 +141,7 @@ class Sequences:
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
         if state.started.output_end == END_GRAMMAR:
-            self._fail(state, COSTLY_GRAMMAR)
+            self._refuse_grammar(state)
             return
         tokens = state.started.output_token_ids.tolist()
         scores = output_scores(state.started)
@@ -167,7 +177,7 @@ class Sequences:
         if (result.ends == END_GRAMMAR).any():
             for sequence_id in result.sequence_ids[result.ends == END_GRAMMAR].tolist():
                 if (state := self._live.get(sequence_id)) is not None:
-                    self._fail(state, COSTLY_GRAMMAR)
+                    self._refuse_grammar(state)
         ids, tokens = result.sequence_ids.tolist(), result.token_ids.tolist()
         scores: dict[int, Score] = {}
         if len(result.logprob_rows):
@@ -256,7 +266,21 @@ class Sequences:
             if end != END_NONE and state.finish_reason is None:
                 stop_token = end == END_STOP and token in state.started.stop_token_ids
                 self._finish(state, "length" if end == END_LENGTH else "stop", token if stop_token else None)
+            elif state.repetition is not None and state.finish_reason is None:
+                self._look_for_repetition(state, state.repetition, token)
         self.num_tokens += len(live)
+
+    def _look_for_repetition(self, state: SequenceState, detector: RepetitionDetector, token: int) -> None:
+        """End the sequence here if it repeats itself; what is computed of it meanwhile is of no use."""
+        if detector.push(token) and state.num_tokens >= state.started.min_tokens:
+            self._finish(state, "repetition", REPETITION)
+            self._stop(state)
+
+    def _stop(self, state: SequenceState) -> None:
+        """Have the scheduler end a sequence that has ended here."""
+        started = state.started
+        stop = StopSequence(request_id=started.request_id, sequence_id=started.sequence_id)
+        self._output.controls.append(stop)
 
     def _add_text(self, state: SequenceState, text: str) -> None:
         """Settled text: give out what cannot belong to a stop string; end the sequence at one."""
@@ -268,13 +292,11 @@ class Sequences:
         if isinstance(given, StopMatch):
             state.unsent.append(given.text)
             self._close(state, "stop", given.stop)
-            started = state.started
-            stop = StopSequence(request_id=started.request_id, sequence_id=started.sequence_id)
-            self._output.controls.append(stop)
+            self._stop(state)
         else:
             state.unsent.append(given)
 
-    def _finish(self, state: SequenceState, reason: FinishReason, stop_reason: int | None) -> None:
+    def _finish(self, state: SequenceState, reason: FinishReason, stop_reason: str | int | None) -> None:
         """The sequence is over: flush what was held back, which may still hold a stop string."""
         tail = self._decoder.finish(state.text)
         given: str | StopMatch = tail
@@ -295,12 +317,20 @@ class Sequences:
     def _fail(self, state: SequenceState, message: str) -> None:
         self._give_up(state.started.request_id, state.started.ingress, message)
 
-    def _give_up(self, request_id: str, ingress: str, message: str) -> None:
-        """End the whole request with an error, once, and have the scheduler drop what is left of it."""
+    def _refuse_grammar(self, state: SequenceState) -> None:
+        """The client wrote what cannot be followed any further: the error is the client's."""
+        self._give_up(state.started.request_id, state.started.ingress, COSTLY_GRAMMAR, (400, BAD_REQUEST))
+
+    def _give_up(
+        self, request_id: str, ingress: str, message: str, kind: tuple[int, str] = (500, INTERNAL_ERROR)
+    ) -> None:
+        """End the whole request with an error of that status and type, once, and have the scheduler drop what is left
+        of it."""
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
-        failure = RequestFailed(request_id=request_id, status=500, error_type=INTERNAL_ERROR, message=message)
+        status, error_type = kind
+        failure = RequestFailed(request_id=request_id, status=status, error_type=error_type, message=message)
         self._output.failures.append((ingress, failure))
         self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
 
@@ -314,17 +344,19 @@ class Sequences:
 
 
 def _is_silent(state: SequenceState, end: int) -> bool:
-    """The token that ended a sequence is no text, unless the client wants to see what stopped it."""
-    return end == END_STOP and not state.started.include_stop_str_in_output
+    """The token that ended a sequence is no text, unless the client wants to see what stopped it; none is for a client
+    that wants no text."""
+    return not state.started.detokenize or (end == END_STOP and not state.started.include_stop_str_in_output)
 
 
 def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
     """The rows of one ingress; takes the unsent text."""
     rows = list(states)
     texts, offsets = [], []
-    columns = TokenColumns()
+    columns, lengths = TokenColumns(), TextLengths()
     for state in rows:
         columns.add(state.tokens)
+        lengths.add(state)
         texts.append("".join(state.unsent))
         state.unsent.clear()
         offsets.append(state.num_sent)
@@ -339,5 +371,36 @@ def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatc
         num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
         num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
         text_offsets=np.array(offsets, np.int32),
+        **lengths.fields(),  # type: ignore[arg-type]
         **columns.fields(decoder),  # type: ignore[arg-type]
     )
+
+
+class TextLengths:
+    """Builds the columns that say how much text came with each token, choice by choice."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._lengths: list[int] = []
+
+    def add(self, state: SequenceState) -> None:
+        """The next choice, before its unsent text is taken: a text for each new token, and perhaps what was held back
+        until its end, which goes with the last."""
+        if not state.started.return_text_lengths:
+            self._counts.append(0)
+            return
+        count, state.num_told = state.num_tokens - state.num_told, state.num_tokens
+        lengths = [len(text) for text in state.unsent[:count]]
+        if lengths:
+            lengths[-1] += sum(map(len, state.unsent[count:]))
+        self._counts.append(len(lengths))
+        self._lengths += lengths
+
+    def fields(self) -> dict[str, Int32Array]:
+        """Fields of a :class:`ReplyBatch`; none if no choice tells lengths."""
+        if not self._lengths:
+            return {}
+        return {
+            "length_counts": np.array(self._counts, np.int32),
+            "text_lengths": np.array(self._lengths, np.int32),
+        }

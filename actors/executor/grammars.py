@@ -7,6 +7,9 @@ while the device works. Steps without such sequences wait for nothing.
 Masks are filled in parallel. Copies of a matcher share its lexer, which one thread at a time may use. So slots are
 divided into lanes: sequences of the same grammar begin with copies of one matcher in the same lane, of another one in
 another lane. These are made ready in threads of their own, from the moment that a plan with the grammar arrives.
+
+Whose token a row's is, is remembered when the step is launched. When its tokens land, the slot may be another
+sequence's, or the same one's again, which was told of the token as it entered.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from actors.executor.layout import BatchLimits
 from actors.executor.step_work import StepWork
 from actors.grammar import GrammarError, make_matcher
 from bus.messages import Int32Array, StepPlan
+from bus.messages.field_types import no_ints
 
 if TYPE_CHECKING:  # imported when the first grammar comes
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -36,31 +40,35 @@ MAX_KEPT = 1024
 MAX_LANES = 8
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Follower:
-    """Follows the sequence in a slot. ``start``: what sequences of its grammar begin with in its ``lane``. ``tokens``
-    are still to be followed. ``over``: there is nothing left to follow. ``broken``: because that was not possible any
-    further."""
+    """Follows one stay of a sequence in a slot. ``start``: what sequences of its grammar begin with in its ``lane``.
+    ``history``: its tokens as it entered. ``over``: there is nothing left to follow. ``broken``: because that was not
+    possible any further."""
 
-    sequence_id: int
     lane: int
     start: Future[LLMatcher]
-    tokens: list[int]
+    history: list[int]
     matcher: LLMatcher | None = None
     over: bool = False
     broken: bool = False
 
-    def begun(self) -> LLMatcher | None:
-        """Its matcher, behind the tokens it entered with; waits until the grammar is ready. None if it is broken."""
-        if self.matcher is None:
-            try:
-                self.matcher = self.start.result().deep_copy()
-            except GrammarError:
-                self.broken = True
-                return None
-            self.matcher.consume_tokens(self.tokens)
-            self.tokens.clear()
-        return self.matcher
+    def begin(self) -> None:
+        """Go on behind the tokens it entered with; waits until the grammar is ready."""
+        try:
+            self.matcher = self.start.result().deep_copy()
+        except GrammarError:
+            self.broken = True
+        else:
+            self.matcher.consume_tokens(self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class _Constrained:
+    """The constrained rows of a step [C], and who follows each of them."""
+
+    rows: Int32Array
+    followers: list[_Follower]
 
 
 class Grammars:
@@ -82,7 +90,9 @@ class Grammars:
         self._vocabulary: Future[LLTokenizer] | None = None
         self._starts: OrderedDict[tuple[str, int], Future[LLMatcher]] = OrderedDict()
         self._followers: dict[int, _Follower] = {}
-        self._awaited: deque[StepWork | None] = deque()
+        self._awaited: deque[_Constrained] = deque()
+        self._asked = _Constrained(no_ints(), [])
+        self._to_fill: list[tuple[LLMatcher, int]] = []
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
         self._num_lanes = min(MAX_LANES, len(os.sched_getaffinity(0)))
         self._fillers: LLExecutor | None = None
@@ -130,25 +140,24 @@ class Grammars:
 
     def reset(self) -> None:
         """Every slot is empty; tokens that are still to come are nobody's."""
-        self._followers.clear()
-        self._awaited = deque([None] * len(self._awaited))
+        self._leave(list(self._followers))
 
     def apply(self, plan: StepPlan) -> None:
         """Sequences leave, and enter with the tokens they have."""
         if self._followers:
-            for slot in plan.freed_slots.tolist():
-                self._followers.pop(slot, None)
+            self._leave(plan.freed_slots.tolist())
         end = 0
         for new in plan.new_sequences:
             end += new.num_tokens
             if new.grammar:
                 history = plan.new_token_ids[end - new.num_tokens + new.num_prompt_tokens : end].tolist()
                 lane = self._lane(new.slot)
-                self._followers[new.slot] = _Follower(new.sequence_id, lane, self._start(new.grammar, lane), history)
+                self._followers[new.slot] = _Follower(lane, self._start(new.grammar, lane), history)
 
-    def launched(self, work: StepWork) -> None:
-        """A step with constrained rows is on its way; :meth:`landed` will give its tokens."""
-        self._awaited.append(work)
+    def _leave(self, slots: Collection[int]) -> None:
+        for slot in slots:
+            if (follower := self._followers.pop(slot, None)) is not None:
+                follower.over = True
 
     def masks(self, work: StepWork) -> torch.Tensor:
         """What the constrained rows of a step may sample [C, ceil(V / 32)] int32, one bit per token, on the host. The
@@ -157,14 +166,11 @@ class Grammars:
         Raises:
             EngineError: the tokens of the step before will not come.
         """
+        self._ask(work)
         self._catch_up()
-        if not len(self._masks):
-            shape = (self._limits.max_num_seqs, self._masks.shape[1])
-            self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._pinned)
-        followers = [self._followers[slot] for slot in work.sample_slots[work.constrained].tolist()]
-        masks = self._masks[: len(followers)]
-        self._fill(followers)
-        for index, follower in enumerate(followers):
+        self._fill()
+        masks = self._masks[: len(self._asked.followers)]
+        for index, follower in enumerate(self._asked.followers):
             if follower.broken and not follower.over:
                 work.broken.append(int(work.constrained[index]))
                 follower.over = True
@@ -172,38 +178,59 @@ class Grammars:
                 masks[index] = -1
         return masks
 
-    def _fill(self, followers: list[_Follower]) -> None:
-        """Masks of those that are not over, in the buffer; lane by lane, so that threads seldom meet in one."""
-        rows: list[tuple[LLMatcher, int]] = []
-        for index, follower in sorted(enumerate(followers), key=lambda row: row[1].lane):
-            if not follower.over and (matcher := follower.begun()) is not None:
-                rows.append((matcher, index))
-        if not rows:
-            return
+    def launched(self, work: StepWork) -> None:
+        """A step for which there were :meth:`masks` is on its way; :meth:`landed` will give its tokens."""
+        assert self._asked.rows is work.constrained
+        self._awaited.append(self._asked)
+
+    def _ask(self, work: StepWork) -> None:
+        """All that can be done before the tokens of the step before are there."""
+        if not len(self._masks):
+            shape = (self._limits.max_num_seqs, self._masks.shape[1])
+            self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._pinned)
+        before = self._asked.followers
+        followers = [self._followers[slot] for slot in work.sample_slots[work.constrained].tolist()]
+        self._asked = _Constrained(work.constrained, followers)
+        if followers != before:
+            self._begin(followers)
+
+    def _begin(self, followers: list[_Follower]) -> None:
+        """Whose masks to fill, where: lane by lane, so that threads seldom meet in one."""
+        for follower in followers:
+            if follower.matcher is None and not follower.over:
+                follower.begin()
+        places = sorted(enumerate(followers), key=lambda row: row[1].lane)
+        self._to_fill = [(each.matcher, place) for place, each in places if each.matcher is not None]
+
+    def _fill(self) -> None:
+        """Masks of all that are followed, in the buffer."""
+        if self._to_fill:
+            masks = self._masks
+            self._in_parallel().unsafe_compute_mask_ptr(self._to_fill, masks.data_ptr(), 4 * masks.shape[1], len(masks))
+            for matcher, place in self._to_fill:
+                if matcher.is_error():
+                    self._asked.followers[place].broken = True
+
+    def _catch_up(self) -> None:
+        """Follow the tokens of all steps before, waiting for them."""
+        while self._awaited:
+            step, tokens = self._awaited.popleft(), self._tokens.get()
+            if tokens is None:
+                raise EngineError("no tokens of the step before: the completion thread has ended")
+            ahead: list[tuple[LLMatcher, int]] = []
+            for follower, token in zip(step.followers, tokens[step.rows].tolist(), strict=True):
+                if follower.over or follower.matcher is None:
+                    continue
+                if token in self._ends:
+                    follower.over = True
+                else:
+                    ahead.append((follower.matcher, token))
+            if ahead:
+                self._in_parallel().consume_token_par(ahead)
+
+    def _in_parallel(self) -> LLExecutor:
         if self._fillers is None:
             from llguidance import LLExecutor
 
             self._fillers = LLExecutor(self._num_lanes)
-        waiting = [(matcher, followers[index].tokens) for matcher, index in rows]
-        while ahead := [(matcher, tokens.pop(0)) for matcher, tokens in waiting if tokens]:
-            self._fillers.consume_token_par(ahead)
-        masks = self._masks
-        self._fillers.unsafe_compute_mask_ptr(rows, masks.data_ptr(), 4 * masks.shape[1], len(masks))
-        for matcher, index in rows:
-            followers[index].broken = matcher.is_error()
-
-    def _catch_up(self) -> None:
-        """Take the tokens of all steps before, waiting for them."""
-        while self._awaited:
-            work, tokens = self._awaited.popleft(), self._tokens.get()
-            if tokens is None:
-                raise EngineError("no tokens of the step before: the completion thread has ended")
-            if work is None:
-                continue
-            rows = work.constrained
-            columns = (work.sample_slots[rows].tolist(), work.sequence_ids[rows].tolist(), tokens[rows].tolist())
-            for slot, sequence_id, token in zip(*columns, strict=True):
-                follower = self._followers.get(slot)
-                if follower is not None and follower.sequence_id == sequence_id and not follower.over:
-                    follower.tokens.append(token)
-                    follower.over = token in self._ends
+        return self._fillers

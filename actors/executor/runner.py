@@ -115,7 +115,7 @@ class Runner:
         if "score_rows" in deltas:
             assert work.scoring is not None
             assert self.scores is not None
-            self.scores.sampled = self._scorer.sampled(work.scoring, deltas["score_rows"], logits, sampled)
+            self.scores.sampled, self.scores.picked = self._scorer.sampled(work.scoring, deltas, logits, sampled)
         return sampled
 
     def _bucket(self, work: StepWork) -> Bucket | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,13 @@ import torch
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.models import Model
 from actors.executor.ops import Ops
-from actors.executor.scoring import Scoring
+from actors.executor.scoring import MAX_TOP, Scoring
+from kernels.logprobs import token_logprobs_reference
 
 MIN_PROMPT_ROWS = 64
 MAX_PROMPT_ROWS = 256
+SORTED_ROWS = 8
+"""A sort takes some 40 bytes of memory per logit."""
 
 
 @dataclass(slots=True)
@@ -24,16 +28,19 @@ class Scores:
     sampled: torch.Tensor | None = None
     prompts: torch.Tensor | None = None
     pooled: torch.Tensor | None = None
+    picked: torch.Tensor | None = None
+    """Log probabilities [K] float32 of the tokens that rows have picked."""
 
     def to_pinned(self) -> Scores:
         """Queue copies to the host; they are done when the stream has come to them."""
-        return Scores(_pinned(self.sampled), _pinned(self.prompts), _pinned(self.pooled))
+        return Scores(*map(_pinned, (self.sampled, self.prompts, self.pooled, self.picked)))
 
     def give(self, scoring: Scoring) -> None:
         """Hand on rows that are on the host."""
         scoring.packed = None if self.sampled is None else self.sampled.numpy()
         scoring.packed_prompts = None if self.prompts is None else self.prompts.numpy()
         scoring.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
+        scoring.packed_picked = None if self.picked is None else self.picked.numpy().view(np.int32)
 
 
 def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:
@@ -51,14 +58,29 @@ class Scorer:
         # No more logits at once than a step of full decodes has, so that memory was measured for them.
         self._prompt_rows = min(max(max_num_seqs, MIN_PROMPT_ROWS), MAX_PROMPT_ROWS)
 
-    def sampled(self, scoring: Scoring, rows: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Packed rows [m, 2 + 2k] of ``rows`` [m] of ``logits`` [>= N, V] and the sampled ``tokens`` [>= N]."""
+    def sampled(
+        self, scoring: Scoring, deltas: Mapping[str, torch.Tensor], logits: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Packed rows [m, 2 + 2k] of the rows ``deltas["score_rows"]`` [m] of ``logits`` [>= N, V] and the sampled
+        ``tokens`` [>= N]; and the log probabilities [K] of tokens that were picked, None if none were."""
+        rows = deltas["score_rows"]
         if len(rows) == len(logits):
             chosen = tokens[: len(rows)]
         else:
             logits, chosen = logits.index_select(0, rows), tokens.index_select(0, rows)
-        packed: torch.Tensor = self._ops.token_logprobs(logits, chosen, scoring.num_top)
-        return packed
+        packed = self._logprobs(logits, chosen, scoring.num_top)
+        if "picked_ids" not in deltas:
+            return packed, None
+        return packed, picked_logprobs(logits, packed, deltas["picked_rows"], deltas["picked_ids"])
+
+    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+        """Packed rows; with more alternatives than the kernel finds a few rows at a time are sorted."""
+        if num_top <= MAX_TOP:
+            packed: torch.Tensor = self._ops.token_logprobs(logits, tokens, num_top)
+            return packed
+        starts = range(0, len(logits), SORTED_ROWS)
+        pieces = [slice(start, start + SORTED_ROWS) for start in starts]
+        return torch.cat([token_logprobs_reference(logits[piece], tokens[piece], num_top) for piece in pieces])
 
     def prompts(
         self,
@@ -75,8 +97,19 @@ class Scorer:
         for start in range(0, len(tokens), self._prompt_rows):
             piece = slice(start, start + self._prompt_rows)
             logits = model.logits(hidden.index_select(0, hidden_index[piece]))
-            pieces.append(self._ops.token_logprobs(logits, tokens[piece], scoring.prompt_num_top))
+            pieces.append(self._logprobs(logits, tokens[piece], scoring.prompt_num_top))
         return torch.cat(pieces)
+
+
+def picked_logprobs(logits: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log probabilities [K] of ``ids`` [K] in ``rows`` [K] of ``logits`` [m, V]. The ``packed`` rows [m, 2 + 2k], k at
+    least 1, tell the most likely token's, from which the others differ by their logits; NaN counts as -inf."""
+    num_top = (packed.shape[1] - 2) // 2
+    rows, ids = rows.long(), ids.long()
+    likeliest = packed[:, 2].long()[rows]
+    best = packed[:, 2 + num_top].view(torch.float32)[rows]
+    found = logits[rows, ids] - logits[rows, likeliest] + best
+    return torch.where(found == found, found, -torch.inf)
 
 
 def pool(scoring: Scoring, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,27 @@
 """What steps report besides tokens, host side: which rows and prompt positions do so, and the columns of the result.
 
-Log probabilities of sampled tokens and of prompts, and the sums of final hidden states of prompts. The device computes
-the former as packed rows (see :func:`kernels.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the
-bits of the token's log probability, its rank, k ids, the bits of k log probabilities, k being the largest number that
-any row of the step asked for.
+Log probabilities of sampled tokens and of prompts, and the sums of final hidden states of prompts. A sampled token's
+alternatives are the most likely ones, or tokens that the client has picked. The device computes the former as packed
+rows (see :func:`kernels.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the bits of the token's log
+probability, its rank, k ids, the bits of k log probabilities, k being the largest number that any row of the step asked
+for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bus.messages import Int32Array, NewSequence
+from bus.messages.field_types import no_ints
 
 BoolArray = NDArray[np.bool_]
 
 NOT_ASKED = -1
 MAX_TOP = 256
-"""Most alternatives per token; more is taken as this many. (Beam searches ask for more than clients may.)"""
+"""Most alternatives per token that our kernel finds; the whole vocabulary, say, is sorted instead."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,10 @@ class Scoring:
     are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host.
 
     ``pooled`` [p] sequence ids, ``pooled_starts``, ``pooled_lengths`` [p]: parts of prompts whose states are summed;
-    ``pooled_rows`` [p] says where they begin in the pass. ``packed_pooled`` [p, H] are the bits of the sums."""
+    ``pooled_rows`` [p] says where they begin in the pass. ``packed_pooled`` [p, H] are the bits of the sums.
+
+    ``picking`` [i] are those of the ``rows`` (their places among them) whose alternatives are picked tokens:
+    ``picked_counts`` [i] of ``picked_ids`` [K] each. ``packed_picked`` [K] are the bits of their log probabilities."""
 
     rows: Int32Array
     counts: Int32Array
@@ -44,6 +49,10 @@ class Scoring:
     packed: Int32Array | None = None
     packed_prompts: Int32Array | None = None
     packed_pooled: Int32Array | None = None
+    picking: Int32Array = field(default_factory=no_ints)
+    picked_counts: Int32Array = field(default_factory=no_ints)
+    picked_ids: Int32Array = field(default_factory=no_ints)
+    packed_picked: Int32Array | None = None
 
     @property
     def reads_prompts(self) -> bool:
@@ -67,6 +76,8 @@ class ScoredSlots:
         self._output = np.full(size, NOT_ASKED, np.int32)
         self._prompt = np.full(size, NOT_ASKED, np.int32)
         self._pooled_from = np.full(size, NOT_ASKED, np.int32)
+        self._picked: dict[int, Int32Array] = {}
+        """The tokens that are reported in place of the most likely ones, by slot."""
         self._any = False
 
     def enter(self, new: NewSequence, vocab_size: int) -> None:
@@ -76,6 +87,12 @@ class ScoredSlots:
         self._pooled_from[new.slot] = NOT_ASKED if new.pooled_from is None else max(0, new.pooled_from)
         if new.logprobs is not None or new.prompt_logprobs is not None or new.pooled_from is not None:
             self._any = True
+        ids = [token_id for token_id in new.logprob_token_ids if 0 <= token_id < vocab_size]
+        if new.logprobs is not None and ids:
+            self._output[new.slot] = min(1, vocab_size)  # from the most likely one follow the others
+            self._picked[new.slot] = np.array(ids, np.int32)
+        elif self._picked:
+            self._picked.pop(new.slot, None)
 
     def free(self, slots: Int32Array) -> None:
         """Nothing is asked for in these slots any more."""
@@ -84,6 +101,8 @@ class ScoredSlots:
             for column in asked:
                 column[slots] = NOT_ASKED
             self._any = any(bool((column >= 0).any()) for column in asked)
+            for slot in slots.tolist() if self._picked else ():
+                self._picked.pop(slot, None)
 
     def scoring(
         self,
@@ -129,10 +148,25 @@ class ScoredSlots:
         )
         if len(rows):
             deltas["score_rows"] = rows
+            if self._picked:
+                self._pick(scoring, sample_slots[rows], deltas)
         if len(parts):
             deltas["prompt_hidden"] = ranges(query_start[:-1][parts], scoring.lengths)
             deltas["prompt_index"] = ranges(slots[parts] * np.int32(row_tokens) + scoring.starts, scoring.lengths)
         return scoring
+
+    def _pick(self, scoring: Scoring, slots: Int32Array, deltas: dict[str, Int32Array]) -> None:
+        """Note the picked tokens of the scored rows, which are in these ``slots`` [m]. Puts ``picked_rows`` [K] (places
+        among the scored rows) and ``picked_ids`` [K] into ``deltas``."""
+        found = [
+            (place, ids) for place, slot in enumerate(slots.tolist()) if (ids := self._picked.get(slot)) is not None
+        ]
+        if found:
+            scoring.picking = np.array([place for place, _ in found], np.int32)
+            scoring.picked_counts = np.array([len(ids) for _, ids in found], np.int32)
+            scoring.picked_ids = np.concatenate([ids for _, ids in found])
+            deltas["picked_rows"] = np.repeat(scoring.picking, scoring.picked_counts)
+            deltas["picked_ids"] = scoring.picked_ids
 
 
 def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
@@ -152,8 +186,11 @@ def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
         packed, counts = sampled[kept], scoring.counts[kept]
         columns["logprob_rows"] = row_after[scoring.rows[kept]]
         columns["logprob_bits"] = packed[:, 0].copy()
-        columns["top_counts"] = counts
-        columns["top_ids"], columns["top_bits"] = _tops(packed, counts)
+        if scoring.packed_picked is None:
+            columns["top_counts"] = counts
+            columns["top_ids"], columns["top_bits"] = _tops(packed, counts)
+        else:
+            columns |= _with_picked(scoring, scoring.packed_picked, sampled, kept)
     if prompts is not None:
         columns["prompt_sequence_ids"] = scoring.prompts
         columns["prompt_starts"] = scoring.starts
@@ -171,6 +208,24 @@ def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
     return columns
 
 
+def _with_picked(scoring: Scoring, bits: Int32Array, sampled: Int32Array, kept: BoolArray) -> dict[str, Int32Array]:
+    """The alternatives where some rows picked theirs, of the rows that are ``kept`` [m]."""
+    likely, counts = scoring.counts.copy(), scoring.counts.copy()
+    likely[scoring.picking], counts[scoring.picking] = 0, scoring.picked_counts
+    likely[~kept], counts[~kept] = 0, 0
+    stays = np.repeat(kept[scoring.picking], scoring.picked_counts)
+    top_ids, top_bits = _tops(sampled, likely)
+    # By row, whose alternatives are all of one kind: a stable sort keeps them in their order.
+    rows = np.concatenate([np.repeat(np.arange(len(likely)), likely),
+                           np.repeat(scoring.picking, scoring.picked_counts)[stays]])  # fmt: skip
+    order = np.argsort(rows, kind="stable")
+    return {
+        "top_counts": counts[kept],
+        "top_ids": np.concatenate([top_ids, scoring.picked_ids[stays]])[order],
+        "top_bits": np.concatenate([top_bits, bits[stays]])[order],
+    }
+
+
 def _tops(packed: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array]:
     """Ids and bits of the first ``counts`` alternatives of each packed row, one row after another."""
     width = (packed.shape[1] - 2) // 2
@@ -179,4 +234,4 @@ def _tops(packed: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Arra
 
 
 def _count(asked: int | None, vocab_size: int) -> int:
-    return NOT_ASKED if asked is None else max(0, min(asked, MAX_TOP, vocab_size))
+    return NOT_ASKED if asked is None else max(0, min(asked, vocab_size))

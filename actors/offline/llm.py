@@ -16,8 +16,17 @@ from typing import Any, TypeAlias, TypeVar
 from actors import logs
 from actors.gpus import visible_gpus
 from actors.offline.client import run_all
-from actors.offline.outputs import EmbeddingRequestOutput, RequestOutput, read_embedding, read_output
-from actors.offline.params import PoolingParams, SamplingParams
+from actors.offline.outputs import (
+    BeamSearchOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+    beams_of,
+    read_embedding,
+    read_output,
+    score_of,
+)
+from actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
 from actors.offline.system import System
 from actors.progress import Progress, ProgressStream
 from actors.serve import check_one_process
@@ -88,8 +97,8 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        *,
         use_tqdm: bool = True,
+        *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -133,6 +142,48 @@ class LLM:
             ],
             use_tqdm,
         )
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The ``params.beam_width`` best continuations of each prompt, the best first.
+
+        Raises:
+            ValueError: as :meth:`generate`; or there are more beams than ``max_beam_width``.
+        """
+        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        self.get_tokenizer()  # here: loading it would hold up the actors' loop
+        found = self._run_all(
+            [functools.partial(self._complete, functools.partial(self._prompt, each), params.to_request(), 0)
+             for each in given],
+            use_tqdm,
+        )  # fmt: skip
+        decode = functools.partial(self._decode, skip_special_tokens=params.skip_special_tokens)
+        return [beams_of(each, with_end=params.include_stop_str_in_output, decode=decode) for each in found]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How alike the texts of each pair are, by their embeddings. One text is paired with each of several.
+
+        Raises:
+            ValueError: as :meth:`generate`; or the numbers of texts do not go together.
+        """
+        first: list[Any] = [data_1] if _is_one(data_1) else list(data_1)
+        second: list[Any] = [data_2] if _is_one(data_2) else list(data_2)
+        if len(first) not in (1, len(second)) or not second:
+            raise ValueError(f"texts must be paired 1 with 1, 1 with N or N with N, got {len(first)} and {len(second)}")
+        params = dataclasses.replace(pooling_params or PoolingParams(), use_activation=True)
+        found = self.embed([*first, *second], pooling_params=params, use_tqdm=use_tqdm)
+        ones, others = found[: len(first)], found[len(first) :]
+        pairs = zip(ones * (len(others) // len(ones)), others, strict=True)
+        return [score_of(number, one, other) for number, (one, other) in enumerate(pairs)]
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, from ``transformers``; None if it has none."""
@@ -182,34 +233,54 @@ class LLM:
     async def _embed(self, prompt: Prompt, params: PoolingParams, number: int) -> EmbeddingRequestOutput:
         ids = await self._ids((await self._prompt(prompt))[1])
         if (keep := params.truncate_prompt_tokens) is not None:
-            ids = ids[-(self._max_model_len - 1 if keep == -1 else keep) :]  # one place is the token's that ends it
+            ids = ids[: self._max_model_len - 1 if keep == -1 else keep]  # one place is the token's that ends it
         body: dict[str, Any] = {"input": ids, "encoding_format": "base64"}
         if params.dimensions is not None:
             body["dimensions"] = params.dimensions
+        if params.use_activation is not None:
+            body["use_activation"] = params.use_activation
         return read_embedding(number, ids, await self._client.post("/v1/embeddings", body))
 
     async def _generate(
         self, find: Callable[[], Awaitable[Found]], params: SamplingParams | None, number: int
     ) -> RequestOutput:
-        text, prompt = await find()
         fields = {} if params is None else params.to_request()
+        num_top: int | None = (params.logprobs if params else None) or 0
+        if params is not None and (params.logprob_token_ids or num_top == -1):
+            num_top = None if params.logprob_token_ids else sys.maxsize
         if params is not None and params.max_tokens is None:
-            prompt = await self._ids(prompt)
-            length = min(len(prompt), params.truncate_prompt_tokens or len(prompt)) if prompt else 0
-            fields["max_tokens"] = max(1, self._max_model_len - length)
+            find = functools.partial(self._with_room, find, params, fields)
+        return await self._complete(find, fields, num_top, number)
+
+    async def _with_room(
+        self, find: Callable[[], Awaitable[Found]], params: SamplingParams, fields: dict[str, Any]
+    ) -> Found:
+        """The prompt as tokens, and in ``fields`` how many more the context holds."""
+        text, prompt = await find()
+        prompt = await self._ids(prompt)
+        length = min(len(prompt), params.truncate_prompt_tokens or len(prompt)) if prompt else 0
+        fields["max_tokens"] = max(1, self._max_model_len - length)
+        return text, prompt
+
+    async def _complete(
+        self, find: Callable[[], Awaitable[Found]], fields: Mapping[str, Any], num_top: int | None, number: int
+    ) -> RequestOutput:
+        text, prompt = await find()
         body = {**fields, "prompt": prompt, "return_token_ids": True, "return_tokens_as_token_ids": True}
         answer = await self._client.post("/v1/completions", body)
-        return read_output(number, text, (params.logprobs if params else None) or 0, answer, self._decode)
+        return read_output(number, text, num_top, answer, lambda token_id: self._decode([token_id]))
 
-    def _decode(self, token_id: int) -> str:
-        return "" if self._tokenizer is None else str(self._tokenizer.decode([token_id]))
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        if self._tokenizer is None:
+            return ""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     # -- many ---------------------------------------------------------------------------------------------------------
     def _run(
         self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, use_tqdm: bool
     ) -> list[RequestOutput]:
         each = _one_each(params, len(finds), "sampling_params")
-        if any(one is not None and one.logprobs is not None for one in each):
+        if any(one is not None and (one.logprobs is not None or one.logprob_token_ids) for one in each):
             self.get_tokenizer()  # here: loading it would hold up the actors' loop
         return self._run_all(
             [functools.partial(self._generate, find, one) for find, one in zip(finds, each, strict=True)], use_tqdm

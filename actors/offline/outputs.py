@@ -82,6 +82,74 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How alike two texts are: the cosine of the angle between their embeddings, -1 to 1."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair of texts and its score; ``prompt_token_ids`` are those of both, one after the other."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam: ``tokens`` and ``text`` are the prompt and what was found, ``logprobs`` one entry per found token, its
+    own, and ``cum_logprob`` their sum. A token that ends it has its log probability, but is no text."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    cum_logprob: float
+    text: str | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """All beams of a prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def score_of(number: int, first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> ScoringRequestOutput:
+    """Of two embeddings of length 1."""
+    told = [first.num_cached_tokens, second.num_cached_tokens]
+    return ScoringRequestOutput(
+        request_id=str(number),
+        outputs=ScoringOutput(float(np.dot(first.outputs.embedding, second.outputs.embedding))),
+        prompt_token_ids=[*first.prompt_token_ids, *second.prompt_token_ids],
+        num_cached_tokens=sum(count or 0 for count in told),
+    )
+
+
+def beams_of(found: RequestOutput, *, with_end: bool, decode: Callable[[Sequence[int]], str]) -> BeamSearchOutput:
+    """From the outputs of a search. ``with_end``: a token that ended a beam is one of its tokens."""
+    beams = []
+    for output in found.outputs:
+        ended = output.finish_reason == "stop" and not with_end
+        tokens = [*found.prompt_token_ids, *(output.token_ids[:-1] if ended else output.token_ids)]
+        beams.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                logprobs=output.logprobs or [],
+                cum_logprob=output.cumulative_logprob or 0.0,
+                text=decode(tokens),
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+            )
+        )
+    return BeamSearchOutput(beams)
+
+
 def read_embedding(number: int, prompt_token_ids: list[int], answer: Mapping[str, Any]) -> EmbeddingRequestOutput:
     """From the answer of ``/v1/embeddings`` for one prompt, in base64."""
     vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
@@ -95,10 +163,10 @@ def read_embedding(number: int, prompt_token_ids: list[int], answer: Mapping[str
 
 
 def read_output(
-    number: int, prompt: str | None, num_top: int, answer: Mapping[str, Any], decode: Callable[[int], str]
+    number: int, prompt: str | None, num_top: int | None, answer: Mapping[str, Any], decode: Callable[[int], str]
 ) -> RequestOutput:
     """From the answer of ``/v1/completions`` for one prompt, with token ids, and tokens called by their ids.
-    ``num_top``: how many of the most likely tokens it was asked for."""
+    ``num_top``: how many of the most likely tokens it was asked for; None: for others, whose rank is not known."""
     choices = answer["choices"]
     told = choices[0].get("prompt_logprobs")
     details = answer["usage"].get("prompt_tokens_details") or {}
@@ -112,7 +180,7 @@ def read_output(
     )
 
 
-def _choice(choice: Mapping[str, Any], num_top: int, decode: Callable[[int], str]) -> CompletionOutput:
+def _choice(choice: Mapping[str, Any], num_top: int | None, decode: Callable[[int], str]) -> CompletionOutput:
     told = choice["logprobs"]
     own = None if told is None else [_finite(value) for value in told["token_logprobs"]]
     return CompletionOutput(
@@ -134,14 +202,14 @@ def _of_prompt(told: Mapping[str, Mapping[str, Any]]) -> TokenLogprobs:
 
 
 def _of_output(
-    token_ids: Sequence[int], tops: Sequence[Mapping[str, float]], num_top: int, decode: Callable[[int], str]
+    token_ids: Sequence[int], tops: Sequence[Mapping[str, float]], num_top: int | None, decode: Callable[[int], str]
 ) -> list[TokenLogprobs]:
     """Of each token: the token itself, and the ``num_top`` most likely ones, which it may be among."""
     found = []
     for token_id, named in zip(token_ids, tops, strict=True):
         values = {int(name.removeprefix(ID_PREFIX)): _finite(value) for name, value in named.items()}
-        ranked = sorted(values, key=lambda each: -values[each])
-        if len(values) > num_top:
+        ranked = [] if num_top is None else sorted(values, key=lambda each: -values[each])
+        if num_top is not None and len(values) > num_top:
             ranked.remove(token_id)
         ranks = {each: rank for rank, each in enumerate(ranked, 1)}
         found.append({each: Logprob(value, ranks.get(each), decode(each)) for each, value in values.items()})

@@ -4,10 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
+
+
+@dataclass
+class RepetitionDetectionParams:
+    """An output ends when its last tokens are some pattern, ``min_count`` times in a row (2 or more). Patterns have
+    ``min_pattern_size`` (0 means 1) to ``max_pattern_size`` tokens; 0 of these asks for nothing.
+
+    Raises:
+        ValueError: a field is out of its range; the text names it.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+            _check_integer(name, getattr(self, name))
+            _check(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        fits = self.min_pattern_size <= self.max_pattern_size
+        _check(fits, "min_pattern_size", f"at most max_pattern_size ({self.max_pattern_size})", self.min_pattern_size)
+        _check(self.max_pattern_size == 0 or self.min_count >= 2, "min_count", "at least 2", self.min_count)
+
+
+@dataclass(kw_only=True)
+class BeamSearchParams:
+    """How beams are searched: vLLM's names and defaults.
+
+    Raises:
+        ValueError: a field is out of its range; the text names it.
+    """
+
+    beam_width: int
+    """How many beams, all of which are told."""
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """0 or 1: beams are compared by the model's own log probabilities."""
+    length_penalty: float = 1.0
+    """-10 to 10; above 0 for longer beams."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            _check_integer(name, getattr(self, name))
+            _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        _check(self.temperature in (0, 1), "temperature", "0 or 1", self.temperature)
+        _check_range("length_penalty", self.length_penalty, -10, 10)
+
+    def to_request(self) -> dict[str, Any]:
+        """The fields of a request."""
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "beam_width"}
+        return {**given, "use_beam_search": True, "n": self.beam_width, "logprobs": 0}
 
 
 @dataclass(kw_only=True)
@@ -42,28 +96,42 @@ class SamplingParams:
     """None: what the context holds."""
     min_tokens: int = 0
     logprobs: int | None = None
-    """So many of the most likely tokens are told for each one of the output, 0 to 20; None: none, nor its own."""
+    """So many of the most likely tokens are told for each one of the output, at most the model's ``max_logprobs``; -1:
+    the whole vocabulary; None: none, nor its own."""
     prompt_logprobs: int | None = None
     """The same for the prompt."""
     detokenize: bool = True
-    """Only True is available: outputs have both text and token ids."""
+    """False: outputs have token ids and no text."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
-    """Only the last so many tokens of the prompt count; -1: as many as fit."""
+    """Only so many tokens of the prompt count; -1: as many as fit."""
+    truncation_side: str | None = None
+    """Which of them count: the last ones (``left``, which None is too) or the first (``right``)."""
     bad_words: Sequence[str] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: Mapping[str, Any] | None = field(default=None)
-    """One of json, regex, choice, grammar and json_object, as in the API: {"choice": ["yes", "no"]}."""
+    """One of json, regex, choice, grammar, structural_tag and json_object, as in the API: {"choice": ["yes", "no"]}."""
+    best_of: int | None = None
+    """So many outputs are made, of which the ``n`` most likely are told."""
+    logprob_token_ids: Sequence[int] | None = None
+    """The tokens whose log probabilities are told beside each one of the output, in place of the most likely ones; at
+    most 128."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """When an output that repeats itself is ended; None: never."""
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens"):
             _check_integer(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "best_of"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name))
+        _check(self.best_of is None or self.best_of >= self.n, "best_of", f"at least n ({self.n})", self.best_of)
+        picked = self.logprob_token_ids or ()
+        few = f"at most {MAX_LOGPROB_TOKEN_IDS} tokens"
+        _check(len(picked) <= MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids", few, len(picked))
         _check(self.n >= 1, "n", "at least 1", self.n)
         for name in ("presence_penalty", "frequency_penalty"):
             _check_range(name, getattr(self, name), -2, 2)
@@ -80,9 +148,11 @@ class SamplingParams:
         _check(least, "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+                _check(getattr(self, name) >= -1, name, "at least 0, or -1", getattr(self, name))
         _check_truncation(self.truncate_prompt_tokens)
-        _check(self.detokenize, "detokenize", "True: outputs always have their text", self.detokenize)
+        sides = (None, "left", "right")
+        _check(self.truncation_side in sides, "truncation_side", "left or right", self.truncation_side)
+        _check(self.detokenize or not self.stop, "stop", "None where detokenize is False", self.stop)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         _check("" not in stops, "stop", "without empty strings", self.stop)
         one = self.structured_outputs is None or len(self.structured_outputs) == 1
@@ -90,8 +160,14 @@ class SamplingParams:
 
     def to_request(self) -> dict[str, Any]:
         """The fields of a request; what is None is left out."""
-        given = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "detokenize"}
-        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        if self.detokenize:
+            del given["detokenize"]
+        if self.logprob_token_ids and self.logprobs is None:
+            given["logprobs"] = 0
+        if self.repetition_detection is not None:
+            given["repetition_detection"] = asdict(self.repetition_detection)
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids"):
             if given[name] is not None:
                 given[name] = list(given[name])
         if self.logit_bias is not None:
@@ -112,7 +188,9 @@ class PoolingParams:
     dimensions: int | None = None
     """So many of its numbers, the first ones, scaled to length 1 again; None: all."""
     truncate_prompt_tokens: int | None = None
-    """Only the last so many tokens of the prompt count; -1: as many as fit."""
+    """Only the first so many tokens of the prompt count; -1: as many as fit."""
+    use_activation: bool | None = None
+    """False: the vector is not scaled to length 1."""
 
     def __post_init__(self) -> None:
         for name in ("dimensions", "truncate_prompt_tokens"):

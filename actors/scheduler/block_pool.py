@@ -8,6 +8,7 @@ because nobody can find them. :meth:`BlockPool.allocate` takes from the head and
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -27,10 +28,10 @@ class BlockPool:
         self.on_evict: Callable[[int, bytes], None] | None = None
         """Called with a block, and the content listed for it, before it is given to somebody else."""
         self._index = index
-        self._counts = [0] * num_blocks
+        self._counts = array("i", bytes(4 * num_blocks))
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._prev = [num_blocks, *range(num_blocks)]
+        self._next = array("i", [*range(1, num_blocks + 1), 0])
+        self._prev = array("i", [num_blocks, *range(num_blocks)])
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks, least recently used first; their old content is forgotten.

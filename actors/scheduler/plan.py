@@ -165,6 +165,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         end_token_ids=end_token_ids,
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
+        logprob_token_ids=sampling.logprob_token_ids,
         prompt_logprobs=sampling.prompt_logprobs if sequence.scores_prompt else None,
         bad_words_token_ids=sampling.bad_words_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,

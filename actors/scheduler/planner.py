@@ -139,6 +139,7 @@ class Planner:
             return
         for sequence in admit(self.waiting, self.fleet):
             self.waiting.remove(sequence)
+            sequence.give_way_s = 0.0
             self._has_run(sequence.request)
             self.shares.serve(sequence.request.client, sequence.request.start_s)
         for replica in self.fleet.changed():

@@ -10,24 +10,28 @@ from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
-    """A one-to-one map between hashes and blocks. ``blocks`` is to be read only."""
+    """A one-to-one map between hashes and blocks. ``blocks`` is to be read only.
+
+    A full cache holds millions of entries, so the way back from a block to its hash is a list: 8 bytes a block.
+    """
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, int] = {}
         self.new_heads: list[bytes] = []
         """Blocks that a sequence begins with, listed since somebody last looked (and took them away)."""
-        self._hashes: dict[int, bytes] = {}
+        self._hashes: list[bytes | None] = []
+        """By block, as far as blocks have been listed."""
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._hashes
+        return self.hash_of(block) is not None
 
     @property
     def listed(self) -> Iterable[int]:
         """The blocks that can be found."""
-        return self._hashes
+        return self.blocks.values()
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
@@ -43,10 +47,13 @@ class PrefixIndex:
 
     def insert(self, block_hash: bytes, block: int) -> bool:
         """List a block; False if other content is listed for it or another block for the hash."""
-        if block_hash in self.blocks or block in self._hashes:
+        if block_hash in self.blocks or self.hash_of(block) is not None:
             return False
+        hashes = self._hashes
+        if block >= len(hashes):
+            hashes.extend([None] * (block + 1 - len(hashes)))
         self.blocks[block_hash] = block
-        self._hashes[block] = block_hash
+        hashes[block] = block_hash
         return True
 
     def insert_all(self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int) -> None:
@@ -63,12 +70,14 @@ class PrefixIndex:
 
     def hash_of(self, block: int) -> bytes | None:
         """The content listed for a block, if any is."""
-        return self._hashes.get(block)
+        hashes = self._hashes
+        return hashes[block] if block < len(hashes) else None
 
     def forget(self, block: int) -> bytes | None:
         """The block's content is about to change. Returns what was listed for it, if anything was."""
-        block_hash = self._hashes.pop(block, None)
+        block_hash = self.hash_of(block)
         if block_hash is not None:
+            self._hashes[block] = None
             del self.blocks[block_hash]
         return block_hash
 
@@ -78,7 +87,7 @@ class PrefixIndex:
         Raises:
             AssertionError: they do not.
         """
-        assert len(self.blocks) == len(self._hashes)
+        assert len(self.blocks) == len(self._hashes) - self._hashes.count(None)
         for block_hash, block in self.blocks.items():
             assert self._hashes[block] == block_hash, f"block {block} is listed under two hashes"
             assert 0 <= block < num_blocks, f"block {block} does not exist"

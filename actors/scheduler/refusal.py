@@ -12,7 +12,6 @@ from actors.token_bits import fits
 from bus.messages import RequestFailed, TokenizedRequest
 
 MAX_SEQUENCES = 64
-MAX_LOGPROBS = 20
 
 
 def _bad(request_id: str, message: str, param: str) -> RequestFailed:
@@ -34,8 +33,8 @@ def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> Requ
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         return _bad(message.request_id, f"max_tokens is {sampling.max_tokens}, it must be at least 1.", "max_tokens")
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-        if count is not None and not 0 <= count <= MAX_LOGPROBS:
-            return _bad(message.request_id, f"{name} is {count}, it must be from 0 to {MAX_LOGPROBS}.", name)
+        if count is not None and not 0 <= count <= (most := vocab_size or 2**31 - 1):
+            return _bad(message.request_id, f"{name} is {count}, it must be from 0 to {most}.", name)
     if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
         return _bad(message.request_id, "The seed is no signed 64-bit number.", "seed")
     return None if vocab_size is None else _of_tokens(message, vocab_size)
@@ -49,6 +48,7 @@ def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | No
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": sampling.logit_bias,
         "allowed_token_ids": sampling.allowed_token_ids,
+        "logprob_token_ids": sampling.logprob_token_ids,
         "bad_words": tuple(chain.from_iterable(sampling.bad_words_token_ids)),
     }
     if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):

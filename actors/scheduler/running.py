@@ -211,28 +211,34 @@ class Running:
         Raises:
             AssertionError: they do not.
         """
-        assert sorted(self._free) == [slot for slot, each in enumerate(self.sequences) if each is None]
-        assert (self.ids[self._free] == 0).all()
-        assert (self.behind()[self._free] == 0).all()
-        assert self.num_jobs == self.job.sum()
-        assert self.num_beams == int(self.beam.sum()), "beams are counted wrongly"
+        free = sorted(self._free)
+        assert free == [slot for slot, each in enumerate(self.sequences) if each is None]
+        assert not self.ids[free].any()
+        assert not self.behind()[free].any()
+        assert self.num_jobs == np.count_nonzero(self.job)
+        assert self.num_beams == np.count_nonzero(self.beam), "beams are counted wrongly"
         assert not (self.held & ~self.beam).any(), "a sequence is held that is no beam"
         kept, self._backlogs = self._backlogs, {}
         assert all(self.backlog(level) == tokens for level, tokens in kept.items()), "a backlog is out of date"
-        for slot, sequence in enumerate(self.sequences):
-            if sequence is None:
-                continue
-            who = f"sequence {sequence.id} in slot {slot}"
-            assert sequence.slot == slot, f"{who} believes to be elsewhere"
-            assert sequence.state is State.RUNNING, f"{who} is {sequence.state}"
-            assert self.ids[slot] == sequence.id, f"{who}: wrong id"
-            assert self.beam[slot] == (sequence.lanes is not None), f"{who}: wrongly a beam"
-            assert self.job[slot] == (sequence.request.level == JOB), f"{who}: wrong level"
-            assert self.capacity[slot] == len(sequence.blocks) * self.block_size, f"{who}: wrong capacity"
-            assert self.computed[slot] <= self.total[slot], f"{who}: computed too much"
-            assert self.computed[slot] <= self.capacity[slot], f"{who}: computed beyond its blocks"
-            assert self.known[slot] <= self.total[slot] <= self.last[slot] + 1, f"{who}: beyond its limit"
-            missing = int(self.known[slot]) - len(sequence.tokens)
-            assert 0 <= missing < self.block_size, f"{who}: {missing} tokens not flushed"
-            most = min(self.computed[slot], self.known[slot])
-            assert self.indexed[slot] * self.block_size <= most, f"{who}: listed too early"
+        for sequence in self.sequences:
+            if sequence is not None:
+                self._check_row(sequence)
+
+    def _check_row(self, sequence: Sequence) -> None:
+        """The row of one sequence agrees with it. Every simulated step comes here: each number is read once."""
+        slot = sequence.slot
+        computed, known, total = int(self.computed[slot]), int(self.known[slot]), int(self.total[slot])
+        capacity = len(sequence.blocks) * self.block_size
+        checks = {
+            "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
+            "does not run": sequence.state is State.RUNNING,
+            "wrongly a beam": self.beam[slot] == (sequence.lanes is not None),
+            "wrong level": self.job[slot] == (sequence.request.level == JOB),
+            "wrong capacity": self.capacity[slot] == capacity,
+            "computed too much": computed <= total and computed <= capacity,
+            "beyond its limit": known <= total <= self.last[slot] + 1,
+            "tokens not flushed": 0 <= known - len(sequence.tokens) < self.block_size,
+            "listed too early": self.indexed[slot] * self.block_size <= min(computed, known),
+        }
+        wrong = [what for what, right in checks.items() if not right]
+        assert not wrong, f"sequence {sequence.id} in slot {slot}: {', '.join(wrong)}"

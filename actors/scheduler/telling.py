@@ -90,6 +90,10 @@ def _started(
         output_top_ids=_ints(scores.top_ids),
         output_top_bits=_ints(scores.top_bits),
         pooled_from=sequence.pooled_from,
+        return_text_lengths=sampling.return_text_lengths,
+        repetition_detection=sampling.repetition_detection,
+        detokenize=sampling.detokenize,
+        return_prompt_text=sampling.return_prompt_text,
     )
 
 

@@ -87,19 +87,30 @@ class ServiceSettings:
     enable_auto_tool_choice: bool = setting(False, help="let models call tools as they like; needs --tool-call-parser")
     tool_call_parser: str | None = setting(
         None,
-        help="how the model writes calls of tools: hermes (Qwen too), llama3_json or mistral",
-        choices=("hermes", "llama3_json", "mistral"),
-    )
+        help="how the model writes calls of tools, by vLLM's names (docs/structured-output.md has the families)",
+        choices=(
+            "deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "granite-20b-fc", "granite4", "hermes",
+            "internlm", "jamba", "kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "openai",
+            "phi4_mini_json", "pythonic", "qwen3_coder", "qwen3_json", "qwen3_xml",
+        ),
+    )  # fmt: skip
     reasoning_parser: str | None = setting(
         None,
-        help="how the model marks its reasoning: deepseek_r1 (the chat template opens the tag) or qwen3",
-        choices=("deepseek_r1", "qwen3"),
-    )
+        help="how the model marks its reasoning, by vLLM's names (docs/structured-output.md has the families)",
+        choices=(
+            "deepseek_r1", "deepseek_v3", "glm45", "glm47", "granite", "holo2", "kimi_k2", "mistral", "openai_gptoss",
+            "qwen3",
+        ),
+    )  # fmt: skip
     pooling_type: str = setting(
         "last",
         help="embeddings are the final hidden state of the last token, or the mean over all tokens",
         choices=("last", "mean"),
     )
+    max_logprobs: int = setting(
+        20, help="likely tokens that a request may have told for each token; -1: the whole vocabulary", low=-1,
+        high=2**31 - 1,
+    )  # fmt: skip
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
     )
@@ -108,7 +119,7 @@ class ServiceSettings:
     )
     structured_output_timeout_s: float = setting(
         5.0,
-        help="seconds within which the schema, expression or grammar of a structured output must be made ready",
+        help="seconds of computing that making the schema, expression or grammar of a structured output ready may take",
         low=0.1,
         high=600,
     )

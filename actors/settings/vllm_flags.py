@@ -66,7 +66,6 @@ TAKEN = (
     Flag("--response-role", "answers are the assistant's", ("assistant",)),
     Flag("--performance-mode", "see --max-num-seqs, --max-num-batched-tokens and --itl-target-ms", ("balanced",)),
     Flag("--logprobs-mode", "log probabilities are those before sampling parameters", ("raw_logprobs",)),
-    Flag("--max-logprobs", "requests may ask for up to 20", ("20",)),
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (
@@ -149,9 +148,12 @@ def is_foreign(name: str, value: Any) -> bool:
     Raises:
         TypeError: it is one of them that cannot be had.
     """
-    flag = FLAGS.get("--" + name.replace("_", "-"))
+    words = name.replace("_", "-")
+    flag = FLAGS.get(f"--{words}")
     if flag is None:
         return False
+    if value is False and (off := FLAGS.get(f"--no-{words}")) is not None and off.taken != ANY:
+        raise TypeError(f"{name}: {off.text}")
     if value not in (None, False) and not flag.takes(str(value)):
         raise TypeError(f"{name}: {flag.text}")
     return True

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from actors.actor import Actor, describe
-from actors.grammar import GrammarError
 from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
 from actors.patience import Patience
 from actors.settings import Settings
@@ -190,7 +189,7 @@ class TokenizerActor(Actor):
             return request
         try:
             verdict = await self._grammars.check(wanted)
-        except (OSError, TimeoutError, GrammarError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
         if verdict.problem:
             return Outcome(request, Refusal(f"{wanted.field}: {verdict.problem}", param=wanted.field).reply(request))

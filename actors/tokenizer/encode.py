@@ -202,7 +202,7 @@ class Encoder:
             if keep < -1 or keep == 0 or keep > length:
                 raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
             keep = max(1, length - (request.sampling.max_tokens or 1)) if keep == -1 else keep
-            ids = ids[-keep:]
+            ids = ids[:keep] if request.truncation_side == "right" else ids[-keep:]
         if len(ids) == 0:
             raise Refusal("The prompt is empty.", param=what)
         low, high = int(ids.min()), int(ids.max())

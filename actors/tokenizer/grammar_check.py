@@ -1,33 +1,34 @@
-"""Trying out what clients want their outputs to be, in a process of its own: whatever does not come to an end there in
-time, or takes too much memory, is refused.
+"""Trying out what clients want their outputs to be, in a process of its own: whatever takes too much computing time
+there, or too much memory, is refused.
 
-The process is started when the first structured output is asked for, answers line by line (JSON), and is killed at a
-deadline. Verdicts are kept, so that a schema costs its trial once.
+The process is started when the first structured output is asked for, and answers line by line (JSON). Verdicts are
+kept, so that a schema costs its trial once; but not that a trial came to no end, which may have had other causes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
+import signal
 import sys
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
-from actors.child import die_with_parent
-from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
 from actors.settings import Settings
+from actors.tokenizer.trial_process import READY, Died, OutOfTime, TrialProcess
 from bus.messages import StructuredOutput
 
-START_TIMEOUT_S = 60.0
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
 MAX_MEMORY_BYTES = 4 * 2**30
-MAX_LINE_BYTES = 64 * 2**20
 MAX_KEPT = 1024
-READY = b"ready\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class GrammarChecker:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._timeout_s = settings.structured_output_timeout_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._cpu_s = settings.structured_output_timeout_s
+        self.process = TrialProcess(self._command)
         self._trying = asyncio.Lock()
         self._kept: OrderedDict[StructuredOutput, Verdict] = OrderedDict()
 
@@ -56,55 +57,33 @@ class GrammarChecker:
         return verdict
 
     async def check(self, wanted: StructuredOutput) -> Verdict:
-        """The verdict on ``wanted``; tries it out if it is not known."""
+        """The verdict on ``wanted``; tries it out if it is not known.
+
+        Raises:
+            OSError, TimeoutError: it could not be tried.
+        """
         async with self._trying:
-            verdict = self.known(wanted)
-            if verdict is None:
-                verdict = self._kept[wanted] = await self._try(wanted)
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-        return verdict
+            return self.known(wanted) or await self._try(wanted)
 
     async def _try(self, wanted: StructuredOutput) -> Verdict:
-        process = await self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            async with asyncio.timeout(self._timeout_s):
-                process.stdin.write(orjson.dumps(asdict(wanted)) + b"\n")
-                line = await process.stdout.readline()
-            if line:
-                return Verdict(**orjson.loads(line))
-            problem = "cannot be used: it takes too much memory"
-        except TimeoutError:
-            problem = f"is too complex: it could not be made ready within {self._timeout_s:g} s"
-        except ConnectionError:
-            problem = "cannot be used: it takes too much memory"
-        await self.close()
-        return Verdict(problem=problem)
-
-    async def _running(self) -> asyncio.subprocess.Process:
-        """The process, once it is ready."""
-        if self._process is None:
-            folders = await asyncio.to_thread(_folders, self._settings)
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "actors.tokenizer.grammar_check", *folders,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
-                preexec_fn=die_with_parent(),
-            )  # fmt: skip
-            assert process.stdout is not None
-            async with asyncio.timeout(START_TIMEOUT_S):
-                if await process.stdout.readline() != READY:
-                    raise GrammarError("the process that tries grammars did not start")
-        return self._process
+            verdict = Verdict(**orjson.loads(await self.process.ask(orjson.dumps(asdict(wanted)))))
+        except OutOfTime:
+            return Verdict(problem=f"is too complex: it could not be made ready within {self._cpu_s:g} s")
+        except Died:
+            return Verdict(problem="cannot be used: it takes too much memory")
+        self._kept[wanted] = verdict
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return verdict
 
     async def close(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await self.process.close()
+
+    async def _command(self) -> tuple[str, ...]:
+        folders = await asyncio.to_thread(_folders, self._settings)
+        return (sys.executable, "-m", "actors.tokenizer.grammar_check", *folders, str(self._cpu_s))
 
 
 def _folders(settings: Settings) -> tuple[str, str]:
@@ -112,7 +91,7 @@ def _folders(settings: Settings) -> tuple[str, str]:
     return str(resolve_model(settings, weights=False)), str(resolve_tokenizer(settings))
 
 
-def main(model: str, tokenizer: str) -> None:
+def main(model: str, tokenizer: str, cpu_s: str) -> None:
     """Answer each line of standard input with one of standard output, until it ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     problem, vocabulary = "", None
@@ -126,15 +105,20 @@ def main(model: str, tokenizer: str) -> None:
     for line in sys.stdin.buffer:
         verdict = Verdict(problem=problem)
         if vocabulary is not None:
-            try:
-                grammar = write_grammar(StructuredOutput(**orjson.loads(line)))
-                matcher = make_matcher(vocabulary, grammar)
-                matcher.compute_bitmask()
-                verdict = Verdict(problem="is too complex") if matcher.is_error() else Verdict(grammar)
-            except GrammarError as error:
-                verdict = Verdict(problem=str(error))
+            signal.setitimer(signal.ITIMER_PROF, float(cpu_s))
+            verdict = _verdict(vocabulary, StructuredOutput(**orjson.loads(line)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
         out.write(orjson.dumps(verdict) + b"\n")
         out.flush()
+
+
+def _verdict(vocabulary: LLTokenizer, wanted: StructuredOutput) -> Verdict:
+    try:
+        grammar = write_grammar(wanted, vocabulary)
+        check_matcher(make_matcher(vocabulary, grammar))
+    except GrammarError as error:
+        return Verdict(problem=str(error))
+    return Verdict(grammar)
 
 
 if __name__ == "__main__":

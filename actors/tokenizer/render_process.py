@@ -25,6 +25,8 @@ CPU_S = 1.0
 """Computing time of one rendering. Templates of real models take less than 0.01 s, and 0.1 s the first time."""
 WALL_S = 30.0
 """When a child that gets no processor is given up."""
+STOOD_STILL = -1
+"""The end of such a one."""
 MEMORY_BYTES = 256 * 2**20
 """What the child may take beyond what its parent has."""
 MAX_CHARS = 16 * 2**20
@@ -63,12 +65,15 @@ class RenderProcess:
         Raises:
             RenderFailure: the template raised.
             RenderLimit: it was ended.
+            TimeoutError: children got no processor for ``WALL_S``, which is not the template's fault.
         """
         asked = json.dumps(chat).encode()
         with self._lock:
-            answer, over = self._ask(asked)
-            if not answer and not over:  # something else has ended the child; the chat need not be the cause
-                answer, over = self._ask(asked)
+            answer, end = self._ask(asked)
+            if not answer and end != signal.SIGPROF:  # something else has ended it; the chat need not be the cause
+                answer, end = self._ask(asked)
+        if not answer and end == STOOD_STILL:
+            raise TimeoutError(f"two children that render chats stood still for {WALL_S:g} s")
         if not answer:
             raise RenderLimit(f"it may take {self._cpu_s:g} s and {MEMORY_BYTES >> 20} MiB")
         kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
@@ -86,17 +91,23 @@ class RenderProcess:
     def __del__(self) -> None:
         self._end()
 
-    def _ask(self, asked: bytes) -> tuple[bytes, bool]:
-        """What the child answers, or nothing, and whether it has used its time up."""
-        pipe = self._pipe or self._start()
+    def _ask(self, asked: bytes) -> tuple[bytes, int]:
+        """What the child answers; or nothing, and the signal that ended it (0: none, ``STOOD_STILL``: ours). A child
+        that owes an answer gets no other question."""
+        pipe, answer, end = self._pipe or self._start(), b"", 0
         try:
             pipe.send_bytes(asked)
             if pipe.poll(WALL_S):
-                return pipe.recv_bytes(), False
-            over = True
+                answer = pipe.recv_bytes()
+            else:
+                end = STOOD_STILL
         except (EOFError, OSError):
-            over = False
-        return b"", self._end() == signal.SIGPROF or over
+            pass
+        finally:
+            if not answer:
+                ended_by = self._end()
+                end = end or ended_by
+        return answer, end
 
     def _start(self) -> Connection:
         ours, theirs = Pipe()

@@ -61,7 +61,7 @@ from bus.messages.observation import (
 )
 from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
 from bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
-from bus.messages.sampling import SamplingParams, StructuredOutput
+from bus.messages.sampling import RepetitionDetection, SamplingParams, StructuredOutput
 from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
 from bus.messages.steps import (
     END_GRAMMAR,
@@ -112,8 +112,8 @@ __all__ = [
     "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "STEP_COLUMNS",
     "STEP_MARKS", "AbortCalls", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CancelRequest",
     "Checkpoint", "FinishReason", "GenerateRequest", "Int32Array", "Job", "JobResult", "JsonValue", "Message",
-    "NewSequence", "PromptReply", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed",
-    "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads",
-    "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan", "StepResult",
-    "StopSequence", "StructuredOutput", "TokenizedRequest",
+    "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch",
+    "RequestBlamed", "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued",
+    "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
+    "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

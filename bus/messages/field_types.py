@@ -11,7 +11,7 @@ Int32Array = NDArray[np.int32]
 JsonValue = object
 """Free JSON (chat messages): checked where it enters, never interpreted by the bus."""
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 _NO_INTS: Int32Array = np.empty(0, np.int32)
 

@@ -38,6 +38,10 @@ class ReplyBatch:
     top_ids: Int32Array = field(default_factory=no_ints)
     top_bits: Int32Array = field(default_factory=no_ints)
     text_offsets: Int32Array = field(default_factory=no_ints)
+    length_counts: Int32Array = field(default_factory=no_ints)
+    """How many entries of ``text_lengths`` belong to each choice: one per new token, if they are told at all."""
+    text_lengths: Int32Array = field(default_factory=no_ints)
+    """Characters of the delta that came with each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bus.messages.field_types import Int32Array, JsonValue, no_ints
 from bus.messages.sampling import SamplingParams
@@ -43,6 +44,8 @@ class GenerateRequest:
     weight: float = 1.0
     traced: bool = False
     """The ingress wants to know when what happened (:class:`RequestTimed`)."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where ``truncate_prompt_tokens`` takes tokens away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,29 @@ from typing import Literal
 class StructuredOutput:
     """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
 
-    ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, or a grammar
-    (Lark or GBNF). ``any_whitespace``: whether JSON may be laid out freely. ``reasoning``: the parser of the reasoning
-    that may stand, or stands, in front of it; empty: none.
+    ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, a grammar
+    (Lark or GBNF), a structural tag as JSON, or empty for an output that may be anything. ``any_whitespace``: whether
+    JSON may be laid out freely. ``reasoning``: the parser of the reasoning that may stand, or stands, in front of it, a
+    name of :data:`actors.reasoning.FORMATS`; empty: none. ``thinking_tokens``: how many tokens it may have; None: any
+    number.
     """
 
-    kind: Literal["json", "regex", "choice", "grammar"]
+    kind: Literal["json", "regex", "choice", "grammar", "structural_tag", "anything"]
     text: str
     field: str
     any_whitespace: bool = True
-    reasoning: Literal["", "deepseek_r1", "qwen3"] = ""
+    reasoning: str = ""
+    thinking_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionDetection:
+    """An output ends when its last tokens are some ``min_pattern_size`` to ``max_pattern_size`` tokens, ``min_count``
+    times in a row. Sizes are at least 1, the count at least 2."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +95,21 @@ class SamplingParams:
     """``allowed_token_ids`` where they are many, as base64 with a bit per token, the lowest first; empty: all tokens,
     or those of ``allowed_token_ids``."""
 
+    return_text_lengths: bool = False
+    """How much of the text came with each token goes to the client's ingress."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With ``logprobs``: the tokens reported beside each output token, in place of the most likely ones."""
+    repetition_detection: RepetitionDetection | None = None
+    """When to end an output that repeats itself; None: never."""
+    detokenize: bool = True
+    """False: the output has no text."""
+    return_prompt_text: bool = False
+    """The prompt's text goes to the client, with special tokens."""
+
     @property
     def returns_prompt(self) -> bool:
         """Whether the client is to be told something about the prompt."""
-        return self.echo or self.return_token_ids or self.scores_prompt
+        return self.echo or self.return_token_ids or self.return_prompt_text or self.scores_prompt
 
     @property
     def scores_prompt(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bus.messages.field_types import FinishReason, Int32Array, no_ints
+from bus.messages.sampling import RepetitionDetection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,11 @@ class SequenceStarted:
     output_top_bits: Int32Array = field(default_factory=no_ints)
     pooled_from: int | None = None
     """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
+    return_text_lengths: bool = False
+    repetition_detection: RepetitionDetection | None = None
+    detokenize: bool = True
+    return_prompt_text: bool = False
+    """What the client is told of the prompt's text has its special tokens in it."""
 
 
 PROMPT_TAIL_TOKENS = 6

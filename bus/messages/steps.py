@@ -47,6 +47,8 @@ class NewSequence:
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
     allowed_tokens: str = ""
     """As ``SamplingParams.allowed_tokens``."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With ``logprobs``: the tokens reported beside each output token, in place of the most likely ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import actors.shipped_model
-from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig
 from bus.messages import StructuredOutput
 
@@ -57,15 +57,10 @@ def test_one_layout():
         ("grammar", 'start: "<" /[a-z]/ ">"', "<a>", "<1>"),
     ],
 )
-@pytest.mark.parametrize("reasoning", ["", "qwen3", "deepseek_r1"])
-def test_other_kinds_with_and_without_reasoning(kind, text, good, bad, reasoning):
-    """Expressions, choices, grammars in both forms. A model that reasons may do so first, or has to."""
-    wanted = {"kind": kind, "text": text, "reasoning": reasoning}
-    thoughts = {"": "", "qwen3": "\n<think>\nwell } {\n</think>\n\n", "deepseek_r1": "well } {\n</think>\n\n"}
-
-    assert accepts(thoughts[reasoning] + good, **wanted)
-    assert not accepts(thoughts[reasoning] + bad, **wanted)
-    assert accepts(good, **wanted) is (reasoning != "deepseek_r1")
+def test_other_kinds(kind, text, good, bad):
+    """Expressions, choices, grammars in both forms."""
+    assert accepts(good, kind=kind, text=text)
+    assert not accepts(bad, kind=kind, text=text)
 
 
 def test_what_cannot_be_written():
@@ -76,3 +71,22 @@ def test_what_cannot_be_written():
         make_matcher(
             VOCABULARY, write_grammar(StructuredOutput(kind="json", text='{"uniqueItems": true}', field="test"))
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        ("grammar", 'start: %regex {"substring_words": ""} x+ <[1]>\nx[capture=""]: x\n', "grammar engine"),
+        ("grammar", "start: start", "no output is possible"),
+        ("regex", "[^\\x00-\\U0010FFFF]", "no output is possible"),
+        ("grammar", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "recursion"),
+        ("grammar", '{\nstart: "a"', "must be a string"),
+    ],
+)
+def test_what_the_engine_cannot_follow(kind, text, problem):
+    """Where it gives up, or fails, that is said without its inner state."""
+    with pytest.raises(GrammarError, match=problem) as caught:
+        check_matcher(make_matcher(VOCABULARY, write_grammar(StructuredOutput(kind=kind, text=text, field="test"))))
+
+    assert "\n   0:" not in str(caught.value)
+    assert len(str(caught.value)) < 400

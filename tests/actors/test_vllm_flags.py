@@ -102,5 +102,10 @@ def test_arguments_of_programs() -> None:
     assert is_foreign("enable_lora", False)
     assert is_foreign("tensor_parallel_size", 1)
     assert not is_foreign("dtype", "half")
+    assert is_foreign("enable_chunked_prefill", True)
+    assert is_foreign("enable_log_deltas", False)
+    for name in ("enable_chunked_prefill", "async_scheduling"):
+        with pytest.raises(TypeError, match=f"{name}: "):
+            is_foreign(name, False)
     with pytest.raises(TypeError, match="tensor_parallel_size: a model has to fit one GPU"):
         is_foreign("tensor_parallel_size", 2)

@@ -41,17 +41,29 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What a client has: text, log probabilities and end of each choice; ``times_s``: when events of a stream came."""
+    """What a client has: text (of calls, their names and arguments), log probabilities and end of each choice, and how
+    many tokens were counted; ``times_s``: when events of a stream came."""
 
     texts: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[Any]] = field(default_factory=dict)
     ends: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    usage: tuple[int, int] | None = None
     times_s: list[float] = field(default_factory=list)
     last_id: str = ""
 
     def told(self) -> dict[int, tuple[Any, ...]]:
         """All that must be the same each time."""
-        return {index: (self.texts.get(index, ""), self.logprobs.get(index), end) for index, end in self.ends.items()}
+        return {
+            index: (self.texts.get(index, ""), self.logprobs.get(index), end, self.usage)
+            for index, end in self.ends.items()
+        }
+
+    def add_all(self, body: Mapping[str, Any]) -> None:
+        """A whole answer, or an event of a stream."""
+        for choice in body["choices"]:
+            self.add(choice)
+        if (usage := body.get("usage")) is not None:
+            self.usage = usage["prompt_tokens"], usage["completion_tokens"]
 
     def add(self, choice: Mapping[str, Any]) -> None:
         """A choice of a whole answer, or a part of one from a stream."""
@@ -59,6 +71,8 @@ class Answer:
         if index in self.ends:
             raise WrongAnswer(f"choice {index} goes on after its end")
         self.texts[index] = self.texts.get(index, "") + (part.get("text") or part.get("content") or "")
+        for call in part.get("tool_calls") or ():
+            self.texts[index] += (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
         if (logprobs := choice.get("logprobs")) is not None:
             known = self.logprobs.setdefault(index, [])
             if "content" in logprobs:
@@ -176,6 +190,8 @@ class Load:
         if answer.last_id:
             headers["Last-Event-ID"] = answer.last_id
         body = {**job.body, "stream": streamed}
+        if streamed:
+            body["stream_options"] = {"include_usage": True}
         async with session.post(f"{self.url}{job.path}", json=body, headers=headers) as response:
             if response.status in TRY_AGAIN:
                 self.refused += 1
@@ -183,8 +199,7 @@ class Load:
             if response.status != 200:
                 raise WrongAnswer(f"status {response.status}: {(await response.text())[:300]}")
             if not streamed:
-                for choice in (await response.json())["choices"]:
-                    answer.add(choice)
+                answer.add_all(await response.json())
                 return True
             await self._follow(response, answer)
             return True
@@ -197,10 +212,13 @@ class Load:
             if "error" in event:
                 raise Broken(f"{event['error']}")
             answer.times_s.append(time.monotonic())
-            for choice in event["choices"]:
-                answer.add(choice)
+            answer.add_all(event)
             answer.last_id = event_id
+            self.heard(answer)
         raise Broken("the stream ended without [DONE]")
+
+    def heard(self, answer: Answer) -> None:
+        """An event of a stream has come."""
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:

@@ -64,8 +64,7 @@ class Queued:
             self.problems.append(f"{line}"[:500])
             return
         answer = Answer()
-        for choice in response["body"]["choices"]:
-            answer.add(choice)
+        answer.add_all(response["body"])
         if answer.told() != self.load.expected[place]:
             self.problems.append(difference(self.load.expected[place], answer.told()))
 

@@ -28,6 +28,7 @@ import psutil
 
 from tests.chaos.deployment import KINDS, Deployment, deployed
 from tests.chaos.load import Job, Load, WrongAnswer, difference, make_jobs
+from tests.chaos.structured import structured
 
 SLOTS = 16
 STEP_MS = 50
@@ -211,7 +212,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="pagebus-soak-") as folder,
         deployed(Path(folder), "--max-num-seqs", str(SLOTS), step_ms=STEP_MS) as deployment,
     ):
-        soak = Soak(deployment, Load(deployment.url, make_jobs(64, seed=1, most_tokens=96)))
+        soak = Soak(deployment, Load(deployment.url, structured(make_jobs(64, seed=1, most_tokens=96))))
         asyncio.run(soak.run(arguments.minutes))
         if deployment.stop() != 0:
             soak.problems.append("the deployment did not end well")

@@ -1,4 +1,5 @@
-"""Actors and Redis die, freeze and come back under 64 concurrent requests, and no client can tell.
+"""Actors and Redis die, freeze and come back under 64 concurrent requests, and no client can tell. A third of the
+requests is structured: schemas, expressions, grammars, calls of tools.
 
 By default a short version runs; ``make chaos`` runs all of it (``PAGEBUS_TEST_CHAOS=full``) and shows what it measures.
 """
@@ -23,6 +24,7 @@ from tests.chaos.deployment import KINDS, Deployment, deployed
 from tests.chaos.load import Load, make_jobs, silences
 from tests.chaos.queued import Queued
 from tests.chaos.servers import OneServer, Replicated
+from tests.chaos.structured import structured
 
 FULL = os.environ.get("PAGEBUS_TEST_CHAOS") == "full"
 CLIENTS = 64
@@ -55,7 +57,7 @@ def loaded(
 ) -> Iterator[tuple[Deployment, Load]]:
     """A deployment and its clients; it must end well."""
     with deployed(folder, *arguments, servers=servers) as deployment:
-        load = Load(deployment.url, make_jobs(CLIENTS, seed=1, most_tokens=96))
+        load = Load(deployment.url, structured(make_jobs(CLIENTS, seed=1, most_tokens=96)))
         yield deployment, load
         assert deployment.stop() == 0, deployment.log()
 
@@ -79,7 +81,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployme
     log probabilities are not compared, the text is."""
     with deployed(tmp_path_factory.mktemp("shipped"), "--cpu-kv-cache-gib", "0.1", step_ms=0) as deployment:
         jobs = [job.without("logprobs", "top_logprobs") for job in make_jobs(CLIENTS, seed=1, most_tokens=96)]
-        yield deployment, Load(deployment.url, jobs)
+        yield deployment, Load(deployment.url, structured(jobs))
         assert deployment.stop() == 0, deployment.log()
 
 

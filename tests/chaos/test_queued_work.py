@@ -15,6 +15,7 @@ import pytest
 
 from tests.chaos.deployment import KINDS, Deployment, deployed
 from tests.chaos.load import Answer, Load, make_jobs
+from tests.chaos.structured import structured
 
 LINES = 2000
 DEATHS = 10
@@ -66,7 +67,9 @@ async def test_a_batch_is_cancelled_while_all_die(
 ) -> None:
     """Ten times everything is killed, and half way the batch is cancelled: every line is in one of the two files once,
     with its right answer or as cancelled."""
-    load = Load(deployment.url, [job for job in make_jobs(48, seed=3, most_tokens=24) if "prompt" in job.body])
+    load = Load(
+        deployment.url, structured([job for job in make_jobs(48, seed=3, most_tokens=24) if "prompt" in job.body])
+    )
     await load.learn()
     jobs = {f"{index}": index % len(load.jobs) for index in range(LINES)}
     path = tmp_path / "lines.jsonl"
@@ -116,8 +119,7 @@ def line_of(custom_id: str, load: Load, place: int) -> str:
 def told(line: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
     """What a line of the output says, as clients compare it."""
     answer = Answer()
-    for choice in line["response"]["body"]["choices"]:
-        answer.add(choice)
+    answer.add_all(line["response"]["body"])
     return answer.told()
 
 

@@ -248,7 +248,8 @@ def test_wrong_model(client, expects):
     """A model that is not there."""
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="no-such-model", prompt="x")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert (caught.value.code, caught.value.param) == ("404", "model")
+    assert caught.value.body["reason"] == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("no-such-model")
 

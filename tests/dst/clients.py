@@ -10,14 +10,15 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from tests.chaos.load import Answer, Job, Load, WrongAnswer, difference, make_jobs
+from tests.chaos.structured import structured
 from tests.dst.loop import SimulatedLoop
 
 MOST_TOKENS = 20
 
 
 def simple_jobs(count: int) -> list[Job]:
-    """Completions without log probabilities: chats are rendered by a process of their own, and the oracle here has no
-    logits."""
+    """Completions without log probabilities, some of them structured: chats are rendered by a process of their own, and
+    the oracle here has no logits."""
     jobs = [job for job in make_jobs(4 * count, seed=5, most_tokens=MOST_TOKENS) if job.path == "/v1/completions"]
     jobs = [job for job in jobs if "logprobs" not in job.body]
     for number, job in enumerate(jobs):
@@ -25,7 +26,7 @@ def simple_jobs(count: int) -> list[Job]:
             jobs[number] = Job(job.path, {**job.body, "echo": True})
         if number % 5 == 1:
             jobs[number] = Job(job.path, {**job.body, "return_token_ids": True})
-    return jobs[:count]
+    return structured(jobs[:count])
 
 
 class Connector(aiohttp.BaseConnector):

@@ -1,4 +1,5 @@
-"""The oracle without torch: plans are checked by the executor's own batch, tokens follow from a hash of the cache.
+"""The oracle without a device: plans are checked by the executor's own batch, tokens follow from a hash of the cache.
+Sequences that have a grammar are kept to it by the executor's own code.
 
 As in :mod:`actors.executor.models.oracle`, a token is a function of everything that the cache holds of its sequence, so
 that a block lost, mixed up or given away too early cannot go unseen. It takes the place of
@@ -26,6 +27,7 @@ from actors.executor.step_work import StepWork
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 from bus.messages import NewSequence, StepPlan, StepResult
+from tests.dst.constrained import Constrained
 
 MASK = 2**64 - 1
 
@@ -59,19 +61,21 @@ class Row:
     prefix: int = 0
     hashed: int = 0
 
-    def next_token(self, vocab_size: int) -> int:
+    def next_token(self, vocab_size: int, allowed: np.ndarray | None) -> int:
         for token in self.tokens[self.hashed :]:
             self.prefix = chain(self.prefix, token)
         self.hashed = len(self.tokens)
         noise = self.new.seed & MASK if self.new.temperature >= 1e-5 else 0
-        return (chain(self.prefix, noise) >> 17) % vocab_size
+        drawn = chain(self.prefix, noise) >> 17
+        return drawn % vocab_size if allowed is None else int(allowed[drawn % len(allowed)])
 
 
 class Oracle:
     """The device: its cache, and what the batch's slots hold."""
 
-    def __init__(self, limits: BatchLimits, num_host_blocks: int) -> None:
+    def __init__(self, limits: BatchLimits, num_host_blocks: int, constrained: Constrained) -> None:
         self.limits = limits
+        self.constrained = constrained
         self.rows: dict[int, Row] = {}
         self.cache = np.zeros((limits.num_blocks, limits.block_size), np.int64)
         self.host = np.zeros((num_host_blocks, limits.block_size), np.int64)
@@ -87,8 +91,11 @@ class Oracle:
             plan.slots.tolist(), work.starts.tolist(), plan.num_scheduled.tolist(), strict=True
         ):
             self._write(self.rows[slot], start, start + count)
-        sampled = [self._sample(self.rows[slot]) for slot in work.sample_slots.tolist()]
-        return np.array(sampled, np.int32)
+        allowed = self.constrained.allowed(work)
+        slots = enumerate(work.sample_slots.tolist())
+        sampled = np.array([self._sample(self.rows[slot], allowed.get(row)) for row, slot in slots], np.int32)
+        self.constrained.sampled(work, sampled)
+        return sampled
 
     def _change_rows(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots.tolist():
@@ -109,13 +116,13 @@ class Oracle:
             self.cache[row.blocks[position // size], position % size] = (row.tokens[position] + 1 << 20) + position
         row.computed = stop
 
-    def _sample(self, row: Row) -> int:
+    def _sample(self, row: Row, allowed: np.ndarray | None) -> int:
         count = len(row.tokens)
         held = self.cache[row.blocks[: -(-count // self.limits.block_size)]].reshape(-1)[:count]
         own = (np.array(row.tokens, np.int64) + 1 << 20) + np.arange(count)
         wrong = np.flatnonzero(held != own)
         assert not len(wrong), f"the cache of sequence {row.new.sequence_id} is wrong from position {wrong[0]} on"
-        token = row.next_token(self.limits.vocab_size)
+        token = row.next_token(self.limits.vocab_size, allowed)
         row.tokens.append(token)
         return token
 
@@ -144,7 +151,8 @@ class OracleEngine:
             vocab_size=config.vocab_size,
         )
         self._batch = PersistentBatch(self._limits)
-        self._oracle = Oracle(self._limits, machine.num_host_blocks)
+        self._grammars = Constrained(settings.model, config, self._limits, lambda: machine.rng.random() < 0.5)
+        self._oracle = Oracle(self._limits, machine.num_host_blocks, self._grammars)
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._plans: deque[tuple[StepPlan, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -172,6 +180,7 @@ class OracleEngine:
     def submit(self, plan: StepPlan, scheduler_epoch: int) -> None:
         if self._failure is not None:
             raise EngineError(f"the engine has ended: {self._failure}")
+        self._grammars.prepare(plan)
         self._plans.append((plan, scheduler_epoch))
         if self._timer is None:
             self._begin()
@@ -215,11 +224,13 @@ class OracleEngine:
         if epoch > self._epoch:
             self._batch.reset()
             self._oracle.rows.clear()
+            self._grammars.reset()
             self._copied = 0
         elif plan.step != self._step + 1:
             raise PlanError(f"step {plan.step} came after step {self._step}")
         self._epoch, self._step = epoch, plan.step
         work = self._batch.apply(plan)
+        self._grammars.apply(plan)
         tokens = self._oracle.run(plan, work)
         self._copied = max(self._copied, plan.step - self._machine.rng.randint(0, self._machine.most_copy_lag))
         now_s = self._loop.time()

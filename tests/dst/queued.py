@@ -149,8 +149,7 @@ class Queued:
         else:
             self._ends["completed"] += bool(pushed.batch)
             answer = Answer()
-            for choice in line["response"]["body"]["choices"]:
-                answer.add(choice)
+            answer.add_all(line["response"]["body"])
             if answer.told() != self._expected[pushed.place]:
                 self.problems.append(f"{about}: {difference(self._expected[pushed.place], answer.told())}")
 

@@ -100,7 +100,7 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     def tell(text: str) -> None:
         outcome.log.append(f"{loop.now_s - START_S:10.5f} {text}")
 
-    with sealed(loop, rng, machine, tell) as wall:
+    with sealed(loop, rng, machine, model(), tell) as wall:
         counts = {kind: rng.choice((1, 2)) for kind in KINDS}
         gc.disable()  # what it finds may have connections to close: when it does would be chance
         try:

@@ -29,6 +29,7 @@ import web.listener
 from actors.executor.step_watch import StepWatch
 from actors.scheduler import sequence
 from actors.scheduler.core import Core
+from tests.dst import constrained
 from tests.dst.engine import Machine, OracleEngine
 from tests.dst.loop import START_S, SimulatedLoop
 from tests.dst.pipe import MemorySocket
@@ -95,7 +96,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def sealed(
-    loop: SimulatedLoop, rng: random.Random, machine: Machine, tell: Callable[[str], None]
+    loop: SimulatedLoop, rng: random.Random, machine: Machine, model: str, tell: Callable[[str], None]
 ) -> Iterator[WallClock]:
     """Inside, nothing that actors ask for comes from outside of the world."""
     wall = WallClock(loop)
@@ -122,6 +123,7 @@ def sealed(
         patch.setattr(actors.executor.actor, "in_thread", inline)
         engine = SimpleNamespace(Engine=partial(OracleEngine, machine))
         patch.setattr(actors.executor.actor, "import_engine", lambda: engine)
+        constrained.seal(patch, model)
         patch.setattr(actors.tokenizer.actor, "load_encoder", load_encoder)
         patch.setattr(actors.detokenizer.actor, "load_decoder", load_decoder)
         patch.setattr(actors.actor, "get_logger", partial(Recorder, tell))

@@ -1,14 +1,16 @@
-"""Compiles what the kernels' wrappers launch for a GPU that need not be here: `python compile_kernels.py 90`.
+"""Compiles what the kernels' wrappers launch for a GPU that need not be here: `python compile_kernels.py --arch 90`.
 
 Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
+`--part 1/6` compiles the first of six shares, so that several processes can divide the work; Triton's cache is theirs
+together. `--list` prints the names of the kernels and compiles nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -322,16 +324,29 @@ def launch_all() -> None:
     add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
 
 
-def main() -> None:
-    compile_for(Target(int(sys.argv[1]), 132))
+def record_launches(arch: int) -> None:
+    """Let every wrapper launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
     for module in (kernels.attention_decode, kernels.paged_attention):
         module.num_multiprocessors = lambda _device: 132
-    kernels.pdl._supported = lambda _device: int(sys.argv[1]) >= 90
-    compile_for(Target(int(sys.argv[1]), 132))
+    kernels.pdl._supported = lambda _device: arch >= 90
+    compile_for(Target(arch, 132))
     JITFunction.run = record
     launch_all()
-    for launch in launches:
-        print(json.dumps(report(*launch, arch=int(sys.argv[1]))), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", type=int, default=90)
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    record_launches(arguments.arch)
+    if arguments.list:
+        print(json.dumps(sorted({kernel.__name__ for _, kernel, _, _ in launches})))
+        return
+    part, parts = map(int, arguments.part.split("/"))
+    for launch in launches[part - 1 :: parts]:
+        print(json.dumps(report(*launch, arch=arguments.arch)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,32 +16,45 @@ SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
 REGISTERS, WARPS = 65536, 4
 """Of a multiprocessor, and of a decode program."""
 ROOT = Path(__file__).parents[2]
+PARTS = 6
+"""Each a test of its own, so that they run beside each other and none takes long."""
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
 
-def has_assembler() -> bool:
-    """Whether Triton with its NVIDIA backend is installed."""
-    return importlib.util.find_spec("triton") is not None
-
-
-@pytest.mark.skipif(not has_assembler(), reason="no Triton on this platform")
-@pytest.mark.parametrize("arch", [90])
-def test_kernels_compile(arch: int) -> None:
-    """Kernels as their wrappers launch them: no spills in half precision, tensor cores and early launches used."""
+def compiled(arch: int, *options: str) -> list[Any]:
+    """What ``compile_kernels.py`` prints, line by line, in a process without Triton's interpreter. It may take its
+    time: a busy machine is no error."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), str(arch)],
-        capture_output=True, text=True, env=environment, check=False, timeout=110,
+        [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "--arch", str(arch), *options],
+        capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    variants = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@needs_triton
+def test_every_kernel_is_compiled() -> None:
+    """The launches that are compiled below include every kernel there is."""
+    (names,) = compiled(90, "--list")
     assert {
         "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
         "_merge_blocks_kernel", "_attention_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
         "_rotary_kv_write_tokens_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
-    } <= {variant["kernel"] for variant in variants}  # fmt: skip
+    } <= set(names)  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(1, PARTS + 1))
+@pytest.mark.parametrize("arch", [90])
+def test_kernels_compile(arch: int, part: int) -> None:
+    """Kernels as their wrappers launch them: no spills in half precision, tensor cores and early launches used."""
+    variants = compiled(arch, "--part", f"{part}/{PARTS}")
+    assert variants
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
         if "fp32" in variant["case"]:

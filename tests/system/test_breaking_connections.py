@@ -18,6 +18,7 @@ from bus.redis_bus import RedisBus
 from bus.streams import Names
 from tests.bus.breaking_proxy import BreakingProxy
 from tests.chaos.load import Load, make_jobs
+from tests.chaos.structured import structured
 from tests.oracle import make_oracle
 from web.app import IngressActor
 
@@ -66,7 +67,7 @@ async def loaded(server: PrivateRedis, folder: Path, *, seed: int = 0) -> AsyncI
     )  # fmt: skip
     proxy = BreakingProxy(server.url.removeprefix("unix://"), folder / "proxy.sock", seed=seed)
     async with proxy.running(), deployed(settings, proxy.url) as (url, bus):
-        load = Load(url, make_jobs(CLIENTS, seed=2, most_tokens=48))
+        load = Load(url, structured(make_jobs(CLIENTS, seed=2, most_tokens=48)))
         await load.learn()
         over = asyncio.Event()
         clients = asyncio.create_task(load.run(over, keyed=0.5, patience_s=60.0))

@@ -35,24 +35,26 @@ BEGIN_FLAGS, END_FLAGS = "<!-- flags -->", "<!-- end of flags -->"
 SAME_FLAGS = words(
     "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
     "disable_access_log_for_endpoints dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
-    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
-    "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_model_len "
-    "max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port reasoning_parser revision "
-    "scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser trust_request_chat_template"
+    "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization "
+    "host kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
+    "max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "
+    "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser "
+    "trust_request_chat_template"
 )
 """Settings that vLLM has too."""
 VLLM = [
     "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params", "ignore_eos",
     "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logprob_token_ids", "min_p", "min_tokens",
-    "priority", "prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id", "return_prompt_text",
-    "return_token_ids", "return_tokens_as_token_ids", "session_id", "skip_special_tokens",
+    "priority", "prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id",
+    "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids", "detokenize", "mm_payload",
+    "return_mm_kwargs", "return_weight_versions", "routed_experts_prompt_start", "session_id", "skip_special_tokens",
     "spaces_between_special_tokens", "stop_token_ids", "stream_interval", "structured_outputs",
     "thinking_token_budget", "top_k", "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs",
     "watermarking",
 ]  # fmt: skip
 VLLM_CHAT = [
     "add_generation_prompt", "chat_template", "chat_template_kwargs", "continue_final_message", "documents", "echo",
-    "include_reasoning", "media_io_kwargs", "mm_processor_kwargs",
+    "include_reasoning", "media_io_kwargs", "mm_processor_kwargs", "return_prompt_text",
 ]  # fmt: skip
 VLLM_COMPLETION = ["prompt_embeds", "response_format"]
 OLD = ["guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"]

@@ -103,7 +103,8 @@ RESPONSE = Body(
             "parallel_tool_calls": True, "previous_response_id": "resp_1", "prompt_cache_key": "k",
             "prompt_cache_retention": "24h", "reasoning": {"effort": "low"}, "safety_identifier": "s",
             "service_tier": "auto", "temperature": 0.5, "top_p": 0.9, "tools": [FUNCTION],
-            "tool_choice": {"type": "function", "name": "f"}, "user": "u", "timeout": 9.0,
+            "tool_choice": {"type": "function", "name": "f"}, "user": "u", "timeout": 9.0, "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"],
         },
         {
             "input": "Hi", "text": {"format": {"type": "json_object"}}, "cache_salt": "s",
@@ -158,7 +159,8 @@ EMBEDDING = Body(
     inventor="OpenAI",
     api=fields_of(embedding_create_params.EmbeddingCreateParams),
     vllm=words(
-        "add_special_tokens cache_salt embed_dtype endianness messages mm_processor_kwargs normalize padding priority "
+        "add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message "
+        "embed_dtype endianness media_io_kwargs messages mm_processor_kwargs normalize padding priority "
         "request_id truncate_prompt_tokens truncation_side use_activation"
     ),
     read=parse_embedding,
@@ -167,7 +169,12 @@ EMBEDDING = Body(
         {
             "input": ["a", "b"], "model": MODEL.name, "encoding_format": "base64", "dimensions": 4, "user": "u",
             "add_special_tokens": False, "cache_salt": "s", "priority": 1, "truncate_prompt_tokens": 3, "timeout": 9.0,
-            "request_id": "r",
+            "request_id": "r", "truncation_side": "left", "embed_dtype": "float16", "endianness": "big",
+            "use_activation": False,
+        },
+        {
+            **CHAT, "add_generation_prompt": True, "continue_final_message": False, "chat_template": "x",
+            "chat_template_kwargs": {"a": 1},
         },
     ),
     own=words("timeout"),

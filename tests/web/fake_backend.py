@@ -123,10 +123,15 @@ def tell_tokens(replies: ReplyBatch, sampling: SamplingParams) -> ReplyBatch:
 
     Its id is 10 more than its index, its log probability -1 - index / 4; alternatives are 21, 22 ... with -0.25 ...
     """
+    if sampling.return_text_lengths:
+        lengths = np.array([len(text) for text in replies.texts], np.int32)
+        replies = replace(replies, length_counts=np.ones(len(lengths), np.int32), text_lengths=lengths)
     if sampling.logprobs is None and not sampling.return_token_ids:
         return replies
     count, indexes = len(replies.texts), replies.num_output_tokens - 1
     num_top = -1 if sampling.logprobs is None else sampling.logprobs
+    if sampling.logprob_token_ids:  # 21 and 22, of those that were named
+        num_top = sum(21 <= each <= 22 for each in sampling.logprob_token_ids)
     texts = {10 + int(index): word for index, word in zip(indexes, replies.texts, strict=True)}
     return replace(
         replies,

@@ -47,7 +47,7 @@ async def test_by_id(served, http):
         200, {"status": "aborted", "aborted": 1}
     )  # fmt: skip
     status, told, text = await asking[0]
-    assert (status, json.loads(text)["error"]["code"], told["x-should-retry"]) == (409, "request_cancelled", "false")
+    assert (status, json.loads(text)["error"]["reason"], told["x-should-retry"]) == (409, "request_cancelled", "false")
     assert len(await served.backend.aborted(2)) == 2
     assert not asking[1].done()
     await abort(http, served, "a")

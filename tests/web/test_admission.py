@@ -220,7 +220,7 @@ async def test_tokens_under_way(serve, http):
     (request,) = await served.backend.requested()
 
     status, answer, headers = await post(http, served, body)
-    assert (status, answer["error"]["code"], headers["Retry-After"]) == (429, "too_many_requests", "1")
+    assert (status, answer["error"]["reason"], headers["Retry-After"]) == (429, "too_many_requests", "1")
     assert (await post(http, served, {"prompt": [1] * 10, "max_tokens": 50}))[0] == 400
 
     await served.backend.send(served.address, batch([Delta(request.request_id, "x", 1, finish_reason="stop")]))
@@ -287,7 +287,7 @@ async def test_deadline_of_a_queued_request(serve, http):
         http, served, {"prompt": ["a", "b"], "timeout": 0.001}, **{"Idempotency-Key": "k"}
     )
 
-    assert (status, answer["error"]["param"], answer["error"]["code"]) == (408, "timeout", "timeout")
+    assert (status, answer["error"]["param"], answer["error"]["reason"]) == (408, "timeout", "timeout")
     assert headers["x-should-retry"] == "false"
     assert len(await served.backend.aborted(2)) == 2
     assert served.backend.left == []
@@ -305,7 +305,7 @@ async def test_deadline_in_a_stream(serve, http):
         inbox.end(inbox.open_requests()[0].call, too_late(86400))
         events = (await response.text()).split("\n\n")
 
-    assert json.loads(events[-3][6:])["error"]["code"] == "timeout"
+    assert json.loads(events[-3][6:])["error"]["reason"] == "timeout"
     assert events[-2] == "data: [DONE]"
     assert await served.backend.aborted() == [request.request_id]
 

@@ -42,7 +42,7 @@ async def test_keys(serve, http, header, status):
         body = await response.json()
         assert response.status == status
         if status == 401:
-            assert body["error"]["code"] == "invalid_api_key"
+            assert body["error"]["reason"] == "invalid_api_key"
             assert response.headers["WWW-Authenticate"] == "Bearer"
 
 

@@ -188,7 +188,7 @@ async def test_batches_of_a_key(tmp_path: Path) -> None:
 
         made = await asyncio.gather(*(create(mine, inputs[0]) for _ in range(5)), return_exceptions=True)
         refused = [each for each in made if isinstance(each, openai.RateLimitError)]
-        assert [(each.code, each.response.headers["retry-after"]) for each in refused] == [
+        assert [(each.body["reason"], each.response.headers["retry-after"]) for each in refused] == [
             ("too_many_requests", "60")
         ] * 3
         assert "batches" in refused[0].message

@@ -83,7 +83,7 @@ def test_bad_values(name: str, value: Any) -> None:
 NOT_NEUTRAL = {
     "stream": True, "temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.1,
     "logit_bias": {"5": 1}, "bad_words": ["x"], "allowed_token_ids": [5], "top_p": 0.9, "top_k": 5, "min_p": 0.1,
-    "stop": "x", "prompt_logprobs": 1,
+    "stop": "x", "prompt_logprobs": 1, "repetition_detection": {"max_pattern_size": 2, "min_count": 3},
 }  # fmt: skip
 
 

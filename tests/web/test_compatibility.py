@@ -34,7 +34,7 @@ def test_what_is_refused_is_named(parse, column):
     """A field with a 400 in the table gets one, whatever its value."""
     body = {"messages": [{"role": "user", "content": "x"}]} if column == 3 else {"prompt": "x"}
     refused = rows(column, "400")
-    assert len(refused) >= 5
+    assert refused
     for name in refused:
         with pytest.raises(ApiError) as caught:
             parse({**body, name: "something"}, MODEL)

@@ -49,7 +49,7 @@ async def test_broken_http(serve, caplog, data):
 
     status, body, _ = await exchange(served, data)
 
-    assert (status, body["error"]["code"]) == (400, "invalid_http")
+    assert (status, body["error"]["reason"]) == (400, "invalid_http")
     assert str(MAX_LINE_BYTES) in body["error"]["message"]
     assert "Traceback" not in caplog.text
 
@@ -79,7 +79,7 @@ async def test_broken_chunks(serve):
         served, POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n\r\n"
     )
 
-    assert (status, body["error"]["code"]) == (400, "invalid_http")
+    assert (status, body["error"]["reason"]) == (400, "invalid_http")
 
 
 async def test_unknown_expectation(serve):
@@ -151,7 +151,7 @@ async def test_connections_of_one_address(serve):
         await reader.readuntil(b"}")
 
     status, body, head = await exchange(served, b"")
-    assert (status, body["error"]["code"]) == (429, "too_many_requests")
+    assert (status, body["error"]["reason"]) == (429, "too_many_requests")
     assert b"Retry-After: 1" in head
 
     for _, writer in open_ones:

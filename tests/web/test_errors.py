@@ -20,7 +20,7 @@ async def post(http, served, path="/v1/completions", **options):
 
 def shape(body: dict) -> dict:
     assert list(body) == ["error"]
-    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert list(body["error"]) == ["message", "type", "param", "code", "reason"]
     return body["error"]
 
 
@@ -41,7 +41,7 @@ async def test_bad_bodies(serve, http, body, status, code):
 
     got, answer, headers = await post(http, served, data=body, headers={"X-Request-Id": "r"})
 
-    assert (got, shape(answer)["code"]) == (status, code)
+    assert (got, shape(answer)["reason"]) == (status, code)
     assert headers["X-Request-Id"] == "r"
     assert served.backend.requests == []
 
@@ -67,7 +67,7 @@ async def test_body_limits(serve, http):
     assert (await post(http, served, data=b"x" * 1001))[0] == 413
     assert (await post(http, served, data=chunks()))[0] == 413
     status, answer, _ = await post(http, served, data=b"x", headers={"Content-Encoding": "gzip"})
-    assert (status, shape(answer)["code"]) == (415, "unsupported_encoding")
+    assert (status, shape(answer)["reason"]) == (415, "unsupported_encoding")
 
 
 async def test_very_many_arrays(serve, http):
@@ -78,7 +78,7 @@ async def test_very_many_arrays(serve, http):
     for count, code in ((100, "unknown_parameter"), (101, "invalid_json")):
         body = '{"prompt": "x", "odd": [' + ",".join(["[]"] * (count - 2)) + "]}"
         status, answer, _ = await post(http, served, data=body)
-        assert (status, shape(answer)["code"]) == (400, code)
+        assert (status, shape(answer)["reason"]) == (400, code)
 
 
 async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http, monkeypatch):
@@ -117,7 +117,7 @@ async def test_slow_body(serve, http, monkeypatch):
     status, answer, _ = await asking
     gate.set()
 
-    assert (status, shape(answer)["code"]) == (408, "body_timeout")
+    assert (status, shape(answer)["reason"]) == (408, "body_timeout")
 
 
 async def test_no_such_route(serve, http):
@@ -147,7 +147,7 @@ async def test_failure_before_the_first_token(serve, http, stream, status, kind)
     got, answer, headers = await asking
 
     assert got == (500 if status == 200 else status)
-    assert answer == {"error": {"message": "no", "type": kind, "param": "prompt", "code": None}}
+    assert answer == {"error": {"message": "no", "type": kind, "param": "prompt", "code": got, "reason": None}}
     assert ("Retry-After" in headers) == (status == 503)
     assert served.actor.context.inbox.num_open == 0
     assert served.backend.aborts == []
@@ -165,7 +165,7 @@ async def test_failure_in_a_stream(serve, http):
         await served.backend.send(served.address, failure)
         events = (await response.text()).split("\n\n")
 
-    error = {"message": "no", "type": "InternalServerError", "param": None, "code": None}
+    error = {"message": "no", "type": "InternalServerError", "param": None, "code": 500, "reason": None}
     assert json.loads(events[-3][6:]) == {"error": error}
     assert events[-2:] == ["data: [DONE]", ""]
 
@@ -204,7 +204,7 @@ async def test_too_long(serve, http):
 
     status, answer, _ = await post(http, served, json={"prompt": "word " * 600})
 
-    assert (status, shape(answer)["code"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+    assert (status, shape(answer)["reason"], answer["error"]["param"]) == (400, "context_length_exceeded", "prompt")
 
 
 async def test_overload(serve, http):

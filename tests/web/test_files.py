@@ -131,7 +131,7 @@ async def test_files_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         short_lived = await upload(mine, 400, **hour)
         with pytest.raises(openai.RateLimitError, match="share of bytes of files: at most 500") as caught:
             await upload(mine, 101)
-        assert caught.value.code == "insufficient_quota"
+        assert (caught.value.code, caught.value.body["reason"]) == ("429", "insufficient_quota")
         assert caught.value.response.headers["x-should-retry"] == "false"
         (tmp_path / f"elsewhere.{store.tag_of('key 1')}.part").write_bytes(b"x" * 100)
         with pytest.raises(openai.RateLimitError, match="at most 300"):

@@ -47,7 +47,7 @@ async def test_refused(serve, http, body, code, param):
     async with http.post(served.url + path, data=body) as response:
         error = json.loads(await response.read())["error"]
 
-    assert (response.status, error["code"], error["param"]) == (400, code, param)
+    assert (response.status, error["reason"], error["param"]) == (400, code, param)
     assert served.backend.requests == []
 
 

@@ -74,7 +74,7 @@ async def test_a_rebound_page(serve, http):
     for method, path in (("GET", "/"), ("GET", "/metrics"), ("GET", "/api/history"), ("POST", "/v1/completions"),
                          ("GET", "/nothing"), ("OPTIONS", "/v1/completions")):  # fmt: skip
         status, told = await ask(http, served, f"{EVIL}:8000", path, method)
-        assert (status, told["error"]["code"], told["error"]["type"]) == (403, "host", "PermissionDeniedError")
+        assert (status, told["error"]["reason"], told["error"]["type"]) == (403, "host", "PermissionDeniedError")
         assert "--allowed-hosts" in told["error"]["message"]
         assert EVIL in told["error"]["message"]
     assert served.backend.requests == []

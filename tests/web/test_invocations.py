@@ -57,4 +57,4 @@ async def test_limits(serve, http):
     served = await serve(api_key=("k",), max_num_queued_tokens=100)
     assert (await invoke(http, served, CHAT))[0] == 401
     status, _, told = await invoke(http, served, {**CHAT, "max_tokens": 300}, Authorization="Bearer k")
-    assert (status, told["error"]["code"]) == (400, "too_many_tokens")
+    assert (status, told["error"]["reason"]) == (400, "too_many_tokens")

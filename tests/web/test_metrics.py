@@ -94,7 +94,7 @@ async def test_models(serve, http):
         assert await response.json() == listed["data"][1]
     async with http.get(served.url + "/v1/models/org/none") as response:
         assert response.status == 404
-        assert (await response.json())["error"]["code"] == "model_not_found"
+        assert (await response.json())["error"]["reason"] == "model_not_found"
 
 
 async def test_small_routes(serve, http):

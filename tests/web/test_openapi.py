@@ -48,7 +48,7 @@ def test_ranges_are_those_that_are_checked():
     assert fields["n"] == {"type": ["integer", "null"], "minimum": 1, "maximum": 64, "default": 1}
     assert fields["max_tokens"]["minimum"] == 0  # with echo
     assert fields["model"] == {"enum": ["fake-model", "alias", None]}
-    assert fields["detokenize"] == {"enum": [True, None]}
+    assert fields["vllm_xargs"] == {"enum": [{}, None]}
     assert fields["stop_token_ids"]["items"] == {"type": "integer", "minimum": 0, "maximum": MODEL.vocab_size - 1}
     assert "prompt_embeds" not in fields
 
@@ -58,7 +58,7 @@ def test_nested_objects():
     message = body_of("/v1/chat/completions")["properties"]["messages"]["items"]
 
     assert message["required"] == ["role"]
-    assert message["additionalProperties"] is False
+    assert message["additionalProperties"] == {"type": "null"}
     assert message["properties"]["role"] == {"enum": ["system", "developer", "user", "assistant", "tool"]}
     assert "include_usage" in body_of("/v1/chat/completions")["properties"]["stream_options"]["properties"]
 
@@ -82,10 +82,15 @@ def test_a_parser_of_ones_own():
         fields.finish({"later": (1,), "never": ()}, {"user": bool})
 
     size = {"type": "integer", "minimum": 1, "maximum": 9}
-    part = {"type": "object", "additionalProperties": False, "properties": {"size": size}, "required": ["size"]}
+    part = {
+        "type": "object",
+        "additionalProperties": {"type": "null"},
+        "properties": {"size": size},
+        "required": ["size"],
+    }
     assert body_schema(parse, [{"parts": [{"size": 1}]}], MODEL) == {
         "type": "object",
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},
         "properties": {
             "parts": {"type": ["array", "null"], "maxItems": 3, "items": part},
             "later": {"enum": [1, None]},

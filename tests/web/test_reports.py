@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
-from fake_backend import Delta, batch
+from fake_backend import MODEL, Delta, batch
 
 HEAD = ("id", "object", "created", "model")
+MESSAGE_NULLS = dict.fromkeys(("annotations", "audio", "function_call", "reasoning"))
 T0 = {"token": "t0", "logprob": -0.25, "bytes": [0xE4, 0xBD]}
 
 
@@ -43,6 +45,9 @@ async def test_completion_logprobs(serve, http):
         },
         "finish_reason": "length",
         "stop_reason": None,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }]  # fmt: skip
 
 
@@ -97,10 +102,11 @@ async def test_chat_logprobs(serve, http):
     entry = {"token": "Hello", "logprob": -1.0, "bytes": list(b"Hello")}
     assert answer["choices"] == [{
         "index": 0,
-        "message": {"role": "assistant", "content": "Hello", "refusal": None},
+        "message": {"role": "assistant", "content": "Hello", "refusal": None, **MESSAGE_NULLS},
         "logprobs": {"content": [{**entry, "top_logprobs": [T0]}], "refusal": None},
         "finish_reason": "length",
         "stop_reason": None,
+        "token_ids": None,
     }]  # fmt: skip
     assert plain["choices"][0]["logprobs"]["content"] == [{**entry, "token": "token_id:10", "top_logprobs": []}]
 
@@ -115,7 +121,7 @@ async def test_completion_stream(serve, http):
     parts = [part for chunk in chunks for part in chunk["choices"]]
     assert "".join(part["text"] for part in parts) == "a bHello there"
     assert parts[0]["prompt_token_ids"] == [1, 2]
-    assert all("prompt_token_ids" not in part for part in parts[1:])
+    assert all(part["prompt_token_ids"] is None for part in parts[1:])
     assert [token for part in parts for token in part["token_ids"]] == [10, 11]
     assert [offset for part in parts for offset in part["logprobs"]["text_offset"]] == [0, 1, 2, 7]
     assert [tops for part in parts for tops in part["logprobs"]["top_logprobs"]][-1] == {" there": -1.25}
@@ -138,13 +144,14 @@ async def test_chat_stream(serve, http):
             {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         ],
         "prompt_token_ids": [1, 2],
+        "prompt_text": None,
     }
     parts = [chunk["choices"][0] for chunk in middle]
     assert "".join(part["delta"]["content"] for part in parts) == "Hello there"
     assert [entry["token"] for part in parts for entry in part["logprobs"]["content"]] == ["Hello", " there"]
     assert [token for part in parts for token in part["token_ids"]] == [10, 11]
     assert last["choices"] == [
-        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None, "token_ids": []}
     ]
 
 
@@ -202,22 +209,70 @@ async def test_chat_refusals(serve, http):
             assert (await response.json())["error"]["param"] == param
 
 
-async def test_no_log_probabilities_of_chosen_ids_or_of_all(serve, http):
-    """Both routes say what there is instead."""
+async def test_chosen_log_probabilities(serve, http):
+    """With ``logprob_token_ids`` the token itself comes first, then those that were named, however many likely ones
+    were asked for."""
+    served = await serve()
+    named = {"logprob_token_ids": [21, 10, 22], "max_tokens": 1}
+
+    completion = await ask(served, http, prompt="a", logprobs=0, **named)
+    chat = await ask(
+        served, http, "chat/completions", messages=[{"role": "user", "content": "x"}], logprobs=True, **named
+    )
+
+    assert served.backend.requests[0].sampling.logprob_token_ids == (21, 10, 22)
+    assert completion["choices"][0]["logprobs"]["top_logprobs"] == [{"Hello": -1.0, "t0": -0.25, "t1": -0.5}]
+    (told,) = chat["choices"][0]["logprobs"]["content"]
+    assert [(each["token"], each["logprob"]) for each in told["top_logprobs"]] == [
+        ("Hello", -1.0), ("t0", -0.25), ("t1", -0.5)
+    ]  # fmt: skip
+
+
+async def test_refused_log_probabilities(serve, http):
+    """Both routes say what is wrong with the numbers."""
     served = await serve()
     prompt, question = {"prompt": "a"}, {"messages": [{"role": "user", "content": "x"}]}
     for path, body, field, words in (
-        ("completions", prompt, {"logprobs": -1}, "whole vocabulary"),
-        ("completions", prompt, {"prompt_logprobs": -1}, "whole vocabulary"),
-        ("completions", prompt, {"logprob_token_ids": [5]}, "most likely tokens"),
-        ("chat/completions", question, {"prompt_logprobs": -1}, "whole vocabulary"),
-        ("chat/completions", question, {"logprob_token_ids": [5]}, "most likely tokens"),
+        ("completions", prompt, {"logprobs": -1}, "--max-logprobs"),
+        ("completions", prompt, {"logprobs": 21}, "at most 20"),
+        ("completions", prompt, {"prompt_logprobs": -1}, "--max-logprobs"),
+        ("completions", prompt, {"logprob_token_ids": [5]}, "needs logprobs"),
+        ("completions", prompt, {"logprob_token_ids": [1000], "logprobs": 1}, "outside the vocabulary"),
+        ("completions", prompt, {"logprob_token_ids": [1] * 129, "logprobs": 1}, "at most 128"),
+        ("chat/completions", question, {"prompt_logprobs": -1}, "--max-logprobs"),
+        ("chat/completions", question, {"top_logprobs": -1, "logprobs": True}, "--max-logprobs"),
+        ("chat/completions", question, {"logprob_token_ids": [5]}, "needs logprobs"),
     ):
         async with http.post(f"{served.url}/v1/{path}", json={**body, **field}) as response:
             assert response.status == 400
             error = (await response.json())["error"]
-        assert error["param"] == next(iter(field))
+        assert error["param"].startswith(next(iter(field)))
         assert words in error["message"]
+
+
+async def test_the_whole_vocabulary(serve, http):
+    """Where the server allows it, -1 asks for all of it."""
+    served = await serve(model=replace(MODEL, max_logprobs=-1, vocab_size=5))
+
+    await ask(served, http, prompt="a", logprobs=-1, max_tokens=1)
+    await ask(
+        served, http, "chat/completions", messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=-1
+    )
+
+    assert [request.sampling.logprobs for request in served.backend.requests] == [5, 5]
+
+
+async def test_the_prompt_of_a_chat(serve, http):
+    """``return_prompt_text`` tells it beside the choices, and in a stream's first chunk alone."""
+    served = await serve()
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "return_prompt_text": True}
+
+    whole = await ask(served, http, "chat/completions", **body)
+    first, *others = await events(served, http, "chat/completions", **body)
+
+    assert (whole["prompt_text"], first["prompt_text"]) == ("<0> <1>", "<0> <1>")
+    assert (whole["prompt_token_ids"], first["prompt_token_ids"]) == (None, None)
+    assert all("prompt_text" not in each for each in others)
 
 
 async def test_chat_echo(serve, http):

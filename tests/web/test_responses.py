@@ -280,7 +280,7 @@ async def test_a_background_response_outlives_its_ingress() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"nonsense": 1}, "nonsense"),
         ({"metadata": {"n" * 65: "x"}}, "metadata"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.output_text.logprobs", "everything"]}, "include[1]"),
     ],
 )
 def test_fields_that_are_refused(change: dict[str, Any], param: str) -> None:

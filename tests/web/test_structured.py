@@ -48,6 +48,18 @@ def deep(depth: int) -> dict[str, Any]:
         ),
         ({"guided_json": SCHEMA}, "json", json.dumps(SCHEMA, separators=(",", ":")), "guided_json"),
         ({"guided_choice": ["a"]}, "choice", '["a"]', "guided_choice"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            "structural_tag", '{"format":{"type":"any_text"}}', "response_format",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["a"]}},
+            "structural_tag", '{"structures":[],"triggers":["a"]}', "response_format",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"format": {}}'}},
+            "structural_tag", '{"format":{}}', "structured_outputs.structural_tag",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_asked_for(body, kind, text, field):
@@ -90,6 +102,7 @@ def test_layout():
         ("structured_outputs.choice", {"structured_outputs": {"choice": ["a", ""]}}),
         ("structured_outputs.regex", {"structured_outputs": {"regex": ""}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
+        ("response_format.format", {"response_format": {"type": "json_object", "format": {}}}),
         ("guided_regex", {"guided_regex": 5}),
         ("guided_regex", {"guided_regex": "a", "response_format": {"type": "json_object"}}),
         ("min_tokens", {"min_tokens": 2, "response_format": {"type": "json_object"}}),

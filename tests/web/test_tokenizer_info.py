@@ -22,7 +22,7 @@ async def test_the_route(serve, http, info):
     async with http.get(served.url + "/tokenizer_info", headers={"Authorization": "Bearer k"}) as response:
         status, told = response.status, await response.json()
     if info is None:
-        assert (status, told["error"]["code"]) == (404, "not_enabled")
+        assert (status, told["error"]["reason"]) == (404, "not_enabled")
     else:
         assert (status, told) == (200, info)
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from fake_backend import MODEL, Delta, batch
 
+import actors.shipped_model
+from actors.grammar import load_vocabulary, make_matcher, write_grammar
+from actors.model_config import ModelConfig
 from bus.messages import StructuredOutput
 from web.asked import Asked
 from web.errors import ApiError
+from web.native_calls import ENVELOPES
+from web.parsing.output import OutputParser
 from web.schemas import parse_chat
 
+NULLS = {"annotations": None, "audio": None, "function_call": None}
+FOLDER = Path(actors.shipped_model.__file__).parent
+VOCABULARY = load_vocabulary(FOLDER, ModelConfig.load(FOLDER))
 SERVED = replace(MODEL, auto_tools=True, tool_parser="hermes", reasoning_parser="qwen3")
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS}}
@@ -82,6 +91,104 @@ def test_calls_that_have_to_be():
     assert (named.sampling.structured_output.reasoning, required.sampling.structured_output.reasoning) == ("qwen3", "")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def test_calls_that_have_to_be_stand_above_a_response_format(choice):
+    """As vLLM has it; the output is as without it."""
+    asked = chat(tools=[CLOCK], tool_choice=choice, response_format={"type": "json_object"})
+    assert asked == chat(tools=[CLOCK], tool_choice=choice)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_response_format_beside_tools_that_may_be_called(parallel):
+    """The output is calls in the model's own format, or what was asked for."""
+    asked = chat(tools=[WEATHER], parallel_tool_calls=parallel, response_format={"type": "json_object"})
+
+    wanted = asked.sampling.structured_output
+    assert (wanted.kind, wanted.field, wanted.reasoning) == ("structural_tag", "response_format", "qwen3")
+    calls, answer = json.loads(wanted.text)["format"]["elements"]
+    assert answer == {"type": "json_schema", "json_schema": {"type": "object"}}
+    (tags,) = calls["elements"]
+    (call,) = tags["tags"]
+    assert (call["begin"], call["content"]) == (
+        '<tool_call>\n{"name": "weather", "arguments": ', {"type": "json_schema", "json_schema": PARAMETERS},
+    )  # fmt: skip
+    assert (tags["stop_after_first"], asked.report.parsing.tools) == (not parallel, "hermes")
+
+
+def test_a_response_format_beside_calls_of_several_forms():
+    """Where calls cannot be foretold, the output is what was asked for."""
+    asked = chat(
+        replace(SERVED, tool_parser="mistral"), tools=[WEATHER], structured_outputs={"structural_tag": '{"format": {}}'}
+    )
+    wanted = asked.sampling.structured_output
+    assert (wanted.kind, wanted.text, wanted.field) == (
+        "structural_tag", '{"format":{}}', "structured_outputs.structural_tag",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ENVELOPES))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_that_are_foretold_are_read(name, parallel):
+    """What the structural tag of a family lets through, its parser reads as calls; and so it does the answer."""
+    model = replace(SERVED, tool_parser=name, reasoning_parser="")
+    asked = chat(model, tools=[WEATHER, CLOCK], parallel_tool_calls=parallel, structured_outputs={"choice": ["well"]})
+    grammar = write_grammar(asked.sampling.structured_output)
+    envelope = ENVELOPES[name]
+    calls = [
+        envelope.begins.replace("NAME", tool) + ("0" + envelope.argues if envelope.numbered else "")
+        + arguments + envelope.ends
+        for tool, arguments in (("weather", '{"city": "Oslo"}'), ("clock", "{}"))
+    ]  # fmt: skip
+    several = parallel and not envelope.single
+    text = envelope.opens + envelope.separator.join(calls if several else calls[:1]) + envelope.closes
+
+    for output in (text, "well"):
+        matcher = make_matcher(VOCABULARY, grammar)
+        assert matcher.consume_tokens(VOCABULARY.tokenize_str(output))
+        assert matcher.is_accepting()
+    message = OutputParser(asked.report.parsing, "key").message(text)
+    read = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    assert read == [("weather", '{"city": "Oslo"}'), ("clock", "{}")][: len(read)]
+    assert (len(read), message["content"]) == (2 if several else 1, None)
+
+
+@pytest.mark.parametrize(
+    ("parser", "told", "reasons"),
+    [
+        ("qwen3", {}, True),
+        ("qwen3", {"enable_thinking": False}, False),
+        ("deepseek_v3", {}, False),
+        ("deepseek_v3", {"thinking": True}, True),
+        ("glm45", {"enable_thinking": False}, False),
+        ("deepseek_r1", {"enable_thinking": False}, True),
+    ],
+)
+def test_whether_a_model_reasons(parser, told, reasons):
+    """That depends on what the chat template is told."""
+    model = replace(SERVED, reasoning_parser=parser)
+    asked = chat(model, chat_template_kwargs=told, response_format={"type": "json_object"}, thinking_token_budget=7)
+
+    wanted = asked.sampling.structured_output
+    assert (wanted.reasoning, wanted.thinking_tokens) == ((parser, 7) if reasons else ("", None))
+    assert asked.sampling.skip_special_tokens is not reasons
+    assert (asked.report is not None) is reasons
+
+
+def test_a_budget_of_thoughts():
+    """Without another bound output it is one; -1 is none; a server that reads no reasoning takes none."""
+    wanted = chat(thinking_token_budget=7).sampling.structured_output
+    assert (wanted.kind, wanted.reasoning, wanted.thinking_tokens) == ("anything", "qwen3", 7)
+    assert chat(thinking_token_budget=-1) == chat()
+    assert refused(MODEL, thinking_token_budget=7).param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(("tool_parser", "reasoning_parser"), [("openai", ""), ("", "openai_gptoss")])
+def test_messages_with_headers(tool_parser, reasoning_parser):
+    """Either of gpt-oss's parsers is enough for its texts to be read as messages, tools or not."""
+    asked = chat(replace(MODEL, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
+    assert (asked.report.parsing.harmony, asked.sampling.skip_special_tokens) == (True, False)
+
+
 def test_definitions_of_several_tools():
     """References within parameters still find what they refer to; two meanings of one name are refused."""
     defined = [
@@ -118,7 +225,17 @@ def test_definitions_of_several_tools():
             "tool_choice.function.name",
             {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
         ),
-        ("tools", {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}),
+        (
+            "guided_regex",
+            {
+                "tools": [CLOCK],
+                "guided_regex": "a",
+                "tool_choice": {"type": "function", "function": {"name": "clock"}},
+            },
+        ),
+        ("thinking_token_budget", {"thinking_token_budget": -2}),
+        ("thinking_token_budget", {"thinking_token_budget": 1.5}),
+        ("bad_words", {"thinking_token_budget": 5, "bad_words": ["x"]}),
         ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x"}]}),
         ("messages[0].tool_call_id", {"messages": [{**user("x"), "tool_call_id": "1"}]}),
         ("messages[0].reasoning_content", {"messages": [{**user("x"), "reasoning": "1"}]}),
@@ -153,7 +270,7 @@ async def test_calls_and_reasoning_of_a_whole_answer(serve, http):
     (call,) = choice["message"].pop("tool_calls")
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
-        "role": "assistant", "content": "Well.", "refusal": None, "reasoning_content": "hm", "reasoning": "hm",
+        "role": "assistant", "content": "Well.", "refusal": None, "reasoning_content": "hm", "reasoning": "hm", **NULLS,
     }  # fmt: skip
     assert call.pop("id").startswith("call_")
     assert call == {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
@@ -189,7 +306,7 @@ async def test_reasoning_is_left_out(serve, http):
     async with http.post(served.url + PATH, json=body) as response:
         message = (await response.json())["choices"][0]["message"]
 
-    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert message == {"role": "assistant", "content": "Yes.", "refusal": None, "reasoning": None, **NULLS}
 
 
 async def test_a_stream_of_calls_is_resumed(serve, http):
@@ -227,3 +344,32 @@ def test_structured_output_of_tools_names_its_field():
     assert wanted.structured_output == StructuredOutput(
         kind="json", text='{"type":"object"}', field="tool_choice", reasoning="qwen3"
     )
+
+
+FAMILIES = {
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Oslo"}}',
+    "pythonic": '[weather(city="Oslo")]',
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>',
+    "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}',
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("parser", FAMILIES)
+async def test_calls_of_families_are_served(serve, http, parser, stream):
+    """With the schema's types where the format has none, and the finish reason that says calls wait to be answered."""
+    served = await serve(model=replace(SERVED, tool_parser=parser, reasoning_parser=""))
+    body = {"messages": [user(f"Say: {FAMILIES[parser]}")], "tools": [WEATHER], "stream": stream}
+
+    async with http.post(served.url + PATH, json=body) as response:
+        lines = (await response.text()).removeprefix("data: ").split("\n\ndata: ")
+    choices = [json.loads(line)["choices"][0] for line in lines if line.startswith("{")]
+
+    calls = [call for choice in choices for call in choice["delta" if stream else "message"].get("tool_calls", ())]
+    assert [call["function"]["name"] for call in calls if "name" in call["function"]] == ["weather"]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Oslo"}'
+    assert choices[-1]["finish_reason"] == "tool_calls"

@@ -7,7 +7,13 @@ import json
 
 from fake_backend import Delta, Served, batch, until
 
-USAGE = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": 1}}
+CACHED = {"cached_tokens": 1, "created_cache_tokens": 0, "multimodal_tokens": None}
+USAGE = {
+    "prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6, "prompt_tokens_details": CACHED,
+    "completion_tokens_details": None,
+}  # fmt: skip
+NULLS = dict.fromkeys(("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics"))
+CHAT_NULLS = {**NULLS, **dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))}
 HEADERS = {"X-Request-Id": "req-1"}
 
 
@@ -56,14 +62,16 @@ async def test_chat_stream(serve, http):
     )  # fmt: skip
 
     head = '{"id":"chatcmpl-req-1","object":"chat.completion.chunk","created":0,"model":"fake-model","choices":'
-    goes_on = ',"logprobs":null,"finish_reason":null}]}'
+    first = ',"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}'
+    tail = ',"token_ids":null}],"kv_transfer_params":null}'
+    goes_on = f',"logprobs":null,"finish_reason":null{tail}'
     assert (status, kind) == (200, "text/event-stream; charset=utf-8")
     assert events(text, int(request.arrived_s)) == [
-        f'data: {head}[{{"index":0,"delta":{{"role":"assistant","content":""}}{goes_on}',
+        f'data: {head}[{{"index":0,"delta":{{"role":"assistant","content":""}}{first}',
         f'data: {head}[{{"index":0,"delta":{{"content":"Hi"}}{goes_on}',
         f'data: {head}[{{"index":0,"delta":{{"content":" you"}}{goes_on}',
         f'data: {head}[{{"index":0,"delta":{{"content":"!"}}{goes_on}',
-        f'data: {head}[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop","stop_reason":7}}]}}',
+        f'data: {head}[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop","stop_reason":7{tail}',
         "data: [DONE]",
     ]
 
@@ -79,17 +87,22 @@ async def test_completion_stream_with_usage(serve, http):
 
     head = '{"id":"cmpl-req-1","object":"text_completion","created":0,"model":"alias","choices":'
     usage = json.dumps(USAGE, separators=(",", ":"))
+    goes_on, tail = (
+        '"logprobs":null,"finish_reason":null,"stop_reason":null',
+        ',"prompt_token_ids":null,"token_ids":null}]',
+    )
+    end = f'{tail},"kv_transfer_params":null,"usage":null}}'
     assert events(text, int(request.arrived_s)) == [
-        f'data: {head}[{{"index":0,"text":"Hi","logprobs":null,"finish_reason":null}}],"usage":null}}',
-        f'data: {head}[{{"index":0,"text":" you","logprobs":null,"finish_reason":null}}],"usage":null}}',
-        f'data: {head}[{{"index":0,"text":"!","logprobs":null,"finish_reason":"stop","stop_reason":7}}],"usage":null}}',
+        f'data: {head}[{{"index":0,"text":"Hi",{goes_on}{end}',
+        f'data: {head}[{{"index":0,"text":" you",{goes_on}{end}',
+        f'data: {head}[{{"index":0,"text":"!","logprobs":null,"finish_reason":"stop","stop_reason":7{end}',
         f'data: {head}[],"usage":{usage}}}',
         "data: [DONE]",
     ]
 
 
 async def test_continuous_usage(serve, http):
-    """continuous_usage_stats puts the counts so far into every chunk, also into those without text."""
+    """continuous_usage_stats puts the counts so far into every chunk, also into those without text; it begins at 0."""
     served = await serve(answers=False)
     deltas = [[Delta("", "", 1)], [Delta("", "Hi", 2, finish_reason="length")]]
 
@@ -99,7 +112,7 @@ async def test_continuous_usage(serve, http):
     )  # fmt: skip
 
     chunks = [json.loads(event[6:]) for event in text.split("\n\n")[:-2]]
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 2, 2]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 2, 2]
     assert [chunk["choices"][0]["delta"] for chunk in chunks[:-1]] == [
         {"role": "assistant", "content": ""}, {"content": ""}, {"content": "Hi"}, {}
     ]  # fmt: skip
@@ -136,13 +149,23 @@ async def test_whole_chat(serve, http):
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hi you!", "refusal": None},
+                "message": {
+                    "role": "assistant",
+                    "content": "Hi you!",
+                    "refusal": None,
+                    "annotations": None,
+                    "audio": None,
+                    "function_call": None,
+                    "reasoning": None,
+                },
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": 7,
+                "token_ids": None,
             }
         ],
         "usage": USAGE,
+        **CHAT_NULLS,
     }
 
 
@@ -157,8 +180,20 @@ async def test_whole_completion(serve, http):
         "object": "text_completion",
         "created": int(request.arrived_s),
         "model": "fake-model",
-        "choices": [{"index": 0, "text": "Hi you!", "logprobs": None, "finish_reason": "stop", "stop_reason": 7}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "Hi you!",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": 7,
+                "token_ids": None,
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
         "usage": USAGE,
+        **NULLS,
     }
 
 

@@ -59,9 +59,10 @@ def check(case: Case, answer: bytes) -> int:
         assert b"InternalServerError" not in body
     elif status >= 400 and case.method != b"HEAD":
         error = json.loads(body)["error"]
-        assert list(error) == ["message", "type", "param", "code"]
+        assert list(error) == ["message", "type", "param", "code", "reason"]
+        assert error["code"] == status
         assert 0 < len(error["message"]) < 1000
-        if error["code"] in NAMED:
+        if error["reason"] in NAMED:
             assert error["param"]
             assert error["message"].startswith(error["param"])
     return status

@@ -30,7 +30,7 @@ from web.jobs.metrics import JobMetrics
 from web.jobs.settling import Outcome, Settling
 from web.jobs.window import STREAM, Window
 from web.jobs.worker import Worker
-from web.model import ServedModel, load_served_model
+from web.model import ServedModel, cached_block_size, load_served_model
 from web.open_tracing import open_tracing
 
 READ_BLOCK_MS = 250
@@ -71,7 +71,10 @@ class JobsActor(Actor):
         self._job_metrics = JobMetrics(self.metrics, model.max_model_len)
         self._outbox = Outbox(self.bus, self.epoch)
         self._tracing = open_tracing(self.settings, model.name, self.log, queued=True)
-        self._inbox = Inbox(self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing)
+        self._inbox = Inbox(
+            self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing,
+            cache_block_size=cached_block_size(self.settings),
+        )  # fmt: skip
         self.worker = Worker(model, self._inbox, address)
         await self._patience.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
         for coro, name in (

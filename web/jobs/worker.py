@@ -55,13 +55,15 @@ class Worker:
         if endpoint is None:
             problem = f"url: must be one of {', '.join(ENDPOINTS)}"
             return unanswered(job_id, line.custom_id, "invalid_url", problem)
-        request_id = f"{endpoint.id_prefix}-job-{job_id}"
+        request_id = f"{endpoint.id_prefix}job-{job_id}"
         try:
             asked = endpoint.parse(line.body, self._model)
             if asked.stream:
                 raise bad_field("stream", "a job has no stream; leave it out")
             if asked.request_id is not None:
                 raise bad_field("request_id", "a job is named after its entry; leave it out")
+            if asked.report is not None and asked.report.embedding is not None and asked.report.embedding.is_body:
+                raise bad_field("encoding_format", "the result of a job is JSON: use float or base64")
             asked = replace(asked, priority=priority or asked.priority, cache_salt=cache_salt or asked.cache_salt)
             async with asyncio.timeout(asked.timeout_s):
                 body = await self._compute(endpoint, asked, request_id)

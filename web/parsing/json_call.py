@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import re
 
 ARGUMENTS = ("arguments", "parameters")
+IN_STRING, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]:,]')
+"""What ends a run of characters that say nothing about the form."""
 
 
-@dataclass(slots=True)
 class JsonCall:
     """Fed from its opening brace on.
 
-    ``name`` is None until it is known. ``raw`` is everything read. ``done``: the closing brace has been read.
+    ``name`` is None until it is known. ``raw`` is what was read until then. ``done``: the closing brace has been read.
     ``broken``: it is no JSON object. With a ``name`` given from the beginning, the object itself is the arguments.
     """
 
-    name: str | None = None
-    raw: str = ""
-    done: bool = False
-    broken: bool = False
-    _depth: int = 0
-    _in_string: bool = False
-    _escaped: bool = False
-    _key: str | None = None
-    _piece: str = ""
-    _new: list[str] = field(default_factory=list)
-    _has_arguments: bool = False
-    _bare: bool = False
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.raw = ""
+        self.done = False
+        self.broken = False
+        self._bare = name is not None
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._key: str | None = None
+        self._pieces: list[str] = []
+        self._new: list[str] = []
+        self._has_arguments = False
 
-    def __post_init__(self) -> None:
-        self._bare = self.name is not None
-
-    def feed(self, text: str) -> int:
-        """Read on; returns how many characters belong to the call."""
-        for place, char in enumerate(text):
-            if self.done or self.broken:
-                return place
-            self.raw += char
-            self._read(char)
-        return len(text)
+    def feed(self, text: str) -> str:
+        """Read on; returns what is behind the call."""
+        was_named, place = self.name is not None, 0
+        while place < len(text) and not (self.done or self.broken):
+            end = self._run_end(text, place)
+            if end > place:
+                self._take(text[place:end], inside=self._depth > 1)
+            else:
+                end = place + 1
+                self._read(text[place])
+            place = end
+        if not was_named:
+            self.raw += text[:place]
+        return text[place:]
 
     def take_arguments(self) -> str:
         """What is new of the arguments."""
@@ -47,9 +52,20 @@ class JsonCall:
         self._new.clear()
         return text
 
+    def _run_end(self, text: str, place: int) -> int:
+        """Where a run of characters ends that only belong to a value."""
+        if self._depth == 0:
+            return place
+        if self._escaped:
+            self._escaped = False
+            return place + 1
+        found = (IN_STRING if self._in_string else OUTSIDE).search(text, place)
+        return len(text) if found is None else found.start()
+
     def _read(self, char: str) -> None:
-        at_top = self._depth == 1 and not self._in_string
-        opens = self._depth == 0
+        """A character that may say something about the form."""
+        at_top, opens = self._depth == 1 and not self._in_string, self._depth == 0
+        was_deep = self._depth > 1
         self._track(char)
         if self._bare:
             self._new.append(char)
@@ -64,16 +80,23 @@ class JsonCall:
         elif at_top and char == ",":
             self._end_value()
         else:
-            self._piece += char
-            if self._key in ARGUMENTS and (self._depth > 1 or (char == "}" and not self._in_string and not at_top)):
-                self._new.append(char)
-                self._has_arguments = True
+            self._take(char, inside=was_deep or self._depth > 1)
+
+    def _take(self, text: str, *, inside: bool) -> None:
+        """More of a key or a value; ``inside``: of an object or an array that is one."""
+        if self._bare:
+            self._new.append(text)
+        elif inside and self._key in ARGUMENTS:
+            self._new.append(text)
+            self._has_arguments = True
+        else:
+            self._pieces.append(text)
 
     def _track(self, char: str) -> None:
         """How deep in braces and strings the next character is."""
         if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
+            self._in_string = char != '"'
+            self._escaped = char == "\\"
         elif char == '"':
             self._in_string = True
         elif char in "{[":
@@ -82,21 +105,27 @@ class JsonCall:
             self._depth -= 1
 
     def _end_key(self) -> None:
-        self._key, self._piece = _string(self._piece), ""
+        self._key = _string(self._piece())
         self.broken = self._key is None
 
     def _end_value(self) -> None:
         """A value is complete: the name, or arguments that are no object but text of one."""
+        piece = self._piece()
         if self._key == "name":
-            self.name = _string(self._piece)
+            self.name = _string(piece)
             self.broken = self.name is None
         elif self._key in ARGUMENTS and not self._has_arguments:
-            text = _string(self._piece)
-            self._new.append(self._piece.strip() if text is None else text)
+            text = _string(piece)
+            self._new.append(piece.strip() if text is None else text)
             self._has_arguments = True
-        self._key, self._piece = None, ""
+        self._key = None
         if self._depth == 0 and not self._has_arguments:
             self._new.append("{}")
+
+    def _piece(self) -> str:
+        piece = "".join(self._pieces)
+        self._pieces.clear()
+        return piece
 
 
 def _string(text: str) -> str | None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+from actors.reasoning import FORMATS as REASONING_FORMATS
+from web.parsing.formats import FORCED, FORMATS, HARMONY
+from web.parsing.harmony import HarmonyParser
 from web.parsing.reasoning import ReasoningParser
 from web.parsing.text import CallArguments, CallBegun, Content, Part, Reasoning
 from web.parsing.tool_calls import ToolCallParser
+from web.parsing.values import Types
+
+PIECE_CHARS = 4096
+"""So much of a whole text is read at once: what looks like a call and is none costs a copy of what is being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsing:
     """How a call's texts are read. ``reasoning`` and ``tools`` are names of parsers, empty for none; ``named``: the one
-    tool whose arguments the text is; ``most_calls``: None for any number."""
+    tool whose arguments the text is; ``most_calls``: None for any number. ``types``: of the arguments of each tool, for
+    formats that do not say. ``harmony``: the texts are messages with headers, as gpt-oss writes them."""
 
     reasoning: str = ""
     show_reasoning: bool = True
@@ -23,6 +32,8 @@ class Parsing:
     names: tuple[str, ...] = ()
     named: str = ""
     most_calls: int | None = None
+    types: Mapping[str, Mapping[str, Types]] = field(default_factory=dict)
+    harmony: bool = False
 
 
 class OutputParser:
@@ -31,17 +42,28 @@ class OutputParser:
     def __init__(self, parsing: Parsing, key: str) -> None:
         self._parsing = parsing
         self._key = key
-        self._reasoning = ReasoningParser(parsing.reasoning) if parsing.reasoning else None
+        self._splitter = _splitter(parsing)
+        self._reasoning_chars = 0
         self._tools = None
-        if parsing.tools:
+        if parsing.tools and parsing.tools != HARMONY:
             self._tools = ToolCallParser(
-                parsing.tools, parsing.names, named=parsing.named, most=parsing.most_calls
+                FORMATS.get(parsing.tools, FORCED), parsing.names,
+                named=parsing.named, most=parsing.most_calls, types=parsing.types,
             )  # fmt: skip
 
     @property
     def calls_tools(self) -> bool:
         """Whether there has been a call, and not because the client had named the tool."""
-        return self._tools is not None and self._tools.num_calls > 0 and not self._parsing.named
+        caller = self._splitter if isinstance(self._splitter, HarmonyParser) else None
+        num_calls = sum(each.num_calls for each in (self._tools, caller) if each is not None)
+        return num_calls > 0 and not self._parsing.named
+
+    @property
+    def reasoning_span(self) -> tuple[int, int] | None:
+        """From which to which character of what was read so far there was reasoning; None: nobody looks for it."""
+        if self._splitter is None:
+            return None
+        return self._splitter.begins_at, self._splitter.begins_at + self._reasoning_chars
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:
         """What is new with ``text``, and with the end of the output."""
@@ -49,12 +71,13 @@ class OutputParser:
 
     def _parts(self, text: str, *, ended: bool) -> Iterator[Part]:
         found: Iterable[Part] = [Content(text)] if text else []
-        if self._reasoning is not None:
-            found = list(self._reasoning.feed(text))
-            found += self._reasoning.finish() if ended else ()
+        if self._splitter is not None:
+            found = list(self._splitter.feed(text))
+            found += self._splitter.finish() if ended else ()
         for part in found:
             if isinstance(part, Reasoning):
-                if self._parsing.show_reasoning:
+                self._reasoning_chars += len(part.text)
+                if self._parsing.show_reasoning and self._parsing.reasoning:
                     yield part
             elif self._tools is not None and isinstance(part, Content):
                 yield from self._tools.feed(part.text)
@@ -74,14 +97,17 @@ class OutputParser:
 
     def _call(self, begun: CallBegun, arguments: str) -> dict[str, Any]:
         function = {"name": begun.name, "arguments": arguments}
-        return {"id": call_id(self._key, begun.index, self._parsing), "type": "function", "function": function}
+        name = begun.id or call_id(self._key, begun.index, self._parsing)
+        return {"id": name, "type": "function", "function": function}
 
     def message(self, text: str) -> dict[str, Any]:
         """The whole message of a choice that has ended."""
         content, reasoning = "", ""
         begun: list[CallBegun] = []
         arguments: dict[int, str] = {}
-        for part in self._parts(text, ended=True):
+        pieces = [text[begin : begin + PIECE_CHARS] for begin in range(0, len(text), PIECE_CHARS)]
+        found = chain.from_iterable(self._parts(piece, ended=False) for piece in pieces)
+        for part in chain(found, self._parts("", ended=True)):
             if isinstance(part, Content):
                 content += part.text
             elif isinstance(part, Reasoning):
@@ -91,12 +117,21 @@ class OutputParser:
             else:
                 arguments[part.index] = arguments.get(part.index, "") + part.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._reasoning is not None and self._parsing.show_reasoning:
+        if self._parsing.reasoning and self._parsing.show_reasoning:
             message["reasoning_content"] = message["reasoning"] = reasoning or None
         if begun:
             message["content"] = content or None
             message["tool_calls"] = [self._call(each, arguments.get(each.index, "")) for each in begun]
         return message
+
+
+def _splitter(parsing: Parsing) -> ReasoningParser | HarmonyParser | None:
+    """What parts reasoning from the rest."""
+    if parsing.harmony:
+        return HarmonyParser(calls=parsing.tools == HARMONY, most=parsing.most_calls)
+    if not parsing.reasoning:
+        return None
+    return ReasoningParser(REASONING_FORMATS[parsing.reasoning], calls=parsing.tools in FORMATS)
 
 
 def call_id(key: str, index: int, parsing: Parsing) -> str:

@@ -1,24 +1,23 @@
-"""Reasoning between think tags, apart from the content behind it."""
+"""Reasoning between marks, apart from the content behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from web.parsing.text import Content, Part, Reasoning, find_mark
-
-OPEN, CLOSE = "<think>", "</think>"
-STARTS_INSIDE = {"deepseek_r1": True, "qwen3": False}
-"""Parsers by name: whether a text is reasoning from its beginning (the chat template has written the tag), or only if
-it begins with the tag."""
+from actors.reasoning import ReasoningFormat
+from web.parsing.text import Content, Part, Reasoning, begins_with, find_mark, may_begin_with
 
 
 class ReasoningParser:
-    """Splits one text."""
+    """Splits one text. ``calls``: whether a call of a tool may end the reasoning without its mark."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, form: ReasoningFormat, *, calls: bool = False) -> None:
+        self._form = form
+        self._ends = form.closes + (form.implied_by if calls else ())
         self._inside: bool | None = None  # not known before the beginning is
-        self._starts_inside = STARTS_INSIDE[name]
         self._held = ""
+        self.begins_at = 0
+        """Where in the text the reasoning begins, in characters."""
         self._blanks = False
         """Blanks behind reasoning are neither that nor content."""
 
@@ -28,13 +27,15 @@ class ReasoningParser:
         if self._inside is None and not self._begin():
             return
         if self._inside:
-            end, closed = find_mark(self._held, CLOSE)
+            end, mark = find_mark(self._held, self._ends)
             reasoning, self._held = self._held[:end], self._held[end:]
             if reasoning:
                 yield Reasoning(reasoning)
-            if not closed:
+            if not mark:
                 return
-            self._inside, self._held, self._blanks = False, self._held.removeprefix(CLOSE), True
+            self._inside, self._blanks = False, True
+            if mark in self._form.closes:
+                self._held = self._held.removeprefix(mark)
         content, self._held = self._held, ""
         if self._blanks:
             content = content.lstrip()
@@ -45,17 +46,18 @@ class ReasoningParser:
     def _begin(self) -> bool:
         """Find out what the text begins with; False if that takes more of it."""
         beginning = self._held.lstrip()
-        if beginning.startswith(OPEN):
-            self._inside, self._held = True, beginning.removeprefix(OPEN)
+        if mark := begins_with(beginning, self._form.opens):
+            self.begins_at = len(self._held) - len(beginning) + len(mark)
+            self._inside, self._held = True, beginning.removeprefix(mark)
             return True
-        if OPEN.startswith(beginning):
+        if may_begin_with(beginning, self._form.opens):
             return False
-        self._inside = self._starts_inside
+        self._inside = self._form.inside
         return True
 
     def finish(self) -> Iterator[Part]:
         """What was held back."""
         if self._held:
-            inside = self._starts_inside if self._inside is None else self._inside
+            inside = self._form.inside if self._inside is None else self._inside
             yield Reasoning(self._held) if inside else Content(self._held)
             self._held = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from web import null_fields
 from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
@@ -44,6 +45,9 @@ class Endpoint(ABC):
     """What the two endpoints differ in."""
 
     id_prefix: str
+    """Of the ids of its answers, up to what the client may give."""
+    nulls = choice_nulls = null_fields.NONE
+    """Of a whole answer, and of each of its choices."""
     object: str
     chunks: type[Chunks]
     reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
@@ -65,14 +69,15 @@ class Endpoint(ABC):
         """The whole answer."""
         if call.report is not None:
             head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-            return {**head, **self.reported(call, call.report), "usage": usage_of(call.requests)}
+            told = {**head, **self.nulls, **self.reported(call, call.report)}
+            return {**told, "usage": usage_of(call.requests)}
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
-             "stop_reason": choice.stop_reason}
+             "stop_reason": choice.stop_reason, **self.choice_nulls}
             for choice in call.choices
         ]  # fmt: skip
         head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        return {**head, "choices": choices, "usage": usage_of(call.requests)}
+        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests)}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
         """It as it is sent."""
@@ -80,7 +85,8 @@ class Endpoint(ABC):
 
 
 class Completion(Endpoint):
-    id_prefix = "cmpl"
+    id_prefix = "cmpl-"
+    nulls, choice_nulls = null_fields.COMPLETION, null_fields.COMPLETION_CHOICE
     object = "text_completion"
     chunks = CompletionChunks
     reported_chunks = ReportedCompletionChunks
@@ -94,14 +100,15 @@ class Completion(Endpoint):
 
 
 class Chat(Endpoint):
-    id_prefix = "chatcmpl"
+    id_prefix = "chatcmpl-"
+    nulls, choice_nulls = null_fields.CHAT, null_fields.CHAT_CHOICE
     object = "chat.completion"
     chunks = ChatChunks
     reported_chunks = ReportedChatChunks
     parse = staticmethod(parse_chat)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.take_text(), "refusal": None}
+        message = {"role": "assistant", "content": choice.take_text(), "refusal": None, **null_fields.MESSAGE}
         return {"index": choice.index, "message": message}
 
     def reported(self, call: Call, report: Report) -> dict[str, Any]:
@@ -126,7 +133,7 @@ async def generate(request: web.Request, endpoint_of: Callable[[dict[str, Any]],
     check_length(asked, context.model, context.membership.max_prompt_chars)
     if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
-    name = returns and f"{endpoint.id_prefix}-{returns}"
+    name = returns and endpoint.id_prefix + returns
     with context.admission.admitted(key, asked, context.model, name) as charge:
         return await answer(request, endpoint, asked, resumption, charge)
 
@@ -137,10 +144,10 @@ async def answer(
     """Send what was asked, and answer. However this ends, what still runs then is aborted."""
     context = request.app[CONTEXT]
     if resumption is None:
-        public_id = f"{endpoint.id_prefix}-{request[REQUEST_ID]}"
+        public_id = endpoint.id_prefix + request[REQUEST_ID]
         ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
     else:
-        public_id = f"{endpoint.id_prefix}-{resumption.request_id}"
+        public_id = endpoint.id_prefix + resumption.request_id
         ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
     arrived_s = time.time()
     messages = asked.messages_for_bus(ids, context.address, arrived_s)
@@ -150,6 +157,7 @@ async def answer(
         messages = [replace(message, attempt=resumption.attempt) for message in messages]
     size = num_bytes(asked, request.content_length)
     call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
+    call.interval = asked.stream_options.interval
     call.public_id = public_id
     delivered = False
     deadline = None
@@ -270,6 +278,7 @@ _CITY = {
     "type": "json_schema",
     "json_schema": {"name": "city", "schema": {"type": "object", "properties": {"name": {"type": "string"}}}},
 }
+_REPETITION = {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 4}
 _ABOUT = About(tag="Generation", headers=RESUMPTION_HEADERS, answer_types=(JSON, EVENTS))
 ROUTES = (
     Route(
@@ -285,6 +294,8 @@ ROUTES = (
                 "stream": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, **_STREAM},
                 "structured": {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{1,9}"}},
                 "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
+                "picked": {"prompt": "A good film? Yes or no:", "logprobs": 0, "logprob_token_ids": [1, 2]},
+                "bounded": {"prompt": "Once upon a time", "max_tokens": 32, "repetition_detection": _REPETITION},
             },
             answer=COMPLETION_ANSWER,
         ),
@@ -302,6 +313,7 @@ ROUTES = (
                 "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
                 "tools": {"messages": _HISTORY, "tools": [_CLOCK], "tool_choice": "required"},
                 "structured": {"messages": [{"role": "user", "content": "A city?"}], "response_format": _CITY},
+                "bounded": {"messages": [{"role": "user", "content": "Hello!"}], "repetition_detection": _REPETITION},
             },
             answer=CHAT_ANSWER,
         ),

@@ -15,7 +15,7 @@ from web.model import ServedModel
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.generation import Chat, generate
 from web.routes.tokens import ask_tokenizer
-from web.schemas import parse_chat
+from web.schemas import parse_chat, parse_prompt
 from web.shapes.messages import MessageEvents, message_of, read_count, read_message
 from web.shapes.translated import TranslatedChunks, named
 from web.sse import Chunks
@@ -38,13 +38,13 @@ def parse_message(data: dict[str, Any], model: ServedModel) -> Asked:
 
 def parse_count(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of ``POST /v1/messages/count_tokens``."""
-    return parse_chat(read_count(data, allow_unknown=model.allow_unknown_fields), model)
+    return parse_prompt(read_count(data, allow_unknown=model.allow_unknown_fields), model)
 
 
 class Messages(Chat):
     """A chat whose answer is a message."""
 
-    id_prefix = "msg"
+    id_prefix = "msg_"
     parse = staticmethod(parse_message)
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:

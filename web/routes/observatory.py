@@ -11,7 +11,7 @@ from bus.messages import BlockRequested, BlockState
 from web.answer_schemas import OBJECT, TEXT, record
 from web.context import CONTEXT
 from web.errors import ApiError, bad_field
-from web.fields import Fields, Schema
+from web.fields import ONLY_NULL, Fields, Schema
 from web.limits import INT32_MAX, MAX_NAME_CHARS
 from web.observatory.history import DAY_S
 from web.routes import EVENTS, JSON, About, Route, json_response
@@ -98,7 +98,7 @@ def _number(request: web.Request, name: str, default: float, low: float, high: f
     return value
 
 
-_NOTHING: Schema = {"type": "object", "additionalProperties": False}
+_NOTHING: Schema = {"type": "object", "additionalProperties": ONLY_NULL}
 _ORDER = About(tag="Observation", body=_NOTHING, answer=record(status=TEXT))
 _SPAN = {"span_s": {"type": "number", "minimum": MIN_SPAN_S, "maximum": DAY_S}}
 _PLACE = {

@@ -35,7 +35,7 @@ from web.routes.files import limit_of
 from web.routes.generation import CHAT, make_chunks, tell_report
 from web.schemas import parse_chat
 from web.shapes.response_events import OVER, ResponseEvents, new_response
-from web.shapes.response_input import Wanted, chat_body, read_response
+from web.shapes.response_input import INCLUDES, Wanted, chat_body, read_response
 from web.shapes.translated import TranslatedChunks, written
 from web.sse import EventStream
 
@@ -173,7 +173,7 @@ async def find(context: Context, response_id: str, owner: str, param: str = "res
 async def retrieve(request: web.Request) -> web.StreamResponse:
     """A response that was kept; with `stream`, the events of one from the background, after `starting_after`."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
-    refuse_includes(request)
+    check_includes(request)
     if request.query.get("include_obfuscation", "false").lower() != "false":
         raise not_supported("include_obfuscation")
     found = await find(context, response_id, request[API_KEY].name)
@@ -212,7 +212,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def input_items(request: web.Request) -> web.Response:
     """What a response was an answer to, the newest first unless `order` is asc."""
-    refuse_includes(request)
+    check_includes(request)
     order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
     if order not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
@@ -221,10 +221,11 @@ async def input_items(request: web.Request) -> web.Response:
     return json_response(page(items, request.query.get("after"), limit))
 
 
-def refuse_includes(request: web.Request) -> None:
-    """What could be included is not there."""
-    if any(request.query.get(name) for name in ("include", "include[]")):
-        raise not_supported("include")
+def check_includes(request: web.Request) -> None:
+    """What can be included is there in any case, or never; anything else is refused."""
+    for name in ("include", "include[]"):
+        if any(each not in INCLUDES for each in request.query.getall(name, [])):
+            raise bad_field("include", f"must be one of {', '.join(INCLUDES)}")
 
 
 RESPONSE = record(id=TEXT, object={"const": "response"}, created_at=TIME, status=TEXT, model=TEXT,

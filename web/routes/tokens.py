@@ -23,7 +23,7 @@ from web.model import ServedModel
 from web.report import PromptInfo, TokenTexts
 from web.routes import About, Route, json_response
 from web.sampling import check_token_ids
-from web.schemas import parse_chat, read_model
+from web.schemas import parse_prompt, read_model
 
 MAX_IDS = 2**20
 
@@ -34,7 +34,7 @@ def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, boo
     wants_texts = fields.boolean("return_token_strs", False)
     rest = {name: value for name, value in data.items() if name != "return_token_strs"}
     if data.get("messages") is not None:
-        return parse_chat(rest, model), wants_texts
+        return parse_prompt(rest, model), wants_texts
     name, text = read_model(fields, model), fields.string("prompt", None, max_chars=INT32_MAX)
     if text is None:
         raise bad_field("prompt", "is required")

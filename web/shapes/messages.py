@@ -53,7 +53,7 @@ def read_message(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[s
             body["user"] = user
         inner.finish({})
     if body.get("stream"):
-        body["stream_options"] = {"include_usage": True}
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     body |= _conversation(fields) | _read_output(fields)
     fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
     return body
@@ -233,13 +233,14 @@ def end_of(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def usage_of(usage: dict[str, Any] | None) -> dict[str, Any]:
-    """Tokens read from the cache are counted apart."""
+    """Tokens read from the cache, and those written to it, are counted apart."""
     if usage is None:
         return {"input_tokens": 0, "output_tokens": 0}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = usage.get("prompt_tokens_details") or {}
+    cached, created = (details.get(name) or 0 for name in ("cached_tokens", "created_cache_tokens"))
     return {
-        "input_tokens": usage["prompt_tokens"] - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage["prompt_tokens"] - cached - created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
     }
@@ -262,7 +263,9 @@ class MessageEvents:
         if not self._begun:
             self._begun = True
             message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-            yield {"type": "message_start", "message": {**message, "usage": usage_of(self._usage)}}
+            # All of the prompt, as in vLLM: what of it the cache had, the message's end tells.
+            usage = {"input_tokens": (self._usage or {}).get("prompt_tokens", 0), "output_tokens": 0}
+            yield {"type": "message_start", "message": {**message, "usage": usage}}
         for choice in chunk["choices"]:
             yield from self._delta(choice.get("delta") or {})
             if choice.get("finish_reason") is not None:

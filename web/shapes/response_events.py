@@ -39,6 +39,8 @@ class ResponseEvents:
         self._open: tuple[str, int] | None = None
         """Kind of the open item, and which tool call it is."""
         self._end = "completed"
+        self._logprobs: list[dict[str, Any]] = []
+        """Of tokens that have come since there was text for a message."""
 
     @property
     def begun(self) -> bool:
@@ -71,6 +73,7 @@ class ResponseEvents:
             self.response["usage"] = usage_of(usage)
         for choice in chunk["choices"]:
             delta = choice.get("delta") or {}
+            self._logprobs += (choice.get("logprobs") or {}).get("content") or []
             if thought := delta.get("reasoning") or delta.get("reasoning_content"):
                 yield from self._text("reasoning", thought)
             if text := delta.get("content"):
@@ -114,7 +117,10 @@ class ResponseEvents:
         elif kind == "function_call_arguments.delta":
             self._item["arguments"] += event["delta"]
         elif kind.endswith(".delta"):
-            self._item["content"][0]["text"] += event["delta"]
+            part = self._item["content"][0]
+            part["text"] += event["delta"]
+            if event.get("logprobs"):
+                part["logprobs"] += event["logprobs"]
         elif kind in OVER:
             self.response = event["response"]
 
@@ -127,10 +133,14 @@ class ResponseEvents:
             if kind == "reasoning":
                 part, item = {"type": "reasoning_text", "text": ""}, {"type": "reasoning", "summary": [], "content": []}
             yield from self._begin(kind, 0, "msg" if kind == "message" else "rs", item)
-            yield self._in_item("content_part.added", content_index=0, part=dict(part))
+            begun = {**part, "logprobs": []} if kind == "message" else dict(part)
+            yield self._in_item("content_part.added", content_index=0, part=begun)
             self._item["content"].append(part)
-        self._item["content"][0]["text"] += text
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        part, extra = self._item["content"][0], {}
+        part["text"] += text
+        if kind == "message":
+            extra, self._logprobs = {"logprobs": self._logprobs}, []
+            part["logprobs"] += extra["logprobs"]
         yield self._in_item(f"{_name(kind)}.delta", content_index=0, delta=text, **extra)
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
@@ -161,8 +171,11 @@ class ResponseEvents:
             arguments = item["arguments"]
             yield self._in_item("function_call_arguments.done", arguments=arguments, name=item["name"])
         else:
-            extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            part = item["content"][0]
+            part, extra = item["content"][0], {}
+            if kind == "message":
+                part["logprobs"] += self._logprobs
+                self._logprobs = []
+                extra = {"logprobs": part["logprobs"]}
             yield self._in_item(f"{_name(kind)}.done", content_index=0, text=part["text"], **extra)
             yield self._in_item("content_part.done", content_index=0, part=dict(part))
         yield self._event("output_item.done", output_index=len(self.response["output"]) - 1, item=_copy(item))

@@ -22,6 +22,11 @@ SAME = (
     *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
 )
 """Fields that mean the same in a chat: OpenAI's, then vLLM's."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", LOGPROBS, "reasoning.encrypted_content"),
+)
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "context_management": ([],),
@@ -29,7 +34,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
     "enable_response_messages": (False,),
     "image": (),
-    "include": ([],),
     "kv_transfer_params": (),
     "max_tool_calls": (),
     "media_io_kwargs": ({},),
@@ -42,7 +46,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "request_id": (),
     "return_mm_kwargs": (False,),
     "session_id": (),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -90,6 +93,7 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
     chat |= _read_tools(fields) | _read_text(fields) | _read_reasoning(fields)
     items, messages = read_input(fields)
     chat["messages"] = messages
+    chat |= _read_include(fields)
     background, store = fields.boolean("background", False), fields.boolean("store", True)
     if background and not store:
         raise bad_field("store", "must be true with background")
@@ -114,11 +118,22 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
         "text": text or {"format": {"type": "text"}},
         "tool_choice": tool_choice or "auto",
         "tools": tools or [],
+        "top_logprobs": chat.get("top_logprobs", 0),
         "top_p": chat.get("top_p", 1.0),
         "truncation": "disabled",
         "user": chat.get("user"),
     }
     return wanted
+
+
+def _read_include(fields: Fields) -> dict[str, Any]:
+    """Log probabilities are told if they are to be included; of what else could be, answers here have nothing."""
+    given = fields.array("include", max_items=len(INCLUDES), items={"enum": list(INCLUDES)}) or []
+    for index, each in enumerate(given):
+        if each not in INCLUDES:
+            raise bad_field(f"include[{index}]", f"must be one of {', '.join(INCLUDES)}")
+    num_top = fields.integer("top_logprobs", 0, -1, INT32_MAX)
+    return {"logprobs": True, "top_logprobs": num_top} if LOGPROBS in given else {}
 
 
 def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

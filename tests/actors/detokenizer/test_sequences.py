@@ -12,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from actors.detokenizer.repetition import RepetitionDetector
 from actors.detokenizer.sequences import Output, Sequences
 from actors.detokenizer.text import NoTextDecoder, make_decoder
 from bus.messages import (
+    END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     END_STOP,
     AbortRequest,
+    RepetitionDetection,
     RequestFailed,
     SequenceEnded,
     SequenceStarted,
@@ -231,6 +234,19 @@ def test_lost_tokens_end_the_request_with_one_error(sequences: Sequences) -> Non
     assert (output.replies, len(sequences)) == ({}, 0)
 
 
+def test_a_grammar_that_costs_too_much_is_the_clients_error(sequences: Sequences) -> None:
+    """Whether it is found out in a step, or was before the sequence came here."""
+    sequences.start(started(1))
+    sequences.apply(step((1, 65, 0, END_NONE)))
+    sequences.apply(step((1, 66, 1, END_GRAMMAR)))
+    sequences.start(started(2, output_token_ids=np.array([65], np.int32), output_end=END_GRAMMAR))
+    output = sequences.take()
+
+    failures = [(failure.request_id, failure.status, failure.error_type) for _, failure in output.failures]
+    assert failures == [("r1", 400, "BadRequestError"), ("r2", 400, "BadRequestError")]
+    assert all("too complex" in failure.message for _, failure in output.failures)
+
+
 def test_abort_is_silent_and_error_is_told(sequences: Sequences) -> None:
     """SequenceEnded drops what was not sent yet; only an error has a reply."""
     sequences.start(started(1))
@@ -332,3 +348,62 @@ def test_a_new_scheduler_voids_everything(sequences: Sequences) -> None:
     sequences.void()
     assert run(sequences, rows_of("abc")) == Output()
     assert len(sequences) == 0
+
+
+def test_an_output_that_repeats_itself_is_ended(sequences: Sequences) -> None:
+    """At the token that completes the pattern often enough; what was computed behind it is dropped, and the scheduler
+    is told."""
+    wanted = RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=3)
+    sequences.start(started(repetition_detection=wanted))
+
+    output = run(sequences, rows_of("xxabcabcabcabc"))
+
+    assert reply(output) == ("xxabcabcabc", "repetition", "repetition_detected", 11)
+    assert output.controls == [StopSequence(request_id="r1", sequence_id=1)]
+
+
+def test_repetition_counts_only_after_min_tokens(sequences: Sequences) -> None:
+    """But tokens before count as part of it; an end token of the model's own wins."""
+    wanted = RepetitionDetection(max_pattern_size=1, min_count=2)
+    sequences.start(started(1, repetition_detection=wanted, min_tokens=5))
+    sequences.start(started(2, repetition_detection=wanted, ingress="in-1"))
+
+    output = run(sequences, [*rows_of("aaaaaaa"), *rows_of("a", sequence_id=2), (2, EOS, 1, END_STOP)])
+
+    assert output.replies["in-0"].num_output_tokens.tolist() == [5]
+    assert output.replies["in-1"].finish_reasons == ("stop",)
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 4), st.integers(0, 3), st.integers(2, 4))
+def test_repetition_is_found_where_it_is(tokens: list[int], least: int, more: int, count: int) -> None:
+    """As by looking at the end of the output anew after every token."""
+    most = least + more
+    detector = RepetitionDetector(RepetitionDetection(max_pattern_size=most, min_pattern_size=least, min_count=count))
+
+    for end in range(1, len(tokens) + 1):
+        so_far = tokens[:end]
+        expected = any(so_far[-size * count :] == so_far[-size:] * count for size in range(least, most + 1))
+        assert detector.push(so_far[-1]) == expected
+
+
+def test_without_text(sequences: Sequences) -> None:
+    """Where the client wants none: tokens are told all the same."""
+    sequences.start(started(detokenize=False, return_token_ids=True))
+
+    batch = run(sequences, rows_of("abc", END_LENGTH)).replies["in-0"]
+
+    assert (batch.texts, batch.finish_reasons, batch.token_ids.tolist()) == (("",), ("length",), [97, 98, 99])
+
+
+def test_how_much_text_came_with_each_token(sequences: Sequences) -> None:
+    """For clients that want to know, also of text that waits for a stop string; it adds up to the text."""
+    sequences.start(started(1, return_text_lengths=True, stop=("bcx",)))
+    sequences.start(started(2))
+
+    first = run(sequences, [*rows_of("abc"), *rows_of("z", sequence_id=2)]).replies["in-0"]
+    second = run(sequences, rows_of("d", END_LENGTH, first=3)).replies["in-0"]
+
+    assert (first.texts, first.length_counts.tolist(), first.text_lengths.tolist()) == (("a", "z"), [3, 0], [1, 0, 0])
+    assert (second.texts, second.length_counts.tolist(), second.text_lengths.tolist()) == (("bcd",), [1], [3])
+    sequences.start(started(3))
+    assert not len(run(sequences, rows_of("a", sequence_id=3)).replies["in-0"].length_counts)

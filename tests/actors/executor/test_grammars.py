@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_a_preempted_sequence_goes_on(driver):
 
     assert again.output == whole.output
     assert jsonschema_rs.is_valid({"pattern": f"^{LETTERS['text']}$"}, text_of(again))
+
+
+@pytest.mark.parametrize("again", [1, 9, 30])
+def test_a_sequence_comes_back_to_its_slot(driver, again):
+    """Alone in its batch it gets the same slot again, with no other step between: nothing is followed twice."""
+    scheduler = driver.scheduler()
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 5, **constrained(kind="regex", text="[0-9]{40}")}
+    whole = scheduler.add(PROMPT, 60, **params)
+    driver.drive(scheduler)
+    sequence = scheduler.add(PROMPT, 60, **params)
+
+    def preempt(_: object) -> None:
+        if len(sequence.output) == again:
+            scheduler.preempt(sequence)
+            scheduler.free_slots.sort(key=lambda slot: slot != sequence.slot)
+
+    driver.drive(scheduler, depth=1, on_result=preempt)
+
+    assert sequence.output == whole.output
+    assert re.fullmatch("[0-9]{40}", text_of(sequence))
 
 
 def test_a_slot_forgets_its_grammar(driver):

@@ -104,6 +104,49 @@ def test_they_equal_transformers(driver: Driver, folder: Path, budget: int) -> N
 
 
 @pytest.mark.parametrize("budget", [5, 64])
+def test_picked_tokens(driver: Driver, folder: Path, budget: int) -> None:
+    """Tokens that a client names are reported in place of the most likely ones, in their order, beside rows that asked
+    for likely ones or nothing. A slot's next sequence knows nothing of them; ids outside the vocabulary are dropped."""
+    scheduler, collected = driver.scheduler(budget), Collected()
+    asked: list[tuple[int | None, tuple[int, ...]]] = [
+        (0, (5, 299, 0)), (3, ()), (None, ()), (2, (7,)), (0, ()), (0, (11, 10**6)), (0, (3, 4)), (1, ())
+    ]  # fmt: skip
+    sequences = [
+        scheduler.add(PROMPTS[i % 4], 3 + i % 3, logprobs=logprobs, logprob_token_ids=ids)
+        for i, (logprobs, ids) in enumerate(asked)
+    ]
+
+    driver.drive(scheduler, depth=3, on_result=collected.take)
+
+    for sequence, (logprobs, ids) in zip(sequences, asked, strict=True):
+        expected = reference_logits(folder, sequence.prompt + sequence.output).log_softmax(1)
+        said = collected.outputs.get(sequence.sequence_id, [])
+        assert len(said) == (0 if logprobs is None else len(sequence.output))
+        for place, (value, tops) in enumerate(said):
+            row = expected[len(sequence.prompt) - 1 + place]
+            wanted = [token for token in ids if token < 300] or row.topk(logprobs or 0).indices.tolist()
+            assert value == pytest.approx(float(row[sequence.output[place]]), abs=1e-4)
+            assert [token for token, _ in tops] == wanted
+            assert [top for _, top in tops] == pytest.approx([float(row[token]) for token in wanted], abs=1e-4)
+
+
+def test_the_whole_vocabulary(driver: Driver, folder: Path) -> None:
+    """All tokens, the most likely first, beside a row that asked for fewer."""
+    scheduler, collected = driver.scheduler(64), Collected()
+    sequences = [scheduler.add(PROMPTS[i], 2, logprobs=logprobs) for i, logprobs in enumerate((10**6, 1))]
+
+    driver.drive(scheduler, depth=2, on_result=collected.take)
+
+    whole, one = (collected.outputs[each.sequence_id] for each in sequences)
+    row = reference_logits(folder, sequences[0].prompt + sequences[0].output).log_softmax(1)[len(PROMPTS[0]) - 1]
+    values = [value for _, value in whole[0][1]]
+    assert sorted(token for token, _ in whole[0][1]) == list(range(len(row)))
+    assert values == sorted(values, reverse=True)
+    assert values == pytest.approx([float(row[token]) for token, _ in whole[0][1]], abs=1e-4)
+    assert [len(tops) for _, tops in one] == [1, 1]
+
+
+@pytest.mark.parametrize("budget", [5, 64])
 def test_pooled_states_equal_transformers(driver: Driver, folder: Path, budget: int) -> None:
     """Sums over each step's part of a prompt, of some rows of a batch, from any token on."""
     scheduler = driver.scheduler(budget)

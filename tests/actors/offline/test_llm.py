@@ -13,7 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from actors import LLM, PoolingParams, RequestOutput, SamplingParams
+from actors import (
+    LLM,
+    BeamSearchParams,
+    PoolingParams,
+    RepetitionDetectionParams,
+    RequestOutput,
+    SamplingParams,
+)
 from actors.model_config import ModelError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -97,7 +104,8 @@ def test_choices_stops_and_constraints(llm: LLM) -> None:
 
 
 def test_embeddings(llm: LLM) -> None:
-    """As over HTTP, of prompts of all kinds; the first dimensions alone, and the last tokens alone."""
+    """As over HTTP, of prompts of all kinds; the first dimensions alone, the first tokens alone, and
+    not scaled."""
     ids = [int(each) for each in llm.get_tokenizer()("water is").input_ids]
     text, by_ids, named = llm.embed(["water is", ids, {"prompt_token_ids": ids}], use_tqdm=False)
     told = llm._system.call(llm._client.post("/v1/embeddings", {"input": ids}))
@@ -108,13 +116,70 @@ def test_embeddings(llm: LLM) -> None:
         np.testing.assert_allclose(output.outputs.embedding, expected, atol=TOLERANCE)
 
     params = [PoolingParams(dimensions=4), PoolingParams(truncate_prompt_tokens=1)]
-    cut, last = llm.embed([ids, ids], pooling_params=params)
+    cut, first = llm.embed([ids, ids], pooling_params=params)
     np.testing.assert_allclose(cut.outputs.embedding, expected[:4] / np.linalg.norm(expected[:4]), atol=TOLERANCE)
-    assert last.prompt_token_ids == ids[-1:]
-    assert np.linalg.norm(last.outputs.embedding) == pytest.approx(1, abs=1e-6)
+    assert first.prompt_token_ids == ids[:1]
+    assert np.linalg.norm(first.outputs.embedding) == pytest.approx(1, abs=1e-6)
+    (raw,) = llm.embed(ids, pooling_params=PoolingParams(use_activation=False))
+    length = np.linalg.norm(raw.outputs.embedding)
+    assert length > 2
+    np.testing.assert_allclose(np.array(raw.outputs.embedding) / length, expected, atol=TOLERANCE)
     (whole,) = llm.embed([ids * 1000], pooling_params=PoolingParams(truncate_prompt_tokens=-1))
     assert len(whole.prompt_token_ids) == 1023
     assert llm.embed([]) == []
+
+
+def test_scores(llm: LLM) -> None:
+    """Are the cosines of embeddings; one text goes with each of several."""
+    texts = ["water is", "a dog", "water is"]
+    vectors = [np.array(each.outputs.embedding) for each in llm.embed(texts, use_tqdm=False)]
+    told = llm.score("water is", texts, use_tqdm=False)
+    assert [each.outputs.score for each in told] == pytest.approx(
+        [float(vectors[0] @ each) for each in vectors], abs=1e-5
+    )
+    assert told[2].outputs.score == pytest.approx(1, abs=1e-5)
+    assert [each.outputs.score for each in llm.score(texts[:2], texts[:2])] == pytest.approx([1, 1], abs=1e-5)
+    with pytest.raises(ValueError, match="1 with N or N with N, got 2 and 3"):
+        llm.score(texts[:2], texts)
+
+
+def test_beam_search(llm: LLM) -> None:
+    """The best beam is at least as likely as the greedy text; tokens and text are those of prompt and output."""
+    params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
+    first, second = llm.beam_search(["water is", {"prompt": "a dog"}], params)
+    (greedy,) = llm.generate("water is", SamplingParams(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True))
+    scores = [each.cum_logprob for each in first.sequences]
+    assert len(second.sequences) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] >= (greedy.outputs[0].cumulative_logprob or 0) - 1e-3
+    best = first.sequences[0]
+    assert best.tokens[: len(greedy.prompt_token_ids)] == greedy.prompt_token_ids
+    assert len(best.tokens) == len(greedy.prompt_token_ids) + 5
+    assert best.text == llm.get_tokenizer().decode(best.tokens, skip_special_tokens=True)
+    assert best.cum_logprob == pytest.approx(sum(next(iter(each.values())).logprob for each in best.logprobs))
+    with pytest.raises(ValueError, match="--max-beam-width"):
+        llm.beam_search("x", BeamSearchParams(beam_width=17, max_tokens=1))
+
+
+def test_what_clients_of_vllm_ask_for(llm: LLM) -> None:
+    """Tokens that are picked, outputs without text, the best of several, an end to repetition."""
+    picked = SamplingParams(temperature=0, max_tokens=2, logprob_token_ids=[7, 9])
+    everything = SamplingParams(temperature=0, max_tokens=2, logprobs=20)
+    (told,), (likely,) = (llm.generate("water is", each)[0].outputs for each in (picked, everything))
+    assert told.logprobs is not None
+    assert likely.logprobs is not None
+    for token_id, each, tops in zip(told.token_ids, told.logprobs, likely.logprobs, strict=True):
+        assert set(each) == {token_id, 7, 9}
+        assert each[token_id].logprob == pytest.approx(tops[token_id].logprob, abs=1e-4)
+    (silent,) = llm.generate("water is", SamplingParams(temperature=0, max_tokens=2, detokenize=False))[0].outputs
+    assert (silent.text, silent.token_ids) == ("", told.token_ids)
+    (best,) = llm.generate("water is", SamplingParams(max_tokens=3, best_of=4, seed=1, logprobs=0))[0].outputs
+    each = llm.generate("water is", SamplingParams(max_tokens=3, n=4, seed=1, logprobs=0))[0].outputs
+    assert best.cumulative_logprob == max(output.cumulative_logprob or -99 for output in each)
+    again = RepetitionDetectionParams(max_pattern_size=1, min_count=3)
+    params = SamplingParams(max_tokens=9, allowed_token_ids=[7], repetition_detection=again)
+    (ended,) = llm.generate("water is", params)[0].outputs
+    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ([7] * 3, "repetition", "repetition_detected")
 
 
 def test_embeddings_that_are_refused(llm: LLM) -> None:
@@ -184,6 +249,8 @@ def test_settings_that_make_no_sense() -> None:
         LLM(max_modellen=3)
     with pytest.raises(TypeError, match="port is a setting of servers"):
         LLM(port=80)
+    with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
+        LLM(enable_chunked_prefill=False)
     with pytest.raises(TypeError, match="quantization: quantized weights are not supported"):
         LLM(quantization="fp8", trust_remote_code=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors import PoolingParams, SamplingParams
+from actors import BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
 
 
 def test_defaults() -> None:
@@ -25,6 +25,34 @@ def test_what_is_sent() -> None:
     assert (fields["stop"], fields["stop_token_ids"], fields["logit_bias"]) == (["a"], [1], {"5": 1.5})
     assert fields["structured_outputs"] == {"choice": ["x"]}
     assert "detokenize" not in fields
+    detection = RepetitionDetectionParams(max_pattern_size=3, min_count=2)
+    fields = SamplingParams(logprob_token_ids=(3, 4), detokenize=False, repetition_detection=detection).to_request()
+    assert (fields["logprobs"], fields["logprob_token_ids"], fields["detokenize"]) == (0, [3, 4], False)
+    assert fields["repetition_detection"] == {"max_pattern_size": 3, "min_pattern_size": 0, "min_count": 2}
+
+
+def test_beams() -> None:
+    """As the API has them; what changes the model's own log probabilities is refused."""
+    sent = BeamSearchParams(beam_width=3, max_tokens=5).to_request()
+    assert (sent["use_beam_search"], sent["n"], sent["max_tokens"], sent["temperature"]) == (True, 3, 5, 0.0)
+    for field, value in (("temperature", 0.5), ("beam_width", 0), ("length_penalty", 11)):
+        with pytest.raises(ValueError, match=f"^{field} must be "):
+            BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, field: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ((-1, 0, 2), "max_pattern_size"),
+        ((2, 3, 2), "min_pattern_size"),
+        ((2, 1, 1), "min_count"),
+        ((2, 1), "min_count"),
+    ],
+)
+def test_repetitions_that_are_refused(given: tuple[int, ...], field: str) -> None:
+    """By their names."""
+    with pytest.raises(ValueError, match=field):
+        RepetitionDetectionParams(*given)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +73,12 @@ def test_what_is_sent() -> None:
         ("max_tokens", 0),
         ("max_tokens", True),
         ("min_tokens", 17),
-        ("logprobs", 21),
-        ("logprobs", -1),
-        ("prompt_logprobs", 21),
+        ("logprobs", -2),
+        ("prompt_logprobs", 1.5),
         ("truncate_prompt_tokens", 0),
-        ("detokenize", False),
+        ("truncation_side", "middle"),
+        ("best_of", 0),
+        ("logprob_token_ids", [1] * 129),
         ("stop", ""),
         ("stop", ["a", ""]),
         ("structured_outputs", {"json": {}, "regex": "a"}),
@@ -59,6 +88,8 @@ def test_out_of_range(field: str, value: Any) -> None:
     """The error names the field and the value."""
     with pytest.raises(ValueError, match=f"^{field} must be "):
         SamplingParams(**{field: value})
+    with pytest.raises(ValueError, match=r"^stop must be "):
+        SamplingParams(stop="a", detokenize=False)
 
 
 @pytest.mark.parametrize(("field", "value"), [("dimensions", 0), ("dimensions", 1.5), ("truncate_prompt_tokens", -2)])

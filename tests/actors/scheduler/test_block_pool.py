@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from actors.scheduler.block_pool import BlockPool
@@ -88,3 +90,22 @@ def test_integrity_finds_a_lost_block() -> None:
     pool.allocate(2)
     with pytest.raises(AssertionError):
         pool.check_integrity([0])
+
+
+def test_the_memory_of_a_full_cache_is_bounded() -> None:
+    """An empty block takes 16 bytes at most; a listed one 220, however often its content has changed."""
+    num_blocks = 20_000
+    tracemalloc.start()
+    pool, index = make(num_blocks)
+    empty, _ = tracemalloc.get_traced_memory()
+    full = []
+    for generation in range(4):
+        blocks = pool.allocate(num_blocks)
+        for block in blocks:
+            index.insert(b"%08d%08d" % (generation, block), block)
+        pool.release(blocks)
+        del blocks
+        full.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert empty < 16 * num_blocks
+    assert max(full) < 220 * num_blocks

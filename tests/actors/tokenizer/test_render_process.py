@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from tokenizer_factory import byte_level, model_folder
 
 from actors.text_tokenizer import load_tokenizer
+from actors.tokenizer import render_process
 from actors.tokenizer.chat import ChatTemplate
 from actors.tokenizer.refusal import Refusal
 from actors.tokenizer.render_process import RenderFailure, RenderProcess
@@ -42,6 +43,13 @@ def template(tmp_path_factory):
     made = ChatTemplate(load_tokenizer(folder), GOOD)
     yield made
     made.close()
+
+
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function
 
 
 def chat(template: str | None = None) -> GenerateRequest:
@@ -86,6 +94,45 @@ def test_the_child_is_one_and_ends():
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(int(other), 0)
+
+
+@pytest.mark.parametrize("still", [1, 2])
+def test_children_that_stand_still(monkeypatch, still):
+    """One is replaced, unnoticed; two are an error of ours, not of the template, and the next chat is rendered."""
+    started = 0
+
+    class Impatient(RenderProcess):
+        def _start(self):
+            nonlocal started
+            started += 1
+            monkeypatch.setattr(render_process, "WALL_S", 0.0 if started <= still else 60.0)
+            return super()._start()
+
+    def render(chat):
+        if started <= still:
+            signal.pause()
+        return "rendered"
+
+    process = Impatient(render, refusals=TemplateError)
+    if still == 2:
+        with pytest.raises(TimeoutError):
+            process.render({})
+    assert process.render({}) == "rendered"
+    assert started == still + 1
+    process.close()
+
+
+def test_an_answer_that_cannot_be_read(monkeypatch):
+    """It is not the next chat's."""
+    process = RenderProcess(lambda chat: chat["x"], refusals=TemplateError)
+    assert process.render({"x": "0"}) == "0"
+    with monkeypatch.context() as patch:
+        patch.setattr(render_process.Connection, "recv_bytes", raising(MemoryError))
+        with pytest.raises(MemoryError):
+            process.render({"x": "1"})
+
+    assert process.render({"x": "2"}) == "2"
+    process.close()
 
 
 def test_what_the_template_raises():

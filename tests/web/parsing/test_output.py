@@ -53,8 +53,8 @@ CASES = [
         None, "Let me see.", [("search", P), ("get_weather", "{}")],
     ),
     (HERMES, '<tool_call>{"name": "unheard_of"}</tool_call> done', None, " done", [("unheard_of", "{}")]),
-    (HERMES, "<tool_call>not JSON</tool_call>", None, "not JSON</tool_call>", []),
-    (HERMES, '<tool_call>{"name": 5}</tool_call>', None, '{"name": 5}</tool_call>', []),
+    (HERMES, "<tool_call>not JSON</tool_call>", None, "<tool_call>not JSON</tool_call>", []),
+    (HERMES, '<tool_call>{"name": 5}</tool_call>', None, '<tool_call>{"name": 5}</tool_call>', []),
     (HERMES, '<tool_call>{"name": "search", "arguments": {"q": "cut', None, None, [("search", '{"q": "cut')]),
     (
         HERMES, '<tool_call>{"name": "search", "arguments": "{\\"q\\": 1}"}</tool_call>',
@@ -86,8 +86,13 @@ CASES = [
     (DEEPSEEK, "hm, so</think>\nYes.", "hm, so", "Yes.", []),
     (DEEPSEEK, "<think>\nhm</think>Yes.", "\nhm", "Yes.", []),
     (DEEPSEEK, "never ends </thi", "never ends </thi", "", []),
-    (QWEN, "No thought.", None, "No thought.", []),
-    (QWEN, "\n<think>a <tool_call> b</think>\n\nYes.", "a <tool_call> b", "Yes.", []),
+    (QWEN, "No answer yet", "No answer yet", "", []),
+    (QWEN, "\n<think>a <tool> b</think>\n\nYes.", "a <tool> b", "Yes.", []),
+    (Parsing(reasoning="qwen3"), "<think>a <tool_call> b</think>Yes.", "a <tool_call> b", "Yes.", []),
+    (
+        QWEN, f'well <tool_call>\n{{"name": "search", "arguments": {P}}}\n</tool_call>',
+        "well ", None, [("search", P)],
+    ),
     (
         QWEN, f'<think>t</think>\n\n<tool_call>\n{{"name": "search", "arguments": {P}}}\n</tool_call>',
         "t", None, [("search", P)],

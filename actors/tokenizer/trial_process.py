@@ -1,0 +1,104 @@
+"""A child process that is asked for one thing after another, line by line, and may be lost with any of them.
+
+What it may use is computing time, which the kernel counts: a machine that is busy, or stands still, is nobody's fault.
+Whoever ends, is ended or is left in the middle of a question takes no further one; the next gets a new child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+from actors.child import die_with_parent
+
+START_TIMEOUT_S = 60.0
+WALL_S = 60.0
+"""When a child that gets no processor is given up."""
+MAX_LINE_BYTES = 64 * 2**20
+READY = b"ready\n"
+TRIES = 2
+"""Of a question whose child dies: what has ended the first one need not be the question."""
+
+
+class OutOfTime(Exception):
+    """The child used its computing time up."""
+
+
+class Died(Exception):
+    """Two children, one after the other, died of the question."""
+
+
+class TrialProcess:
+    """``command`` gives what to run; it writes ``READY``, then a line for each line, and sets itself a limit of
+    computing time (``SIGPROF``). One question at a time."""
+
+    def __init__(self, command: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, question: bytes) -> bytes:
+        """The answer to a line, without its end.
+
+        Raises:
+            OutOfTime, Died: see there.
+            TimeoutError: the child got no processor for so long that it was given up.
+            ChildProcessError: it did not start.
+        """
+        for _ in range(TRIES):
+            process = self._process or await self._start()
+            self._process = None  # until it has answered
+            try:
+                if answer := await _answer(process, question):
+                    self._process = process
+                    return answer
+            finally:
+                if self._process is None:
+                    await _end(process)
+            if process.returncode == -signal.SIGPROF:
+                raise OutOfTime
+        raise Died
+
+    async def close(self) -> None:
+        """End the child."""
+        process, self._process = self._process, None
+        if process is not None:
+            await _end(process)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """A child that is ready."""
+        process = await asyncio.create_subprocess_exec(
+            *await self._command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES, preexec_fn=die_with_parent(),
+        )  # fmt: skip
+        ready = False
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await process.stdout.readline() == READY
+        finally:
+            if not ready:
+                await _end(process)
+        if not ready:
+            raise ChildProcessError(f"a child did not start: it ended with {process.returncode}")
+        return process
+
+
+async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes:
+    """Nothing if the child has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError, RuntimeError):  # the latter is uvloop's, of a pipe that is closed
+        async with asyncio.timeout(WALL_S):
+            process.stdin.write(question + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        return line.removesuffix(b"\n") if line.endswith(b"\n") else b""
+    return b""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

@@ -1,0 +1,63 @@
+"""Reading what a request says of reasoning: whether the model does, whether it is shown, how long it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from actors.reasoning import FORMATS
+from bus.messages import SamplingParams, StructuredOutput
+from web.errors import bad_field
+from web.fields import Fields
+from web.limits import INT32_MAX
+from web.model import ServedModel
+from web.parsing.formats import HARMONY
+from web.parsing.output import Parsing
+from web.structured import constrain
+
+HARMONY_REASONING = "openai_gptoss"
+
+
+def read_reasoning(
+    fields: Fields,
+    sampling: SamplingParams,
+    parsing: Parsing | None,
+    model: ServedModel,
+    template_kwargs: Mapping[str, object],
+) -> tuple[SamplingParams, Parsing | None]:
+    """Take ``include_reasoning`` and ``thinking_token_budget``. A model that reasons does so in front of a structured
+    output too."""
+    shown, budget = fields.boolean("include_reasoning", True), _read_budget(fields, model)
+    name = model.reasoning_parser
+    reasons = bool(name) and FORMATS[name].is_on(template_kwargs)
+    if reasons:
+        sampling = _with_reasoning(sampling, name, budget)
+        parsing = replace(parsing or Parsing(), reasoning=name, show_reasoning=shown)
+    if name == HARMONY_REASONING or model.tool_parser == HARMONY:
+        parsing = replace(parsing or Parsing(), harmony=True)
+    if reasons or (parsing is not None and parsing.harmony):
+        sampling = replace(sampling, skip_special_tokens=False)  # the marks may be such
+    return sampling, parsing
+
+
+def _read_budget(fields: Fields, model: ServedModel) -> int | None:
+    """How many tokens of reasoning there may be; None: any number."""
+    budget = fields.integer("thinking_token_budget", None, -1, INT32_MAX)
+    if budget is None or budget == -1:
+        return None
+    if not model.reasoning_parser:
+        raise bad_field("thinking_token_budget", "needs a server that was started with --reasoning-parser")
+    return budget
+
+
+def _with_reasoning(sampling: SamplingParams, name: str, budget: int | None) -> SamplingParams:
+    """With the grammar behind the reasoning, if there is one, or one that bounds it."""
+    output = sampling.structured_output
+    if output is not None:
+        return replace(sampling, structured_output=replace(output, reasoning=name, thinking_tokens=budget))
+    if budget is None:
+        return sampling
+    field = "thinking_token_budget"
+    return constrain(
+        sampling, StructuredOutput(kind="anything", text="", field=field, reasoning=name, thinking_tokens=budget)
+    )

@@ -22,7 +22,7 @@ from bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
 """Messages an outbox holds unless told otherwise; far beyond what a healthy actor ever queues."""
-_BATCH = 1024
+_BATCH = 128
 BATCH_BYTES = 2**18
 """A batch ends with the message that makes it longer, as far as the sizes of messages are told: a batch is written and
 stored in one go, and whatever else the actor has to say to the bus waits for it."""

@@ -134,6 +134,7 @@ class OpenRequest:
         "num_prompt_tokens",
         "num_unfinished",
         "patience_s",
+        "peers",
         "prompt",
         "prompt_text",
         "request_id",
@@ -168,8 +169,15 @@ class OpenRequest:
         """What was asked of the system."""
         self.num_bytes = 0
         """About how long that is."""
+        self.peers: list[OpenRequest] = []
+        """All who read it or have read it, if there are several."""
         self.prompt_text: str | None = None
         """The prompt as the client wrote it, if it did so as text."""
+
+    @property
+    def is_read_by_all(self) -> bool:
+        """Whether no other call is still at telling it to its client."""
+        return all(each.call.closed or each is self for each in self.peers)
 
     def is_silent(self, now_s: float) -> bool:
         """Whether no token has come for so long that it may be lost."""

@@ -154,8 +154,3 @@ def from_http(error: web.HTTPException) -> ApiError:
         413: "The request body is too large.",
     }
     return ApiError(error.status, texts.get(error.status, error.reason), headers=headers)
-
-
-def superseded() -> ApiError:
-    """The client has asked for the same request on another connection."""
-    return ApiError(409, "This request is being answered on a newer connection.", code="superseded")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.actor import describe
 from actors.logs import Log
@@ -36,18 +36,18 @@ from bus.messages import (
 from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, Choice, KeptChoice, OpenRequest
-from web.errors import ApiError, aborted, from_failure, internal, superseded, unavailable
+from web.errors import ApiError, aborted, from_failure, internal, unavailable
 from web.mailbox import Mailbox
 from web.metrics import IngressMetrics
 from web.questions import Questions
-from web.report import Token, read_prompt, read_tokens, told_lengths
+from web.readers import Readers
+from web.reply_columns import NOT_BEFORE, columns_of, reported_tokens, told_lengths
+from web.report import read_prompt
 from web.request_log import RequestLog
 
 if TYPE_CHECKING:
     from web.tracing import Tracing
 
-NOT_BEFORE = 2**31
-"""The text offset of a reply that does not tell it: nothing of it can have come before."""
 HEAVY_BYTES = 2**16
 """Requests that are larger wait for their turn apart from others."""
 LOOK_S = 3.0
@@ -85,7 +85,7 @@ class Inbox:
         self._patience = Patience(log, doing="replies wait")
         self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
         self.questions = Questions(outbox, names.control, address)
-        self._open: dict[str, OpenRequest] = {}
+        self._readers = Readers()
         self._looked_s = 0.0
         self.on_closed: Callable[[], None] = lambda: None
         """Called when a call is over."""
@@ -97,17 +97,21 @@ class Inbox:
     @property
     def num_open(self) -> int:
         """Requests (prompts) under way."""
-        return len(self._open)
+        return len(self._readers.newest)
 
     def open_requests(self) -> list[OpenRequest]:
-        return list(self._open.values())
+        """Of those that several calls read, the newest alone."""
+        return list(self._readers.newest.values())
 
     def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool, num_bytes: int = 0) -> Call:
         """Send the requests of one call, each of about ``num_bytes``. Every call is given back with :meth:`close`.
 
         Raises:
-            ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts.
+            ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts. 422, something
+                else is under way under the same name.
         """
+        for request in requests:
+            self._readers.check_same(request)
         outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
         if outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
             raise unavailable("The bus is too slow or away.")
@@ -117,9 +121,6 @@ class Inbox:
         call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
         call.cache_block_size = self._cache_block_size
         for request, opened in zip(requests, call.requests, strict=True):
-            if (other := self._open.pop(request.request_id, None)) is not None:
-                other.call.fail(superseded())
-            self._open[request.request_id] = opened
             opened.needs_prompt = request.sampling.returns_prompt
             opened.tokens_only = request.tokens_only
             if self._request_log is not None:
@@ -127,6 +128,7 @@ class Inbox:
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
             opened.message, opened.num_bytes = request, num_bytes
+            self._readers.add(opened)
             outbox.publish(self._names.requests, request, num_bytes=num_bytes)
         self._idle.clear()
         return call
@@ -142,13 +144,12 @@ class Inbox:
         if call.closed:
             return False
         call.closed, stays = True, call.resumable and not delivered
-        running = [request for request in call.requests if self._open.get(request.request_id) is request]
+        running = [request for request in call.requests if self._readers.remove(request)]
         for request in running:
-            del self._open[request.request_id]
             self._metrics.aborted(request)
             abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
             self._outbox.publish(self._names.control, abort)
-        done = [request for request in call.requests if request.num_unfinished == 0]
+        done = [request for request in call.requests if request.num_unfinished == 0 and request.is_read_by_all]
         if done and not stays:
             names, attempts = zip(*((each.request_id, each.attempt) for each in done), strict=True)
             self._outbox.publish(self._names.control, RequestsDone(request_ids=names, attempts=attempts))
@@ -158,7 +159,7 @@ class Inbox:
             self._request_log.ended(call)
         if running:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
-        if not self._open:
+        if not self._readers.newest:
             self._idle.set()
         self.on_closed()
         return stays and bool(running)
@@ -180,7 +181,7 @@ class Inbox:
         if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
             return
         self._looked_s = now_s
-        silent = [each for each in self._open.values() if each.is_silent(now_s)]
+        silent = [each for each in self._readers.newest.values() if each.is_silent(now_s)]
         for request in silent:
             request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
         self._ask_again(silent, "they are silent")
@@ -197,7 +198,7 @@ class Inbox:
     def abort(self, client: str, ids: Collection[str]) -> int:
         """End the calls of a client that have these ids of answers, or all of them if there are none; returns how many
         have ended."""
-        own = {each.call for each in self._open.values() if each.message and each.message.client == client}
+        own = {each.call for each in self._readers if each.message and each.message.client == client}
         ended = [call for call in own if not ids or call.public_id in ids]
         for call in ended:
             self.end(call, aborted())
@@ -214,7 +215,7 @@ class Inbox:
 
     def fail_all(self, error: ApiError) -> None:
         """End every open call with ``error``; their handlers abort what still runs."""
-        for request in self.open_requests():
+        for request in self._readers:
             request.call.fail(error)
 
     async def idle(self) -> None:
@@ -234,7 +235,7 @@ class Inbox:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
                 await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
         await asyncio.sleep(0)  # handlers write what has come, before more is read
-        await self.mailbox.trim(idle=not self._open)
+        await self.mailbox.trim(idle=not self._readers.newest)
         self.ask_for_silent()
 
     def _try(self, message: Message) -> str:
@@ -243,7 +244,7 @@ class Inbox:
             return self.deliver(message)
         except Exception as error:
             for request_id in getattr(message, "request_ids", ()) or (getattr(message, "request_id", ""),):
-                if (request := self._open.get(request_id)) is not None:
+                for request in self._readers.of(request_id):
                     self._fail(request, internal(), others_run=True)
             return describe(error)
 
@@ -270,7 +271,12 @@ class Inbox:
         return f"{type(message).__name__} is not a reply"
 
     def _deliver_batch(self, batch: ReplyBatch) -> str:
-        columns = _columns(batch)
+        for earlier in list(self._readers.earlier):
+            self._deliver_rows(batch, earlier)
+        return self._deliver_rows(batch, self._readers.newest)
+
+    def _deliver_rows(self, batch: ReplyBatch, readers: Mapping[str, OpenRequest]) -> str:
+        columns = columns_of(batch)
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
@@ -278,7 +284,7 @@ class Inbox:
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
         rows = enumerate(zip(*columns, strict=True))
         for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset) in rows:
-            request = self._open.get(request_id)
+            request = readers.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
             choice = request.choices[index]
@@ -328,8 +334,9 @@ class Inbox:
             self._over(request)
 
     def _deliver_prompt(self, reply: PromptReply) -> None:
-        request = self._open.get(reply.request_id)
-        if request is not None and request.prompt is None:
+        for request in self._readers.of(reply.request_id):
+            if request.prompt is not None:
+                continue
             request.prompt = read_prompt(reply)
             request.call.texts.add(reply.token_texts, reply.token_bytes)
             if request.tokens_only:
@@ -339,9 +346,9 @@ class Inbox:
                 request.call.touched(request.choices[0])
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
-        request = self._open.get(failure.request_id)
-        if request is not None and failure.attempt in ("", request.attempt):
-            self._fail(request, from_failure(failure))
+        for request in self._readers.of(failure.request_id):
+            if failure.attempt in ("", request.attempt):
+                self._fail(request, from_failure(failure))
 
     def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
         """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
@@ -356,44 +363,18 @@ class Inbox:
         """Something is in it that should have been refused: a mistake of ours that costs one request."""
         request_id = getattr(message, "request_id", "")
         self._log.error("message dropped", message=type(message).__name__, request_id=request_id, error=str(error))
-        if isinstance(message, GenerateRequest) and (request := self._open.get(request_id)) is not None:
-            self._fail(request, internal())
+        if isinstance(message, GenerateRequest):
+            for request in self._readers.of(request_id):
+                self._fail(request, internal())
 
     def _over(self, request: OpenRequest) -> None:
         """Nothing more comes for it."""
-        del self._open[request.request_id]
-        if not self._open:
+        self._readers.remove(request)
+        if not self._readers.newest:
             self._idle.set()
-
-
-def _columns(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
-    """What the rows of a batch tell, without their tokens."""
-    return (
-        batch.request_ids,
-        batch.choice_indexes.tolist(),
-        batch.texts,
-        batch.num_output_tokens.tolist(),
-        batch.finish_reasons,
-        batch.stop_reasons,
-        batch.num_prompt_tokens.tolist(),
-        batch.num_cached_tokens.tolist(),
-        batch.text_offsets.tolist() or [NOT_BEFORE] * len(batch.texts),
-    )
 
 
 def _ended_by(finish: str) -> ApiError:
     if finish == "abort":
         return unavailable("The request was ended by the server.")
     return internal("The request failed while it was computed.")
-
-
-def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
-    """The tokens that a batch tells, by row."""
-    reported: dict[int, list[Token]] = {}
-    tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))
-    start = 0
-    for row, count in enumerate(batch.token_counts.tolist()):
-        if count:
-            reported[row] = tokens[start : start + count]
-            start += count
-    return reported

@@ -28,7 +28,7 @@ class CatchUp:
         self._write = write
         for choice in choices:
             behind = self._behind.get(choice.index, Had())
-            choice.num_counted = (behind.towards or behind.place).num_tokens
+            choice.num_counted = max(choice.num_counted, (behind.towards or behind.place).num_tokens)
 
     def waits(self, choice: Choice) -> bool:
         """Whether what the client has of the choice has not come again as a whole. (An end comes in any case.)"""

@@ -16,7 +16,7 @@ from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, En
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
-from bus.outbox import Outbox, OutboxFull
+from bus.outbox import BATCH_BYTES, Outbox, OutboxFull
 
 
 class CountingBus(MemoryBus):
@@ -255,3 +255,15 @@ async def test_an_idle_outbox_asks_as_well(bus: CountingBus) -> None:
     outbox.append("a", plan(1))
     with pytest.raises(SetBack):
         await outbox.run()
+
+
+async def test_a_batch_of_long_messages_is_short(bus: CountingBus) -> None:
+    """It ends with the message that makes it longer than may be; whatever else is to be said waits no longer for it."""
+    outbox = make_outbox(bus)
+    for number, size in enumerate((10, BATCH_BYTES, 1, 5 * BATCH_BYTES, 5 * BATCH_BYTES, 1)):
+        outbox.publish("s", AbortRequest(request_id=str(number)), num_bytes=size)
+    async with running(outbox):
+        await outbox.flush()
+    assert bus.trips == [2, 2, 1, 1]
+    told = [entry.message.request_id for entry in await bus.read({"s": START}, block_ms=0)]  # type: ignore[union-attr]
+    assert told == list("012345")

@@ -1,6 +1,6 @@
 """One key sends what takes long to handle, over and over: what do others notice?
 
-    python -m tests.chaos.bombs [--seconds 10] [--only NAME]
+    python -m tests.chaos.bombs [--seconds 10] [--only NAME] [--vocab-size 50000]
 
 Four victims ask for eight tokens each, one request after the other, once alone and once beside each bomb, which other
 processes send so many at a time. The answers of victims have to be right, a bomb is answered or refused, and the exit
@@ -173,12 +173,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--only", default="", help="bombs with this in their names")
+    parser.add_argument(
+        "--vocab-size", type=int, default=0, help=f"for the allowed ids: {VOCAB}; the sampler slows down"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagebus-bombs-") as name:
         folder = Path(name)
         (folder / "keys.toml").write_text(KEYS)
         options = ("--api-key-file", str(folder / "keys.toml"), "--cpu-kv-cache-gib", "0.02")
-        with deployed(folder, *options, step_ms=STEP_MS, vocab_size=VOCAB) as deployment:
+        with deployed(folder, *options, step_ms=STEP_MS, vocab_size=arguments.vocab_size) as deployment:
             problems = measure(deployment, arguments.seconds, arguments.only)
     print("\n".join(problems) or "nothing wrong")
     return 1 if problems else 0

@@ -9,6 +9,8 @@ import orjson
 import pytest
 from fake_backend import Delta, batch, until
 
+from bus.messages import RequestFailed
+
 BODY = {"prompt": "x", "max_tokens": 50, "stream": True}
 KEY = {"Idempotency-Key": "order 66"}
 
@@ -104,21 +106,82 @@ async def test_each_client_has_idempotency_keys_of_its_own(serve, http):
     assert ids[0] != ids[2]
 
 
-async def test_a_newer_connection_takes_over(serve, http):
-    """The same request on another connection while the first one is open: the first gets a 409."""
+async def test_several_connections_read_one_answer(serve, http):
+    """The same request while it is under way, as a stream and as a whole answer: each gets all of it."""
     served = await serve(answers=False)
-    body = {"prompt": "x", "max_tokens": 5}
-    first = asyncio.create_task(http.post(served.url + "/v1/completions", json=body, headers=KEY))
-    await served.backend.requested()
-    second = asyncio.create_task(http.post(served.url + "/v1/completions", json=body, headers=KEY))
-    _, again = await served.backend.requested(2)
-    async with await first as response:
-        assert response.status == 409
-    end = Delta(again.request_id, "y", 1, text_offset=0, finish_reason="stop")
-    await served.backend.send(again.ingress, batch([end]))
-    async with await second as response:
-        assert (await response.json())["choices"][0]["text"] == "y"
+    url, backend = served.url + "/v1/completions", served.backend
+
+    def ask(**changes: object) -> asyncio.Task[aiohttp.ClientResponse]:
+        return asyncio.create_task(http.post(url, json=BODY | changes, headers=KEY))
+
+    first = ask()
+    (one,) = await backend.requested()
+    await backend.send(one.ingress, batch([Delta(one.request_id, "one t", 2, text_offset=0)]))
+    second = ask()
+    await backend.requested(2)
+    third = ask(stream=False)
+    sent = await backend.requested(3)
+    assert len({each.attempt for each in sent}) == 3
+    await backend.send(one.ingress, batch([Delta(one.request_id, "one two th", 3, text_offset=0)]))
+    await backend.send(one.ingress, batch([Delta(one.request_id, "ree", 4, text_offset=10, finish_reason="stop")]))
+    for task in (first, second):
+        async with await task as response:
+            assert await events(response) == ("one two three", "4.13.!1", True)
+    async with await third as response:
+        assert (await response.json())["choices"][0]["text"] == "one two three"
+    await until(lambda: backend.done == [one.request_id])
+    assert (backend.aborts, served.actor.context.inbox.num_open) == ([], 0)
+
+
+@pytest.mark.parametrize("newer_leaves", [True, False])
+async def test_a_reader_that_leaves_ends_nothing_for_the_other(serve, http, newer_leaves):
+    """The request is not aborted before both have gone."""
+    served = await serve(answers=False)
+    asking = []
+    for count in (1, 2):
+        asking.append(asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=KEY)))
+        await served.backend.requested(count)
+    inbox = served.actor.context.inbox
+    gone, stays = asking[::-1] if newer_leaves else asking
+    gone.cancel()
+    await until(lambda: not inbox._readers.earlier)
+    assert (inbox.num_open, served.backend.aborts) == (1, [])
+    one, last = served.backend.requests
+    end = Delta(one.request_id, "y", 1, text_offset=0, finish_reason="stop")
+    await served.backend.send(last.ingress, batch([end]))
+    async with await stays as response:
+        assert await events(response) == ("y", "1.1.!1", True)
     assert served.backend.aborts == []
+
+
+async def test_another_request_under_the_same_key_does_not_disturb(serve, http):
+    """It is a 422, and who was first gets the answer."""
+    served = await serve(answers=False)
+    url = served.url + "/v1/completions"
+    first = asyncio.create_task(http.post(url, json=BODY, headers=KEY))
+    (sent,) = await served.backend.requested()
+    async with http.post(url, json={**BODY, "prompt": "y"}, headers=KEY) as response:
+        assert response.status == 422
+    end = Delta(sent.request_id, "y", 1, text_offset=0, finish_reason="stop")
+    await served.backend.send(sent.ingress, batch([end]))
+    async with await first as response:
+        assert (await events(response))[0] == "y"
+
+
+async def test_a_failure_is_for_all_readers(serve, http):
+    """None of them waits for what will never come."""
+    served = await serve(answers=False)
+    asking = []
+    for count in (1, 2):
+        asking.append(asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=KEY)))
+        await served.backend.requested(count)
+    last = served.backend.requests[-1]
+    failed = RequestFailed(request_id=last.request_id, status=400, error_type="BadRequestError", message="no")
+    await served.backend.send(last.ingress, failed)
+    for task in asking:
+        async with await task as response:
+            assert response.status == 400
+    assert served.actor.context.inbox.num_open == 0
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tools and logprobs": (
         CHAT, {"messages": SAY_CALLS, "tools": [WEATHER], "logprobs": True, "top_logprobs": 2, **STREAM}
     ),
+    "some tokens at a time": (CHAT, {"messages": SAY_CALLS, "tools": [WEATHER], "stream_interval": 3, **STREAM}),
     "one tool a call": (
         CHAT, {"messages": SAY_CALLS, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
     ),

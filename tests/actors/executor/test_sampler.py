@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.token_bits import to_bits
 from tests.engine_driver import Driver
 from tests.model_factory import REFERENCE_CONFIGS, load_reference, make_reference
 
@@ -209,6 +210,7 @@ def test_only_allowed_tokens_are_sampled(driver: Driver, reference: Any) -> None
         logits[:] = -torch.inf
         logits[list(allowed)] = kept
 
+    assert run(driver, {"allowed_tokens": to_bits((*allowed, 10**6))}) == run(driver, {"allowed_token_ids": allowed})
     params = {"allowed_token_ids": (*allowed, 10**6)}
     best, drawn, plain = run(driver, params, params | {"temperature": 3.0, "seed": 2}, {"logit_bias": {1: 0.0}})
 

@@ -16,6 +16,7 @@ from tokenizer_factory import CHAT_TEMPLATE, byte_level, model_folder, sentencep
 
 from actors.block_hash import hash_blocks, hashes_from_array
 from actors.text_tokenizer import TokenizerError, load_tokenizer
+from actors.token_bits import to_bits
 from actors.tokenizer.encode import Encoder, Limits
 from bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
 
@@ -350,6 +351,7 @@ def test_bad_words_that_are_refused():
         (encoder(), long, "bad_words"),
         (Encoder(None, LIMITS), short, "bad_words"),
         (encoder(), SamplingParams(max_tokens=4, allowed_token_ids=(1, 400)), "allowed_token_ids"),
+        (encoder(), SamplingParams(max_tokens=4, allowed_tokens=to_bits([1, 400])), "allowed_token_ids"),
     ]
     for coder, sampling, param in cases:
         reply = coder.encode([request([5, 6], sampling=sampling)])[0].reply
@@ -362,4 +364,6 @@ def test_what_takes_long_is_not_quick() -> None:
     quick, long = encoder().is_quick, 1500
     assert quick([request("short"), request([1] * long)])
     assert not quick([request([1] * long), request("x" * long)])
+    assert not quick([request("x", sampling=SamplingParams(bad_words=("x" * 3000,)))])
+    assert not quick([request("x", sampling=SamplingParams(allowed_tokens="A" * 3000))])
     assert not quick([request((user("hi"),))])

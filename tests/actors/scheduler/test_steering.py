@@ -137,7 +137,7 @@ def test_most_tokens_of_a_step() -> None:
     """A scheduler may give steps fewer tokens than an executor takes, never more."""
     for most, expected in ((6, 6), (None, 16), (100, 16)):
         world = World(max_num_scheduled_tokens=most)
-        world.join(max_num_batched_tokens=16)
+        world.join(budget=16)
         world.send(request("a", prompt(40), max_tokens=3))
         world.run()
         world.check_end()

@@ -148,6 +148,12 @@ class Fails:
         """Not that anybody knew."""
         return False
 
+    def is_heavy(self, request: GenerateRequest) -> bool:
+        """Nor so bad."""
+        return False
+
+    max_chars = None
+
     def close(self) -> None:
         """Nothing runs."""
 

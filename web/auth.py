@@ -16,7 +16,7 @@ from web.errors import ApiError
 
 OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
-OPERATOR_ROUTES = frozenset({"events", "history", "block", "cancel", "order", "debug_state"})
+OPERATOR_ROUTES = frozenset({"events", "history", "block", "tables", "cancel", "order", "debug_state"})
 """Names of routes that show, or end, what belongs to others."""
 
 

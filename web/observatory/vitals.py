@@ -36,6 +36,8 @@ SHARES = {
     "hit_rate": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
     "device_busy": ("pagebus:executor_busy_seconds_total", "pagebus:executor_wall_seconds_total"),
 }
+RARE = frozenset({"vllm:prefix_cache_queries"})
+"""What grows with a request only: shares of it are taken over the time of quantiles."""
 FIGURES = (*(f"{name}_{q}_s" for name in QUANTILES for q in ("p50", "p99")), *RATES, *GAUGES, *SHARES)
 """In the order of :func:`figures`. Seconds, events per second, counts, and shares from 0 to 1."""
 
@@ -114,18 +116,22 @@ class Spans:
 
 def figures(before: Totals, after: Totals, long_before: Totals | None = None) -> list[float | None]:
     """The figures of the time between two totals, in the order of ``FIGURES``; None where nothing happened. Quantiles
-    are of the time since ``long_before``."""
+    and the share of hits are of the time since ``long_before``."""
     span_s = max(after.at_s - before.at_s, 1e-3)
 
-    def grown(name: str) -> float:
+    def grown(name: str, since: Totals = before) -> float:
         """Of a counter. It falls when an actor has begun anew: then nothing is known."""
-        return max(0.0, after.values.get(name, 0.0) - before.values.get(name, 0.0))
+        return max(0.0, after.values.get(name, 0.0) - since.values.get(name, 0.0))
+
+    def share(part: str, whole: str) -> float | None:
+        since = (long_before or before) if whole in RARE else before
+        return min(1.0, grown(part, since) / grown(whole, since)) if grown(whole, since) else None
 
     found = [
         *(quantile(long_before or before, after, name, q) for name in QUANTILES.values() for q in (0.5, 0.99)),
         *(grown(name) / span_s for name in RATES.values()),
         *(after.values.get(name, 0.0) for name in GAUGES.values()),
-        *(min(1.0, grown(part) / grown(whole)) if grown(whole) else None for part, whole in SHARES.values()),
+        *(share(part, whole) for part, whole in SHARES.values()),
     ]
     return [None if value is None else float(f"{value:.5g}") for value in found]
 

@@ -52,7 +52,7 @@ function showView() {
   const tools = h("div", { class: "scrub" });
   const notes = notesOf(current);
   const heading = h("div", { class: "heading" }, h("h1", {}, title), tools, notes?.button);
-  fill(main, h("div", { class: "top" }, banner, heading), notes ? put(notes.frame, notes.panel, view) : view);
+  fill(main, banner, heading, notes ? put(notes.frame, notes.panel, view) : view);
   open(make, { world, view, tools, signal: leaving.signal });
   document.title = `${title} · Pagebus`;
   for (const link of rail.querySelectorAll("nav a")) {

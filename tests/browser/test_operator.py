@@ -61,7 +61,8 @@ ASK_AGAIN = """async () => {
 
 def test_a_key_is_asked_for_once(browser: Browser, url: str) -> None:
     """Then the banner says that one is needed, however often the server refuses; a wrong one is said to be wrong."""
-    with opened(browser, f"{url}/#/charts") as page:
+    with opened(browser, url) as page:
+        page.goto("/#/charts")
         page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
         banner = page.locator(".banner")
         expect(banner).to_contain_text("This server needs an API key.")
@@ -97,7 +98,7 @@ def test_a_copied_job_runs(page: Page) -> None:
     for custom_id in ("first", "second"):
         told = subprocess.run(["bash", "-c", script.replace("mine-1", custom_id)], capture_output=True, text=True,
                               timeout=100, check=True)  # fmt: skip
-        (line,) = [line for line in told.stdout.splitlines() if line.startswith("{")]
+        (line,) = [line for line in told.stdout.splitlines() if line.startswith('{"')]
         answers.append(json.loads(line))
     assert [each["custom_id"] for each in answers] == ["first", "second"]
     assert all(each["response"]["body"]["usage"]["completion_tokens"] == 3 for each in answers)

@@ -48,7 +48,9 @@ def pixel_of(page: Page, block: int) -> list[int]:
     found: list[int] = page.evaluate(
         """async (block) => {
           await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-          const canvas = document.querySelector(".map canvas"), context = canvas.getContext("2d");
+          const canvas = document.querySelector(".map canvas"), copy = new OffscreenCanvas(canvas.width, canvas.height);
+          const context = copy.getContext("2d", { willReadFrequently: true });
+          context.drawImage(canvas, 0, 0);
           const [replica] = (await import(document.querySelector("script[type=module]").src)).world.replicas.values();
           const count = replica.device.owners.length;
           const fits = (rows) => rows && Math.ceil(count / Math.round(canvas.width / (canvas.height / rows))) === rows;
@@ -157,12 +159,13 @@ REQUESTS = """async (many) => {
   live.stop();
   const { requests } = world.hello.columns, atS = world.nowS();
   const row = (columns, known) => columns.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
-  const over = (index) => ({ id: `over-${String(index).padStart(3, "0")}`, num_prompt: 5, num_output: 2, outcome: index % 10 ? 1 : 2,
-    arrived_s: atS - 9 + index / 1000, over_s: atS - 1 });
+  const over = (index) => ({ id: `over-${String(index).padStart(3, "0")}`, num_prompt: 5, num_output: 2,
+    outcome: index % 10 ? 1 : 2, arrived_s: atS - 9 + index / 1000, over_s: atS - 1 });
   const early = { id: "early", arrived_s: atS + 3, num_prompt: 5, num_output: 1 };
   const told = [...Array.from({ length: many }, (_, index) => over(index)), early];
   world.takeState({ at_s: atS, num_waiting: 0, num_over: many, steps: [], flashed: [], replicas: [], sequences: [],
-    clients: told.map((each, index) => (index % 2 ? "alice" : "bob")), requests: told.map((each) => row(requests, each)) });
+    clients: told.map((each, index) => (index % 2 ? "alice" : "bob")),
+    requests: told.map((each) => row(requests, each)) });
 }"""
 
 
@@ -215,7 +218,7 @@ def test_rows_stay_under_the_pointer(page: Page) -> None:
     rows.nth(5).hover()
     page.evaluate("""async () => {
       const { world } = await import(document.querySelector("script[type=module]").src);
-      world.requests.set("new", { ...world.requests.get("early"), id: "new", arrived_s: world.nowS() + 9, sequences: [] });
+      world.requests.set("new", { ...world.requests.get("early"), id: "new", arrived_s: world.nowS() + 9 });
     }""")
     expect(rows).to_have_count(22)
     expect(rows.nth(5)).to_contain_text("over-015")
@@ -224,8 +227,8 @@ def test_rows_stay_under_the_pointer(page: Page) -> None:
     expect(rows.first).to_contain_text("new")
 
 
-BATCH = {"object": "batch", "metadata": {"name": "mine"}, "created_at": 1000, "in_progress_at": 1000, "output_file_id": None,
-         "error_file_id": None, "errors": None}  # fmt: skip
+BATCH = {"object": "batch", "metadata": {"name": "mine"}, "created_at": 1000, "in_progress_at": 1000,
+         "output_file_id": None, "error_file_id": None, "errors": None}  # fmt: skip
 
 
 def test_batches_say_why(page: Page) -> None:
@@ -275,7 +278,7 @@ def test_times_are_told_from_now(page: Page) -> None:
     """The axis of steps goes back from now; an actor says how long it is up, and its memory beside the others'."""
     visit(page, "steps")
     shown = page.evaluate(TEXTS)
-    assert {"now", "−5 s", "−9 s"} <= set(shown)
+    assert {"now", "\N{MINUS SIGN}5 s", "\N{MINUS SIGN}9 s"} <= set(shown)
     visit(page, "actors")
     card = page.locator("[data-actor=executor-0]")
     expect(card).to_contain_text("never restarted · up ")

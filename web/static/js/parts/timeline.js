@@ -49,7 +49,7 @@ export class Timeline {
   #resize() {
     this.scale = Math.min(2, devicePixelRatio || 1);
     this.width = Math.max(260, this.element.clientWidth);
-    const more = Math.min(3, Math.max(1, (innerHeight - 300) / 480));
+    const more = Math.min(4, Math.max(1, (innerHeight - 440) / 296)); // all lanes together fill the window
     this.lanes = this.chosen.map((lane) => ({ ...lane, height: this.tall && lane.tall ? Math.round(lane.tall * more) : lane.height }));
     this.height = this.lanes.reduce((sum, lane) => sum + lane.height + GAP, AXIS);
     this.canvas.width = this.width * this.scale;

@@ -68,9 +68,11 @@ def test_who_is_followed_stands_out_with_what_it_shares(page: Page, deployment: 
     same; the first one's own fade. Escape ends it."""
     send(deployment, "before", 10)
     deployment.until(lambda: not deployment.core.requests)
-    deployment.hold(after=9)
+    deployment.hold()
     send(deployment, "first", 10)
     send(deployment, "second", 10, 56)
+    deployment.until(lambda: len(deployment.core.requests) == 2)
+    deployment.hold(after=9)
     deployment.paused()
     deployment.until(lambda: len(deployment.replica.running) == 2)
     first, second = sorted(deployment.replica.running.occupied(), key=lambda each: each.request.id)

@@ -22,6 +22,8 @@ LATENCY_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+FINE_BUCKETS_S = tuple(float(f"{10 ** (step / 10):.3g}") for step in range(-40, 31))
+"""A tenth of a decade each, from 0.1 ms to 1000 s: what quantiles are read from."""
 ITERATION_TOKENS_BUCKETS = (1.0, *(float(2**n) for n in range(3, 15)))
 STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0)
 
@@ -67,24 +69,37 @@ class Gauge:
 
 
 class Histogram:
-    """Counts observations by upper bound; ``counts`` has one more entry than ``buckets``, for all above."""
+    """Counts observations by upper bound; ``counts`` has one more entry than ``bounds``, for all above.
 
-    __slots__ = ("buckets", "counts", "total")
+    ``buckets`` are told to Prometheus. ``fine`` are more bounds, between these, for who reads quantiles off the
+    snapshot: then ``bounds`` are both, and the buckets' counts are sums.
+    """
 
-    def __init__(self, buckets: Sequence[float]) -> None:
+    __slots__ = ("bounds", "buckets", "counts", "total")
+
+    def __init__(self, buckets: Sequence[float], fine: Sequence[float] = ()) -> None:
         if list(buckets) != sorted(set(buckets)) or not buckets:
             raise ValueError("buckets must be increasing and not empty")
         self.buckets = tuple(float(bound) for bound in buckets)
-        self.counts = [0] * (len(self.buckets) + 1)
+        self.bounds = tuple(sorted({*self.buckets, *fine}))
+        self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count ``value``, ``count`` times."""
-        self.counts[bisect_left(self.buckets, value)] += count
+        self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     def data(self) -> dict[str, Any]:
-        return {"buckets": list(self.buckets), "counts": list(self.counts), "sum": self.total}
+        """``buckets`` with their ``counts`` and the ``sum``; ``fine``, if there are more bounds: all of them."""
+        if self.bounds == self.buckets:
+            return {"buckets": list(self.buckets), "counts": list(self.counts), "sum": self.total}
+        counts = [0] * (len(self.buckets) + 1)
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            counts[bisect_left(self.buckets, bound)] += count
+        counts[-1] += self.counts[-1]
+        fine = {"buckets": list(self.bounds), "counts": list(self.counts)}
+        return {"buckets": list(self.buckets), "counts": counts, "sum": self.total, "fine": fine}
 
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
@@ -105,8 +120,10 @@ class Metrics:
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
         return self._get(Gauge(), name, help, labels)
 
-    def histogram(self, name: str, help: str, buckets: Sequence[float], **labels: str) -> Histogram:
-        return self._get(Histogram(buckets), name, help, labels)
+    def histogram(
+        self, name: str, help: str, buckets: Sequence[float], fine: Sequence[float] = (), **labels: str
+    ) -> Histogram:
+        return self._get(Histogram(buckets, fine), name, help, labels)
 
     def _get(self, new: Metric, name: str, help: str, labels: Mapping[str, str]) -> Metric:
         kind = TYPES[type(new)]

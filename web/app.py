@@ -40,6 +40,7 @@ from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
 from web.metrics import IngressMetrics, deployment_metrics
 from web.middleware import boundary, mark_response
 from web.model import ServedModel, cached_block_size, load_served_model
+from web.observatory.facts import facts_of
 from web.observatory.observatory import Observatory
 from web.observatory.roster import Roster
 from web.open_tracing import open_tracing
@@ -240,18 +241,13 @@ class IngressActor(Actor):
         async def queue_batch(batch: BatchQueued) -> None:
             await self.bus.publish([(self.names.jobs, batch)])
 
-        facts = {
-            "version": version(),
-            "model": model.name,
-            "max_model_len": model.max_model_len,
-            "deployment": self.settings.name,
-            "ingress": self.name,
-            "takes_batches": self.settings.files_dir is not None,
-            "restarts_alone": not (self.settings.bus or "").startswith("memory:"),
-        }
+        facts = facts_of(self.settings, model, self.name)
         own = self.name, self.metrics.snapshot
         keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
-        observatory = Observatory(self.bus, self.names, inbox.questions, lambda: membership.leases, own, facts)
+        observatory = Observatory(
+            self.bus, self.names, inbox.questions, lambda: membership.leases, own, facts,
+            lambda: ("bus",) if self.bus_trouble else membership.missing(),
+        )  # fmt: skip
         return Context(
             settings=self.settings,
             address=address,

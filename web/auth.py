@@ -17,7 +17,7 @@ from web.errors import ApiError
 OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
 """Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
 OPERATOR_ROUTES = frozenset(
-    {"events", "history", "block", "cancel", "order", "debug_state"}
+    {"events", "history", "block", "tables", "cancel", "order", "debug_state"}
     | {"pause", "resume", "is_paused", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping", "server_info"}
 )
 """Names of routes that show, or end, what belongs to others."""

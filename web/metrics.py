@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.actor import metrics_state
-from actors.metrics import LATENCY_BUCKETS_S, TOKEN_LATENCY_BUCKETS_S, TTFT_BUCKETS_S, Metrics, render, token_buckets
+from actors.metrics import (
+    FINE_BUCKETS_S,
+    LATENCY_BUCKETS_S,
+    TOKEN_LATENCY_BUCKETS_S,
+    TTFT_BUCKETS_S,
+    Metrics,
+    render,
+    token_buckets,
+)
 from bus.contract import Bus, BusUnavailable, LeaseInfo
 from web.calls import Choice, OpenRequest
 
@@ -41,13 +49,22 @@ class IngressMetrics:
         )
         self._generation_tokens = metrics.counter("vllm:generation_tokens", "Number of generation tokens processed.")
         self._ttft = metrics.histogram(
-            "vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", TTFT_BUCKETS_S
+            "vllm:time_to_first_token_seconds",
+            "Histogram of time to first token in seconds.",
+            TTFT_BUCKETS_S,
+            FINE_BUCKETS_S,
         )
         self._itl = metrics.histogram(
-            "vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", TOKEN_LATENCY_BUCKETS_S
+            "vllm:inter_token_latency_seconds",
+            "Histogram of inter-token latency in seconds.",
+            TOKEN_LATENCY_BUCKETS_S,
+            FINE_BUCKETS_S,
         )
         self._e2e = metrics.histogram(
-            "vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", LATENCY_BUCKETS_S
+            "vllm:e2e_request_latency_seconds",
+            "Histogram of e2e request latency in seconds.",
+            LATENCY_BUCKETS_S,
+            FINE_BUCKETS_S,
         )
         self._decode = metrics.histogram(
             "vllm:request_decode_time_seconds", "From the first token of a choice to its last.", LATENCY_BUCKETS_S
@@ -126,6 +143,11 @@ class IngressMetrics:
         reason = REJECTIONS.get(what, "other")
         self._metrics.counter("vllm:admission_rejections", text, reason=reason).inc(count)
 
+    def error(self, status: int) -> None:
+        """A client was told of an error: as a status, or as an event of a stream that had begun."""
+        name, text = "pagebus:errors", "Errors that clients were told, and 499 for those who left, by status."
+        self._metrics.counter(name, text, status=str(status)).inc()
+
     def http(self, method: str, handler: str, status: int, took_s: float) -> None:
         """One HTTP request was answered by the route ``handler``, to the end."""
         method = method if method in METHODS else "other"
@@ -136,6 +158,8 @@ class IngressMetrics:
             handler=handler,
             status=f"{status // 100}xx",
         ).inc()
+        if status >= 400:
+            self.error(status)
         name, text = "http_request_duration_seconds", "Seconds until the end of an answer, by method and handler."
         self._metrics.histogram(name, text, HTTP_BUCKETS_S, method=method, handler=handler).observe(took_s)
 

@@ -6,7 +6,7 @@ A chunk is put together from bytes prepared once per call; only the text goes th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -58,10 +58,10 @@ class Streams:
 class EventStream:
     """One response of events. Opened with its first bytes, so that an error before them can still be a status."""
 
-    def __init__(self, request: web.Request, streams: Streams) -> None:
+    def __init__(self, request: web.Request, streams: Streams, headers: Mapping[str, str] = HEADERS) -> None:
         self._request = request
         self._streams = streams
-        self._response = web.StreamResponse(headers=HEADERS)
+        self._response = web.StreamResponse(headers=headers)
         self.writing_since_s: float | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import attrgetter
 
-from actors.metrics import ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Histogram, Metrics
+from actors.metrics import FINE_BUCKETS_S, ITERATION_TOKENS_BUCKETS, LATENCY_BUCKETS_S, Histogram, Metrics
 from actors.scheduler.core import Core
 from actors.scheduler.order import JOB
 from actors.scheduler.replica import Replica
@@ -25,6 +25,7 @@ _COUNTERS = {
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
     "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
     "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
+    "num_parked": ("pagebus:parked_sequences", "Sequences that left the batch because their listener had gone."),
 }
 
 
@@ -45,7 +46,7 @@ class Meters:
             "vllm:request_queue_time_seconds",
             "From the end of tokenizing to the first step planned, a request.",
         )
-        self._queue_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        self._queue_time = metrics.histogram(name, text, LATENCY_BUCKETS_S, FINE_BUCKETS_S)
         name, text = "vllm:request_prefill_time_seconds", "From the first step planned to the first token, a request."
         self._prefill_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
         name, text = "vllm:request_inference_time_seconds", "From the first step planned to the last token, a request."

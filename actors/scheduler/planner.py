@@ -99,9 +99,9 @@ class Planner:
         """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
         replica = sequence.replica
         if sequence.state is State.RUNNING and replica is not None and sequence.lanes is None:
-            replica.preempt(sequence)
+            replica.preempt(sequence, parked=True)
             self.fleet.touch(replica)
-            self.requeue(replica)
+            self.requeue(replica, parked=True)
         if sequence.swapped is not None and sequence.scores_prompt:  # or what it has told would not be told again
             sequence.swapped.replica.tier.forget(sequence)
 
@@ -167,15 +167,15 @@ class Planner:
         for sequence in queued:
             self.waiting.add(sequence)
 
-    def requeue(self, replica: Replica) -> None:
-        """Those that had to give way on a replica wait again."""
+    def requeue(self, replica: Replica, *, parked: bool = False) -> None:
+        """Those that had to give way on a replica, or were parked, wait again."""
         self.fleet.outdate(replica)
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
-            sequence.request.num_preemptions += 1
+            sequence.request.num_preemptions += not parked
             self.waiting.add(sequence)
             who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
-            self._out.append(Note("preempted", who | {"swapped": sequence.swapped is not None}))
+            self._out.append(Note("parked" if parked else "preempted", who | {"swapped": sequence.swapped is not None}))
 
     def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
         """The sequences that ended with this result, each with ``ends``.

@@ -160,6 +160,7 @@ class Portrait:
                 for i, replica in enumerate(replicas)
             ),
             request_ids=tuple(request.id for request in requests),
+            clients=tuple(request.client for request in requests) if any(each.client for each in requests) else (),
             num_waiting=len(core.waiting),
             num_over=len(over),
             over_seen=self._num_over,
@@ -263,6 +264,7 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         swapped_out_blocks=tier.num_out,
         swapped_in_blocks=tier.num_in,
         suspended=replica.suspended,
+        num_parked=replica.num_parked,
     )
 
 

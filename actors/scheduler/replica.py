@@ -73,7 +73,7 @@ class Replica:
         self._searches: dict[int, Lanes] = {}
         """Of the beams that run here, by the leader's sequence id."""
         self.tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
-        self.num_swaps = self.num_recomputes = self.prefix_queries = self.prefix_hits = 0
+        self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
 
     @property
     def num_preemptions(self) -> int:
@@ -184,10 +184,13 @@ class Replica:
         self._send_off(slots, counts, num_decodes)
         return self.builder.build(self.step, now_s, num_decodes, slots, counts), entering
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take slot and blocks away. The tokens are kept, and computed again later unless the host tier keeps their
-        blocks. (One that only waits for its last token will need no blocks any more.) Of beams, the leader's are kept:
-        the others go on from what they share with it."""
+    def preempt(self, sequence: Sequence, *, parked: bool = False) -> None:
+        """Take slot and blocks away, for want of blocks or because its listener left (``parked``, counted apart).
+
+        The tokens are kept, and computed again later unless the host tier keeps their blocks. (One that only waits for
+        its last token will need no blocks any more.) Of beams, the leader's are kept: the others go on from what they
+        share with it.
+        """
         slot, run = sequence.slot, self.running
         num_computed = int(run.computed[slot])
         if sequence.lanes is not None:  # the last token's step is done again, for its candidates
@@ -197,8 +200,9 @@ class Replica:
         if sequence.entered:
             returns = 0 < num_computed < run.last[slot]
             swaps = returns and self.tier.swap_out(self, sequence, num_computed, int(run.indexed[slot]))
-            self.num_swaps += bool(swaps)
-            self.num_recomputes += not swaps
+            self.num_parked += parked
+            self.num_swaps += bool(swaps) and not parked
+            self.num_recomputes += not swaps and not parked
         self.remove(sequence)
         self.landing.add(sequence, self)
         self.preempted.append(sequence)

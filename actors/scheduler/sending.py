@@ -48,7 +48,7 @@ class Sender:
         self._meters = meters
         self._log = log
         self._logs_requests = logs_requests
-        self._preempted: Counter[str] = Counter()
+        self._stopped: dict[str, Counter[str]] = {}
 
     def send(self, output: Output) -> None:
         """One of them, after all before it."""
@@ -76,14 +76,14 @@ class Sender:
                 self._work.over(request_id)
             case Note("request given up", fields):
                 self._poison.given_up(fields)
-            case Note("preempted", fields):
-                self._preempted[str(fields["request_id"])] += 1
+            case Note("preempted" | "parked" as event, fields):
+                self._stopped.setdefault(event, Counter())[str(fields["request_id"])] += 1
             case Note(event, fields):
                 self._log.info(event, **fields)
 
     def log_preempted(self) -> None:
-        """One line for all preemptions since the last one: they would be too many."""
-        if self._preempted:
-            times, self._preempted = self._preempted, Counter()
+        """One line for all preemptions since the last one, and one for all parked: they would be too many."""
+        while self._stopped:
+            event, times = self._stopped.popitem()
             shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
-            self._log.info("preempted", count=times.total(), request_ids=shown)
+            self._log.info(event, count=times.total(), request_ids=shown)

@@ -50,6 +50,8 @@ class ReplicaState:
     swapped_out_blocks: int
     swapped_in_blocks: int
     suspended: bool = False
+    num_parked: int = 0
+    """Sequences that left the batch because whoever listened to them had gone: no preemptions."""
 
 
 REQUEST_COLUMNS = (
@@ -109,6 +111,8 @@ class SchedulerState:
     steps: Int32Array = field(default_factory=no_ints)
     step_marks: Int32Array = field(default_factory=no_ints)
     flashed: Int32Array = field(default_factory=no_ints)
+    clients: tuple[str, ...] = ()
+    """Names of the API keys of the requests; empty where none are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

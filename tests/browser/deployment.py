@@ -157,7 +157,10 @@ class Deployment:
 
         async def revive() -> None:
             settings = self.settings.replace(bus="memory://", actor_name=name)
-            actor = actor_class(kind)(settings, MemoryBus(self.server, self.names), name)
+            bus = HeldBus(self.server, self.names) if kind == "executor" else MemoryBus(self.server, self.names)
+            if isinstance(bus, HeldBus):
+                self.bus = bus
+            actor = actor_class(kind)(settings, bus, name)
             self.actors = [actor if each.name == name else each for each in self.actors]
             self._run(actor)
 

@@ -97,7 +97,6 @@ def talk(page: Page) -> None:
         page.keyboard.press("Enter")
         expect(page.get_by_role("button", name="Copy as…")).to_have_count(number)
         expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=60_000)
-    page.get_by_role("button", name="Tokens").last.click()
     page.evaluate(DOUBTFUL)
     page.evaluate("document.querySelector('.settings').scrollTop = 0")
 

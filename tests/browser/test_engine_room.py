@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 WIDTHS = (360, 2560, 1280)
 VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-WORLD = "(await import('/static/js/main.js')).world"
+MODULE = "document.querySelector('script[type=module]').src"
+WORLD = f"(await import({MODULE})).world"
 
 
 def visit(page: Page, view: str) -> None:
@@ -82,9 +83,11 @@ def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment
     visit(page, "memory")
     send(deployment, "before", max_tokens=3)
     deployment.until(lambda: not deployment.core.requests)
-    deployment.hold(after=9)
+    deployment.hold()
     send(deployment, "twins", n=2)
     send(deployment, "other", num_prompt=56)
+    deployment.until(lambda: len(deployment.core.requests) == 2)
+    deployment.hold(after=9)
     deployment.paused()
     deployment.until(lambda: len(deployment.replica.running) == 3)
     expected = own_map(deployment)
@@ -105,7 +108,7 @@ def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment
 PIXELS = """async () => {
   await new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 1000));
   const canvas = document.querySelector(".map canvas"), context = canvas.getContext("2d");
-  const [replica] = (await import("/static/js/main.js")).world.replicas.values();
+  const [replica] = (await import(document.querySelector("script[type=module]").src)).world.replicas.values();
   const count = replica.device.owners.length;
   const rows = [...Array(count).keys()].find((rows) => rows && Math.ceil(count / Math.round(canvas.width / (canvas.height / rows))) === rows);
   const size = canvas.height / rows, columns = Math.round(canvas.width / size);
@@ -140,12 +143,13 @@ def test_cancel_frees_the_blocks_on_the_map(page: Page, deployment: Deployment) 
     send(deployment, "goes-away")
     deployment.paused()
     visit(page, "requests")
-    page.get_by_role("button", name="goes-away").click()
+    row = page.locator(".waterfall .row", has_text="goes-away")
+    row.click()
     drawer = page.get_by_label("Followed request")
     expect(drawer).to_contain_text("40 tokens")
     drawer.get_by_role("button", name="Cancel request").click()
     deployment.until(lambda: not deployment.core.requests)
-    expect(page.get_by_role("button", name="goes-away")).to_contain_text("ended early")
+    expect(row).to_contain_text("ended early")
     deployment.release()
     visit(page, "memory")
     expect(page.get_by_text("0 of 160 held")).to_be_visible()
@@ -197,10 +201,11 @@ def test_a_request_is_shown_with_all_its_phases(page: Page, deployment: Deployme
     visit(page, "requests")
     answer = httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
     name = answer.json()["id"].removeprefix("cmpl-")[:12]
-    expect(page.get_by_role("button", name=name)).to_contain_text("done")
-    page.get_by_role("button", name=name).click()
+    row = page.locator(".waterfall .row", has_text=name)
+    expect(row).to_contain_text("done")
+    row.click()
     drawer = page.get_by_label("Followed request")
-    for phase in ("Queue", "Tokenize", "Wait", "Prefill", "Decode", "Detokenize"):
+    for phase in ("Queued", "Tokenize", "Waiting for blocks", "Prefill", "Decode", "Detokenize"):
         expect(drawer.get_by_text(phase, exact=True)).to_be_visible()
     expect(drawer.get_by_text("Preempted", exact=True)).to_be_visible()
     expect(drawer.get_by_text("Priority", exact=True)).to_be_visible()
@@ -228,11 +233,24 @@ def test_an_actor_is_not_ended_where_all_share_a_process(page: Page) -> None:
 
 
 def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
-    """Six pairs of figures, over a minute to a day."""
+    """Twelve charts, over a minute to a day."""
     httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
     visit(page, "charts")
-    expect(page.locator(".chart canvas")).to_have_count(6)
-    for name in ("p50", "p99", "output tokens/s", "waiting", "host tier", "prefix hits"):
+    expect(page.locator(".chart canvas")).to_have_count(12)
+    for name in (
+        "p50",
+        "p99",
+        "tokens/s",
+        "429/s",
+        "timeouts/s",
+        "5xx/s",
+        "cancelled/s",
+        "waiting",
+        "host tier",
+        "prefix hits",
+        "swapped/s",
+        "parked/s",
+    ):
         expect(page.locator(".key").get_by_text(name, exact=True).first).to_be_visible()
     for text, span_s in (("1 min", 60), ("1 h", 3600), ("3 h", 10800), ("24 h", 86400), ("10 min", 600)):
         with page.expect_response(f"**/api/history?span_s={span_s}") as answer:
@@ -265,7 +283,7 @@ def test_a_replay_shows_what_the_recording_says(page: Page) -> None:
     step = page.locator(".figure", has_text="Step").locator("dd")
     expect(step).to_contain_text("of 285")
     before = step.inner_text()
-    page.get_by_role("button", name="Step on").click()
+    page.get_by_role("button", name="Next step").click()
     expect(step).not_to_have_text(before)
 
 
@@ -288,7 +306,7 @@ def test_a_simulated_run_is_replayed(page: Page, tmp_path: Path, capsys: pytest.
 
 
 FRAMES = """async ([blocks, running, turns]) => {
-  const { live, world } = await import("/static/js/main.js");
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
   live.stop();
   const { requests, sequences } = world.hello.columns, atS = world.atS;
   const { device, host, ...counts } = [...world.replicas.values()][0];

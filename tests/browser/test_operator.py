@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +22,7 @@ BACK_MS = 60_000
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Two executors, and a key."""
-    arguments = ("--executors", "2", "--job-actors", "0", "--num-gpu-blocks-override", "64", "--api-key", KEY)
+    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY)
     with served(*arguments) as address:
         yield address
 
@@ -48,6 +50,58 @@ def order(page: Page, actor: str, what: str) -> Locator:
     card.get_by_role("button", name=what).click()
     page.get_by_role("dialog").get_by_role("button", name=f"{what} it").click()
     return card
+
+
+ASK_AGAIN = """async () => {
+  const module = document.querySelector("script[type=module]").src;
+  const { request } = await import(new URL("api.js", module).href);
+  return request("/api/history").catch((error) => error.status);
+}"""
+
+
+def test_a_key_is_asked_for_once(browser: Browser, url: str) -> None:
+    """Then the banner says that one is needed, however often the server refuses; a wrong one is said to be wrong."""
+    with opened(browser, url) as page:
+        page.goto("/#/charts")
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        banner = page.locator(".banner")
+        expect(banner).to_contain_text("This server needs an API key.")
+        assert page.evaluate(ASK_AGAIN) == 401
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        page.goto("/#/chat")
+        page.get_by_label("Message").fill("What is water?")
+        page.keyboard.press("Enter")
+        expect(page.locator(".answer .error")).to_contain_text("A valid API key is needed")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        banner.get_by_role("button", name="Enter a key").click()
+        page.get_by_role("textbox", name="Key").fill("wrong")
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("This key was refused.")
+        page.get_by_role("textbox", name="Key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        expect(banner).to_be_hidden()
+        page.said.clear()  # type: ignore[attr-defined]
+
+
+def test_a_copied_job_runs(page: Page) -> None:
+    """As it stands in the dialog: it finds the private server's socket, and its answer, not an older one."""
+    page.goto("/#/chat")
+    page.locator("[name=max_tokens]").fill("3")
+    page.get_by_label("Message").fill("What is water?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Copy as…")).to_be_visible()
+    page.get_by_role("button", name="Copy as…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Redis job").click()
+    script = page.get_by_role("dialog").locator("pre").inner_text()
+    answers = []
+    for custom_id in ("first", "second"):
+        told = subprocess.run(["bash", "-c", script.replace("mine-1", custom_id)], capture_output=True, text=True,
+                              timeout=100, check=True)  # fmt: skip
+        (line,) = [line for line in told.stdout.splitlines() if line.startswith('{"')]
+        answers.append(json.loads(line))
+    assert [each["custom_id"] for each in answers] == ["first", "second"]
+    assert all(each["response"]["body"]["usage"]["completion_tokens"] == 3 for each in answers)
 
 
 @pytest.mark.timeout(300)

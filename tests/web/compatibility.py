@@ -46,7 +46,8 @@ SAME_FLAGS = words(
     "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
     "max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "
     "reasoning_parser revision scheduling_policy seed served_model_name swap_space tokenizer tool_call_parser "
-    "trust_request_chat_template enable_force_include_usage enable_per_request_metrics log_level max_num_queued_tokens max_num_scheduled_tokens "
+    "trust_request_chat_template enable_force_include_usage enable_per_request_metrics log_level max_num_queued_tokens "
+    "max_num_scheduled_tokens "
     "root_path skip_tokenizer_init sse_keep_alive_interval stream_interval tokens_only uds"
 )
 """Settings that vLLM has too."""

@@ -29,7 +29,8 @@ async def test_all_there_is_to_know_without_secrets(serve, http) -> None:
     assert told["versions"]["pagebus"] == served.actor.context.version
     assert {row["kind"] for row in told["actors"]} >= {"ingress", "scheduler"}
     assert {row["name"] for row in told["streams"]} >= {"requests", "tokenized", "control"}
-    assert told["scheduler"] == picture(state({7: [0, 1]})) | {"requests": []}
+    assert told["scheduler"] == picture(state({7: [0, 1]}))
+    assert [each["id"] for each in told["scheduler"]["requests"]] == ["request-7"]
     assert told["missing"] == []
 
 

@@ -31,6 +31,9 @@ Counts = NDArray[np.uint8]
 _FIELDS = [each.name for each in fields(ReplicaState)]
 _BLOCKS, _HOSTS = SEQUENCE_COLUMNS.index("num_blocks"), SEQUENCE_COLUMNS.index("num_host_blocks")
 _ID, _REPLICA = SEQUENCE_COLUMNS.index("id"), SEQUENCE_COLUMNS.index("replica")
+_REQUEST = SEQUENCE_COLUMNS.index("request")
+SAME_S = 2e-3
+"""Marks come as ages of little precision: less of a difference is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +75,12 @@ class Board:
     def __init__(self) -> None:
         self._maps: dict[tuple[str, int], tuple[TierMap, TierMap]] = {}
         self._state: SchedulerState | None = None
+        self._marks: dict[str, list[float | None]] = {}
+        self._shown: dict[str, Any] = {}
 
     def update(self, state: SchedulerState) -> dict[str, Any]:
-        """The event that leads from the state before to this one."""
+        """The event that leads from the state before to this one; its ``changed`` says whether it shows anything new
+        but the time."""
         maps = draw_maps(state)
         replicas = []
         for replica, (device, host) in zip(state.replicas, maps, strict=True):
@@ -88,7 +94,10 @@ class Board:
             )
         self._maps = {(each.name, each.epoch): pair for each, pair in zip(state.replicas, maps, strict=True)}
         self._state = state
-        return {**_tables(state), "replicas": replicas, "steps": _steps(state), "flashed": state.flashed.tolist()}
+        event = {**self._tables(state), "replicas": replicas, "steps": _steps(state), "flashed": state.flashed.tolist()}
+        shown = {name: value for name, value in event.items() if name not in ("at_s", "took_s")}
+        is_new, self._shown = shown != self._shown, shown
+        return {**event, "changed": is_new}
 
     def whole(self) -> dict[str, Any] | None:
         """The event for a page that knows nothing yet; None before the first state."""
@@ -99,7 +108,27 @@ class Board:
         for replica in state.replicas:
             device, host = self._maps[replica.name, replica.epoch]
             replicas.append({**_replica(replica), "device": device.whole(), "host": host.whole()})
-        return {**_tables(state), "replicas": replicas, "steps": [], "flashed": []}
+        return {**self._tables(state), "replicas": replicas, "steps": [], "flashed": []}
+
+    def blocks_of(self, request_id: str) -> list[dict[str, Any]]:
+        """The block tables of a request's sequences, as of the last state; none of one that is not there."""
+        state = self._state
+        if state is None or request_id not in state.request_ids:
+            return []
+        request, found, at, host_at = state.request_ids.index(request_id), [], 0, 0
+        for row in state.sequences.reshape(-1, len(SEQUENCE_COLUMNS)).tolist():
+            end, host_end = at + row[_BLOCKS], host_at + row[_HOSTS]
+            if row[_REQUEST] == request:
+                replica = state.replicas[row[_REPLICA]].name if row[_REPLICA] >= 0 else None
+                blocks, hosts = state.blocks[at:end].tolist(), state.host_blocks[host_at:host_end].tolist()
+                found.append({"id": row[_ID], "replica": replica, "blocks": blocks, "host_blocks": hosts})
+            at, host_at = end, host_end
+        return found
+
+    def _tables(self, state: SchedulerState) -> dict[str, Any]:
+        tables = _tables(state)
+        self._marks = {row[0]: _steady(row, self._marks.get(row[0])) for row in tables["requests"]}
+        return tables
 
 
 def draw_maps(state: SchedulerState) -> list[tuple[TierMap, TierMap]]:
@@ -148,6 +177,7 @@ def _tables(state: SchedulerState) -> dict[str, Any]:
             [request_id, *row, *times]
             for request_id, row, times in zip(state.request_ids, requests, marks, strict=True)
         ],
+        "clients": list(state.clients),
         "sequences": state.sequences.reshape(-1, len(SEQUENCE_COLUMNS)).tolist(),
     }
 
@@ -157,6 +187,17 @@ def _steps(state: SchedulerState) -> list[list[float | None]]:
     ages = state.step_marks.view("<f4").reshape(-1, len(STEP_MARKS)).astype(np.float64)
     ages[:, :-1] = state.at_s - ages[:, :-1]
     return [[*row, *marks] for row, marks in zip(rows, np.round(ages, 6).tolist(), strict=True)]
+
+
+def _steady(row: list[Any], before: list[float | None] | None) -> list[float | None]:
+    """Replace the marks of a request, at the end of its row, by those that were told before if they are the same."""
+    marks = row[-len(REQUEST_MARKS) :]
+    if before is not None:
+        for place, (old, new) in enumerate(zip(before, marks, strict=True)):
+            if old is not None and new is not None and abs(old - new) < SAME_S:
+                marks[place] = old
+        row[-len(REQUEST_MARKS) :] = marks
+    return marks
 
 
 def _times(bits: Int32Array, width: int, at_s: float) -> Sequence[Sequence[float | None]]:

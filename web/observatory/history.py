@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bus.contract import Bus, BusUnavailable
-from web.observatory.vitals import FIGURES, Totals, figures
+from web.observatory.vitals import FIGURES, Spans, Totals
 
 DAY_S = 86400.0
 STORE_EVERY_S = 10.0
@@ -29,7 +29,7 @@ class Ring:
     every_s: float
     length: int
     samples: deque[list[float | None]] = field(default_factory=deque)
-    before: Totals | None = None
+    spans: Spans = field(default_factory=Spans)
     stored_s: float = 0.0
 
     @property
@@ -38,13 +38,12 @@ class Ring:
 
     def take(self, totals: Totals) -> bool:
         """Take a sample if one is due; whether the ring is to be stored."""
-        if self.before is None:
-            self.before = totals
+        last = self.spans.last
+        if last is not None and totals.at_s - last.at_s < self.every_s - 0.25:
             return False
-        if totals.at_s - self.before.at_s < self.every_s - 0.25:
+        if (found := self.spans.next(totals)) is None:
             return False
-        self.samples.append([round(totals.at_s, 1), *figures(self.before, totals)])
-        self.before = totals
+        self.samples.append([round(totals.at_s, 1), *found])
         while len(self.samples) > self.length:
             self.samples.popleft()
         if totals.at_s - self.stored_s < STORE_EVERY_S:

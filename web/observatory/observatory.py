@@ -7,9 +7,9 @@ One question to the scheduler at a time, at most ten a second, and never so ofte
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,7 @@ from web.errors import ApiError, unavailable
 from web.observatory.board import COLUMNS, Board
 from web.observatory.history import History
 from web.observatory.roster import Roster, actor_of, key_of, stream_lengths
-from web.observatory.vitals import FIGURES, Totals, figures, total
+from web.observatory.vitals import FIGURES, Spans, Totals, total
 from web.questions import Questions
 
 STATE_EVERY_S = 0.1
@@ -32,6 +32,8 @@ SCHEDULER_SHARE = 0.005
 STATE_AT_LEAST_S = 2.0
 """A map of more blocks than can be told within that share is still told so often."""
 VITALS_EVERY_S = 1.0
+SAY_AGAIN_S = 5.0
+"""What has not changed is told again so often: then a page knows that it is still connected."""
 MAX_BEHIND = 100
 """Events that a page may be behind; one that is further behind begins anew."""
 
@@ -68,7 +70,8 @@ class Watcher:
 
 
 class Observatory:
-    """``leases`` are those the ingress knows; ``own_snapshot`` are its own metrics, which are newer than on the bus."""
+    """``leases`` are those the ingress knows; ``own_snapshot`` are its own metrics, which are newer than on the bus;
+    ``missing`` names what keeps requests from being answered."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Observatory:
         leases: Callable[[], Sequence[LeaseInfo]],
         own: tuple[str, Callable[[], Mapping[str, Any]]],
         facts: Mapping[str, Any],
+        missing: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self.questions = questions
         self.roster = Roster()
@@ -87,10 +91,14 @@ class Observatory:
         self._leases = leases
         self._own_name, self._own_snapshot = own
         self._facts = facts
+        self._missing = missing
         self._watchers: set[Watcher] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._board = Board()
+        self.board = Board()
         self._seen = (0, 0, 0)
+        self._away = ""
+        self._told_s: dict[str, float] = {}
+        self._told: dict[str, Any] = {}
 
     @property
     def restarts_alone(self) -> bool:
@@ -118,9 +126,12 @@ class Observatory:
         watcher = Watcher()
         watcher.tell(sse("hello", {**self._facts, "columns": COLUMNS, "figures": FIGURES}))
         self._watchers.add(watcher)
+        self._told.clear()
         if not self._tasks:
-            self._board, self._seen = Board(), (0, 0, 0)
+            self.board, self._seen, self._away = Board(), (0, 0, 0), ""
             self._tasks = [asyncio.create_task(once()) for once in (self._follow_scheduler, self._follow_actors)]
+        if self._away:
+            watcher.tell(sse("away", {"message": self._away}))
         return watcher
 
     async def leave(self, watcher: Watcher) -> None:
@@ -146,21 +157,34 @@ class Observatory:
         for watcher in self._watchers:
             watcher.tell(event)
 
+    def _is_due(self, name: str, *, changed: bool) -> bool:
+        """Whether an event is to be told: it says something new, or nothing has been said for a while."""
+        now_s = time.monotonic()
+        if changed or now_s - self._told_s.get(name, -math.inf) >= SAY_AGAIN_S:
+            self._told_s[name] = now_s
+            return True
+        return False
+
+    def _tell_news(self, name: str, at_s: float, data: Mapping[str, Any]) -> None:
+        changed = data != self._told.get(name)
+        self._told[name] = data
+        if self._is_due(name, changed=changed):
+            self._tell(sse(name, {"at_s": at_s, **data}))
+
     # -- the scheduler ------------------------------------------------------------------------------------------------
     async def _follow_scheduler(self) -> None:
-        is_away = False
         while True:
             began_s = time.monotonic()
             pause_s = STATE_EVERY_S
             try:
                 state = await self.ask()
             except ApiError as error:
-                if not is_away:
+                if not self._away:
                     self._tell(sse("away", {"message": error.message}))
-                is_away, pause_s = True, VITALS_EVERY_S
+                self._away, pause_s = error.message, VITALS_EVERY_S
             else:
-                is_away = False
-                self._show(state)
+                self._show(state, again=bool(self._away))
+                self._away = ""
                 pause_s = min(max(STATE_EVERY_S, state.took_s / SCHEDULER_SHARE), STATE_AT_LEAST_S)
             await asyncio.sleep(max(0.0, began_s + pause_s - time.monotonic()))
 
@@ -194,28 +218,35 @@ class Observatory:
             told["scheduler"] = {"error": error.message}
         return told
 
-    def _show(self, state: SchedulerState) -> None:
-        event = sse("state", self._board.update(state))
+    def _show(self, state: SchedulerState, *, again: bool) -> None:
+        """Tell what has changed, and newcomers everything; ``again``: the pages believe that nobody answers."""
+        told = self.board.update(state)
+        is_due = self._is_due("state", changed=told.pop("changed") or again)
+        event = sse("state", told) if is_due else b""
         lost = [watcher for watcher in self._watchers if watcher.lost]
-        whole = sse("state", {**(self._board.whole() or {}), "whole": True}) if lost else b""
+        whole = sse("state", {**(self.board.whole() or {}), "whole": True}) if lost else b""
         for watcher in self._watchers:
-            watcher.tell(whole if watcher.lost else event)
+            if watcher.lost or is_due:
+                watcher.tell(whole if watcher.lost else event)
             watcher.lost = False
 
     # -- the actors ---------------------------------------------------------------------------------------------------
     async def _follow_actors(self) -> None:
-        before: Totals | None = None
+        spans, streams = Spans(), list[dict[str, Any]]()
         while True:
-            with suppress(BusUnavailable):
-                now_s, leases = time.time(), list(self._leases())
+            now_s, found = time.time(), None
+            snapshots: dict[str, Mapping[str, Any] | None] = {}
+            try:
                 snapshots = await self._snapshots()
-                after = total(snapshots.values(), now_s)
-                streams = await stream_lengths(self._bus, self._names, leases, self.questions.address)
-                actors = self.roster.rows(snapshots, now_s)
-                self._tell(sse("actors", {"at_s": now_s, "actors": actors, "streams": streams}))
-                if before is not None:
-                    self._tell(sse("vitals", {"at_s": now_s, "figures": figures(before, after)}))
-                before = after
+                streams = await stream_lengths(self._bus, self._names, self._leases(), self.questions.address)
+            except BusUnavailable:
+                pass  # that is what is missing
+            else:
+                found = spans.next(total(snapshots.values(), now_s))
+            actors = self.roster.rows(snapshots, now_s)
+            self._tell_news("actors", now_s, {"actors": actors, "streams": streams, "missing": list(self._missing())})
+            if found is not None:
+                self._tell_news("vitals", now_s, {"figures": found})
             await asyncio.sleep(VITALS_EVERY_S)
 
     async def _snapshots(self) -> dict[str, Mapping[str, Any] | None]:

@@ -23,17 +23,40 @@ RATES = {
 }
 """What each kind of actor is measured by."""
 CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
+STARTED = "process_start_time_seconds"
 GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
 GPU_BUSY = "pagebus:executor_busy_seconds_total"
 
 
 @dataclass(slots=True)
 class Member:
-    """One actor by its name. ``starts`` counts its lives seen by this ingress, ``gone_s`` is when the last one left."""
+    """One actor by its name. ``starts`` counts its lives seen by this ingress, ``gone_s`` is when the last one left.
+    ``lost_s``: when its last life ended, until the next one is ready; ``drained``: that was no accident."""
 
     lease: LeaseInfo
     starts: int = 1
     gone_s: float | None = None
+    lost_s: float | None = None
+    drained: bool = False
+
+    def renew(self, lease: LeaseInfo, now_s: float) -> None:
+        """It has a lease: that of the same life, or of another."""
+        if self.lease.epoch != lease.epoch:
+            self.starts += 1
+            self._end(now_s)
+        self.lease, self.gone_s = lease, None
+        if lease.info.get("state") == "ready":
+            self.lost_s = None
+
+    def leave(self, now_s: float) -> None:
+        """It has none."""
+        if self.gone_s is None:
+            self.gone_s = now_s
+            self._end(now_s)
+
+    def _end(self, now_s: float) -> None:
+        if self.lost_s is None:
+            self.lost_s, self.drained = now_s, self.lease.info.get("state") == "draining"
 
 
 class Roster:
@@ -54,12 +77,11 @@ class Roster:
             if member is None:
                 self._members[key] = Member(lease)
                 continue
-            member.starts += member.lease.epoch != lease.epoch
-            member.lease, member.gone_s = lease, None
+            member.renew(lease, now_s)
         for key, member in list(self._members.items()):
             if key not in present:
-                member.gone_s = member.gone_s or now_s
-                if now_s - member.gone_s > GONE_S:
+                member.leave(now_s)
+                if now_s - (member.gone_s or now_s) > GONE_S:
                     del self._members[key]
 
     def find(self, kind: str, actor: str) -> LeaseInfo | None:
@@ -81,7 +103,7 @@ class Roster:
         def rate(name: str) -> float | None:
             if name not in values or name not in before or now_s <= then_s:
                 return None
-            return round(max(0.0, values[name] - before[name]) / (now_s - then_s), 4)
+            return float(f"{max(0.0, values[name] - before[name]) / (now_s - then_s):.3g}")
 
         counted, unit = RATES.get(lease.kind, ("", ""))
         state = "gone" if member.gone_s is not None else str(info.get("state"))
@@ -94,15 +116,18 @@ class Roster:
             "phase": phase,
             "progress": progress,
             "gone_s": member.gone_s,
+            "lost_s": member.lost_s,
+            "drained": member.drained,
+            "started_s": values.get(STARTED),
             "pid": info.get("pid"),
             "host": info.get("host"),
             "restarts": member.starts - 1,
             "rate": rate(counted),
             "unit": unit,
-            "cpu": rate(CPU),
-            "memory_bytes": values.get(MEMORY),
+            "cpu": None if (cpu := rate(CPU)) is None else round(cpu, 2),
+            "memory_bytes": _rounded(values.get(MEMORY)),
             "gpu": min(1.0, busy) if lease.kind == "executor" and (busy := rate(GPU_BUSY)) is not None else None,
-            "gpu_memory_bytes": values.get(GPU_MEMORY),
+            "gpu_memory_bytes": _rounded(values.get(GPU_MEMORY)),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
         }
 
@@ -124,6 +149,11 @@ def actor_of(lease: LeaseInfo) -> str:
 def key_of(lease: LeaseInfo) -> str:
     """``kind:name``, as in the state under which its metrics lie."""
     return f"{lease.kind}:{actor_of(lease)}"
+
+
+def _rounded(num_bytes: float | None) -> float | None:
+    """To a thousandth: a page need not be told of every page of memory."""
+    return None if num_bytes is None else float(f"{num_bytes:.3g}")
 
 
 def _values(snapshot: Mapping[str, Any] | None) -> dict[str, float]:

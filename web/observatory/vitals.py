@@ -1,23 +1,54 @@
-"""A dozen figures of a deployment over a span of time, from what its actors' metrics were before and after it."""
+"""Figures of a deployment over a span of time, from what its actors' metrics were before and after it."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-FIGURES = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "output_tokens_per_s", "prompt_tokens_per_s",
-           "requests_per_s", "running", "waiting", "kv_usage", "hit_rate", "host_usage", "device_busy")  # fmt: skip
-"""In the order of :func:`figures`. Seconds, tokens and requests per second, counts, and shares from 0 to 1."""
-
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
-HISTOGRAMS = frozenset({TTFT, ITL})
-SUMS = frozenset({
-    "vllm:generation_tokens", "vllm:prompt_tokens", "vllm:request_success", "vllm:prefix_cache_queries",
-    "vllm:prefix_cache_hits", "vllm:num_requests_running", "vllm:num_requests_waiting",
-    "pagebus:executor_busy_seconds_total", "pagebus:executor_wall_seconds_total",
-})  # fmt: skip
+E2E, QUEUE = "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds"
+ERRORS, FINISHED = "pagebus:errors", "vllm:request_success"
+
+QUANTILES = {"ttft": TTFT, "itl": ITL, "e2e": E2E, "queue": QUEUE}
+"""Each is shown as ``*_p50_s`` and ``*_p99_s``."""
+RATES = {
+    "output_tokens_per_s": "vllm:generation_tokens",
+    "prompt_tokens_per_s": "vllm:prompt_tokens",
+    "requests_per_s": "finished",
+    "cancelled_per_s": "cancelled",
+    "refused_per_s": "429",
+    "timeouts_per_s": "408",
+    "client_errors_per_s": "4xx",
+    "server_errors_per_s": "5xx",
+    "swaps_per_s": "pagebus:swap_preemptions",
+    "recomputes_per_s": "pagebus:recompute_preemptions",
+    "parked_per_s": "pagebus:parked_sequences",
+}
+GAUGES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+    "host_usage": "pagebus:host_cache_usage_perc",
+}
+SHARES = {
+    "hit_rate": ("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
+    "device_busy": ("pagebus:executor_busy_seconds_total", "pagebus:executor_wall_seconds_total"),
+}
+RARE = frozenset({"vllm:prefix_cache_queries"})
+"""What grows with a request only: shares of it are taken over the time of quantiles."""
+FIGURES = (*(f"{name}_{q}_s" for name in QUANTILES for q in ("p50", "p99")), *RATES, *GAUGES, *SHARES)
+"""In the order of :func:`figures`. Seconds, events per second, counts, and shares from 0 to 1."""
+
+HISTOGRAMS = frozenset(QUANTILES.values())
 MEANS = frozenset({"vllm:kv_cache_usage_perc", "pagebus:host_cache_usage_perc"})
+SUMS = (frozenset({*RATES.values(), *GAUGES.values()}) - MEANS) | {name for pair in SHARES.values() for name in pair}
+CANCELLED = frozenset({"abort"})
+LEFT = 499
+"""Stands for a client that left before it had its answer: no error of anybody's, but a cancelled request."""
+QUANTILES_OVER_S = 30.0
+"""The 99th percentile of two seconds is that of a handful of requests."""
 
 
 @dataclass(slots=True)
@@ -33,43 +64,74 @@ def total(snapshots: Iterable[Mapping[str, Any] | None], at_s: float) -> Totals:
     """Add up what the figures are made of."""
     totals, parts = Totals(at_s), dict.fromkeys(MEANS, 0)
     for snapshot in snapshots:
-        for name, _, data in snapshot["series"] if snapshot is not None else ():
+        for name, labels, data in snapshot["series"] if snapshot is not None else ():
             if name in HISTOGRAMS:
-                bounds, counts = totals.histograms.get(name, (data["buckets"], [0] * len(data["counts"])))
-                if bounds == data["buckets"]:
-                    added = [one + other for one, other in zip(counts, data["counts"], strict=True)]
-                    totals.histograms[name] = (bounds, added)
-            elif name in SUMS or name in MEANS:
-                totals.values[name] = totals.values.get(name, 0.0) + data["value"]
-                if name in MEANS:
-                    parts[name] += 1
-    for name, count in parts.items():
-        if count > 1:
-            totals.values[name] /= count
+                _add_histogram(totals, name, data.get("fine", data))
+                continue
+            for counted in counted_as(name, labels):
+                totals.values[counted] = totals.values.get(counted, 0.0) + data["value"]
+            parts[name] = parts.get(name, 0) + (name in MEANS)
+    for name in MEANS:
+        if parts[name] > 1:
+            totals.values[name] /= parts[name]
     return totals
 
 
-def figures(before: Totals, after: Totals) -> list[float | None]:
-    """The figures of the time between two totals, in the order of ``FIGURES``; None where nothing happened."""
+def counted_as(name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The sums that a series belongs to."""
+    if name == FINISHED:
+        return ("cancelled",) if labels.get("finished_reason") in CANCELLED else ("finished",)
+    if name == ERRORS:
+        status = labels.get("status", "")
+        return () if status == str(LEFT) else (status, f"{status[:1]}xx")
+    return (name,) if name in SUMS or name in MEANS else ()
+
+
+def _add_histogram(totals: Totals, name: str, data: Mapping[str, Any]) -> None:
+    bounds, counts = totals.histograms.get(name, (data["buckets"], [0] * len(data["counts"])))
+    if bounds == data["buckets"]:
+        added = [one + other for one, other in zip(counts, data["counts"], strict=True)]
+        totals.histograms[name] = (bounds, added)
+
+
+class Spans:
+    """Makes figures of totals that come one after another: rates since the last one, quantiles over
+    ``QUANTILES_OVER_S`` at least (so far as that is known)."""
+
+    def __init__(self) -> None:
+        self._before: deque[Totals] = deque()
+
+    @property
+    def last(self) -> Totals | None:
+        return self._before[-1] if self._before else None
+
+    def next(self, after: Totals) -> list[float | None] | None:
+        """The figures up to ``after``; None of the first one."""
+        before = self.last
+        self._before.append(after)
+        while len(self._before) > 2 and after.at_s - self._before[1].at_s >= QUANTILES_OVER_S:
+            self._before.popleft()
+        return None if before is None else figures(before, after, self._before[0])
+
+
+def figures(before: Totals, after: Totals, long_before: Totals | None = None) -> list[float | None]:
+    """The figures of the time between two totals, in the order of ``FIGURES``; None where nothing happened. Quantiles
+    and the share of hits are of the time since ``long_before``."""
     span_s = max(after.at_s - before.at_s, 1e-3)
 
-    def grown(name: str) -> float:
+    def grown(name: str, since: Totals = before) -> float:
         """Of a counter. It falls when an actor has begun anew: then nothing is known."""
-        return max(0.0, after.values.get(name, 0.0) - before.values.get(name, 0.0))
+        return max(0.0, after.values.get(name, 0.0) - since.values.get(name, 0.0))
 
     def share(part: str, whole: str) -> float | None:
-        return min(1.0, grown(part) / grown(whole)) if grown(whole) else None
+        since = (long_before or before) if whole in RARE else before
+        return min(1.0, grown(part, since) / grown(whole, since)) if grown(whole, since) else None
 
     found = [
-        *(quantile(before, after, TTFT, q) for q in (0.5, 0.99)),
-        *(quantile(before, after, ITL, q) for q in (0.5, 0.99)),
-        *(grown(name) / span_s for name in ("vllm:generation_tokens", "vllm:prompt_tokens", "vllm:request_success")),
-        after.values.get("vllm:num_requests_running", 0.0),
-        after.values.get("vllm:num_requests_waiting", 0.0),
-        after.values.get("vllm:kv_cache_usage_perc", 0.0),
-        share("vllm:prefix_cache_hits", "vllm:prefix_cache_queries"),
-        after.values.get("pagebus:host_cache_usage_perc", 0.0),
-        share("pagebus:executor_busy_seconds_total", "pagebus:executor_wall_seconds_total"),
+        *(quantile(long_before or before, after, name, q) for name in QUANTILES.values() for q in (0.5, 0.99)),
+        *(grown(name) / span_s for name in RATES.values()),
+        *(after.values.get(name, 0.0) for name in GAUGES.values()),
+        *(share(part, whole) for part, whole in SHARES.values()),
     ]
     return [None if value is None else float(f"{value:.5g}") for value in found]
 

@@ -244,6 +244,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
     except ApiError as error:
         if not events.opened:
             raise
+        context.metrics.error(error.status)
         context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
         return await events.end(chunks.failed(error))
     finally:

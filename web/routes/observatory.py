@@ -14,9 +14,10 @@ from web.errors import ApiError, bad_field
 from web.fields import ONLY_NULL, Fields, Schema
 from web.limits import INT32_MAX, MAX_NAME_CHARS
 from web.observatory.history import DAY_S
+from web.packing import Packer
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.schemas import parse_json
-from web.sse import EventStream
+from web.sse import HEADERS, EventStream
 
 MIN_SPAN_S = 10.0
 ORDERS = ("drain", "stop")
@@ -26,11 +27,13 @@ ORDER_TTL_S = 60.0
 async def events(request: web.Request) -> web.StreamResponse:
     """All there is to see, as named events, until the page leaves."""
     context = request.app[CONTEXT]
-    watcher, stream = context.observatory.watch(), EventStream(request, context.streams)
+    packer = Packer(request.headers.get("Accept-Encoding", ""))
+    watcher = context.observatory.watch()
+    stream = EventStream(request, context.streams, {**HEADERS, **packer.headers})
     try:
         while (news := await watcher.events()) is not None:
-            await stream.write(news)
-        return await stream.end(b"")
+            await stream.write(packer.pack(news))
+        return await stream.end(packer.end())
     finally:
         stream.close()
         await context.observatory.leave(watcher)
@@ -57,6 +60,13 @@ async def block(request: web.Request) -> web.Response:
     )
     shown = {"owners": told.owners, "hashes": told.hashes, "place": told.place, "table": told.table.tolist()}
     return json_response(shown)
+
+
+async def tables(request: web.Request) -> web.Response:
+    """The block tables of a request's sequences, with the blocks that others hold too. Empty once it has ended, and
+    while no page is connected to this ingress."""
+    board = request.app[CONTEXT].observatory.board
+    return json_response({"sequences": board.blocks_of(request.match_info["id"])})
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -110,6 +120,7 @@ ROUTES = (
     Route("GET", "/api/events", "events", events, About(tag="Observation", answer_types=(EVENTS,))),
     Route("GET", "/api/history", "history", history, About(tag="Observation", query=_SPAN, answer=OBJECT)),
     Route("GET", "/api/blocks", "block", block, About(tag="Observation", query=_PLACE, answer=OBJECT)),
+    Route("GET", "/api/requests/{id}/blocks", "tables", tables, About(tag="Observation", answer=OBJECT)),
     Route("POST", "/api/requests/{id}/cancel", "cancel", cancel, _ORDER),
     Route("POST", "/api/actors/{kind}/{name}/{order}", "order", order, _ORDER),
 )

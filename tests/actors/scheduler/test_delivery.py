@@ -70,6 +70,21 @@ def test_another_detokenizer_starts_anew_with_all_tokens() -> None:
     world.check_end()
 
 
+def test_who_has_lost_its_listener_is_parked_and_not_preempted() -> None:
+    """It enters a batch anew, but blocks were not short: counted apart, by replica and for the request."""
+    world = World()
+    world.join()
+    world.send(request("a", prompt(4), max_tokens=30))
+    for _ in range(5):
+        world.step()
+    world.send(DetokenizerLost("text"), DetokenizersLive(("text",)))
+    (replica,) = world.core.replicas.values()
+    assert (replica.num_parked, replica.num_swaps, replica.num_recomputes, world.core.num_preemptions) == (1, 0, 0, 0)
+    assert world.core.requests["a"].num_preemptions == 0
+    world.run()
+    world.check_end()
+
+
 def test_a_finished_answer_is_told_again_until_it_is_delivered() -> None:
     """The end of a sequence goes with its tokens, and nothing is computed for it."""
     world = World()

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import SEQUENCE_COLUMNS, ReplicaState, SchedulerState
+from bus.messages import REQUEST_COLUMNS, REQUEST_MARKS, SEQUENCE_COLUMNS, ReplicaState, SchedulerState
 from web.observatory.board import CACHED, FREE, PINNED, Board, TierMap
 
 SIZE = 12
@@ -20,15 +20,20 @@ def replica(**counts: int) -> ReplicaState:
     return ReplicaState(name="gpu-0", **dict.fromkeys(names, 0), **counts)
 
 
-def state(tables: dict[int, list[int]], cached: list[int] = (), pinned: list[int] = ()) -> SchedulerState:
-    """One replica of 12 blocks."""
+def state(
+    tables: dict[int, list[int]], cached: list[int] = (), pinned: list[int] = (), at_s: float = 100.0
+) -> SchedulerState:
+    """One replica of 12 blocks; each sequence is that of a request of its own, which has arrived at 90 s."""
     rows = []
-    for sequence_id, table in tables.items():
-        row = dict.fromkeys(SEQUENCE_COLUMNS, 0) | {"id": sequence_id, "num_blocks": len(table)}
+    for place, (sequence_id, table) in enumerate(tables.items()):
+        row = dict.fromkeys(SEQUENCE_COLUMNS, 0) | {"id": sequence_id, "request": place, "num_blocks": len(table)}
         rows.append(list(row.values()))
+    marks = [at_s - 90.0] + [float("nan")] * (len(REQUEST_MARKS) - 1)
     return SchedulerState(
-        serial=1, epoch=1, at_s=100.0, took_s=0.001, request_ids=(), num_waiting=0, num_over=0, over_seen=0,
-        steps_seen=0,
+        serial=1, epoch=1, at_s=at_s, took_s=0.001, num_waiting=0, num_over=0, over_seen=0, steps_seen=0,
+        request_ids=tuple(f"request-{each}" for each in tables),
+        requests=np.zeros(len(tables) * len(REQUEST_COLUMNS), np.int32),
+        request_marks=np.array(marks * len(tables), "<f4").view(np.int32),
         replicas=(replica(num_blocks=SIZE, num_cached=len(cached), num_pinned=len(pinned)),),
         sequences=np.array(rows, np.int32).reshape(-1),
         blocks=np.array([block for table in tables.values() for block in table], np.int32),
@@ -71,6 +76,18 @@ def test_nothing_is_told_when_nothing_has_changed() -> None:
     board = Board()
     board.update(state({7: [0, 1]}))
     assert board.update(state({7: [0, 1]}))["replicas"][0]["device"] == {"size": SIZE}
+
+
+def test_the_time_alone_is_no_change() -> None:
+    """Marks are told as ages, and rounded anew each time; what is shown stays what it was."""
+    board = Board()
+    for at_s in (100.0, 100.1):
+        board.update(state({7: [0, 1]}, at_s=at_s))
+    first = board.update(state({7: [0, 1]}, at_s=100.2))
+    again = board.update(state({7: [0, 1]}, at_s=1334.567))
+    assert (first["changed"], again["changed"]) == (False, False)
+    assert again["requests"] == first["requests"]
+    assert board.update(state({7: [0, 1, 2]}, at_s=1335.0))["changed"]
 
 
 blocks = st.lists(st.integers(0, SIZE - 1), unique=True, max_size=SIZE)

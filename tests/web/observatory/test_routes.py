@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
+import zlib
 from typing import Any
 
 import aiohttp
@@ -32,6 +35,40 @@ async def test_browsers_get_the_page_and_programs_get_links(serve, http) -> None
 def test_the_policy_lets_no_script_in_that_is_not_a_file_of_ours() -> None:
     assert "script-src 'self'" in POLICY
     assert "unsafe" not in POLICY
+
+
+async def test_the_page_links_files_that_never_change(serve, http) -> None:
+    """Every link names the version, and may be kept for ever; under another version, or none, the browser asks again.
+    All modules that the first view needs are told at once, and what only Charts needs is not among them."""
+    served = await serve()
+    async with http.get(served.url + "/", headers=HTML) as response:
+        text = await response.text()
+    links = re.findall(r'(?:href|src)="(/static/[^"]+)"', text)
+    assert len(links) > 30
+    for link in links:
+        async with http.get(served.url + link) as response:
+            assert (response.status, "immutable" in response.headers["Cache-Control"]) == (200, True), link
+    modules = set(re.findall(r'modulepreload" href="/static/[^/]+/([^"]+)"', text))
+    assert {"js/main.js", "js/views/chat.js", "vendor/marked/marked.esm.js"} <= modules
+    assert not any("uPlot" in name or "charts" in name for name in modules)
+    for path in ("v-0123/js/main.js", "js/main.js"):
+        async with http.get(f"{served.url}/static/{path}") as response:
+            assert (response.status, response.headers["Cache-Control"]) == (200, "no-cache")
+
+
+async def test_files_are_compressed_for_those_who_take_it(serve) -> None:
+    """The same bytes, in fewer."""
+    served = await serve()
+    async with aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(force_close=True)) as raw:
+        for encodings, packed in (("gzip, br", True), ("gzip;q=0", False), ("identity", False)):
+            async with raw.get(f"{served.url}/static/js/main.js", headers={"Accept-Encoding": encodings}) as response:
+                body = await response.read()
+                assert response.headers["Vary"] == "Accept-Encoding"
+                assert response.headers.get("Content-Encoding", "") == ("gzip" if packed else "")
+                assert (gzip.decompress(body) if packed else body) == files()["js/main.js"].body
+                assert not packed or len(body) < len(files()["js/main.js"].body) / 2
+        async with raw.get(f"{served.url}/static/vendor/fonts/inter.woff2") as response:
+            assert "Content-Encoding" not in response.headers
 
 
 async def test_only_files_of_the_page_are_served(serve, http) -> None:
@@ -80,6 +117,81 @@ async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http
     asked = len(backend.questions)
     await until(lambda: not observatory._tasks)
     assert len(backend.questions) <= asked + 1
+
+
+async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -> None:
+    """The scheduler is asked again and again, but the page hears of news only."""
+    monkeypatch.setattr("web.observatory.observatory.SAY_AGAIN_S", 1e9)
+    served = await serve()
+    shown = {7: [0, 1]}
+    served.backend.answer = lambda asked: state(dict(shown)) if isinstance(asked, StateRequested) else None
+    async with http.get(served.url + "/api/events") as response:
+        events = Events(response)
+        await events.next("state")
+        await events.next("state")  # the same, as changes: none
+        asked = len(served.backend.questions)
+        await until(lambda: len(served.backend.questions) > asked + 4)
+        shown[9] = [2]
+        told = await events.next("state")
+        assert [row[0] for row in told["sequences"]] == [7, 9], "an event in between told nothing new"
+
+
+async def test_what_has_not_changed_is_told_again_now_and_then(serve, http, monkeypatch) -> None:
+    """So a page knows that it is still connected."""
+    monkeypatch.setattr("web.observatory.observatory.SAY_AGAIN_S", 0.0)
+    served = await serve()
+    served.backend.answer = lambda asked: state({7: [0]}) if isinstance(asked, StateRequested) else None
+    async with http.get(served.url + "/api/events") as response:
+        events = Events(response)
+        for _ in range(4):
+            assert [row[0] for row in (await events.next("state"))["sequences"]] == [7]
+
+
+async def test_events_are_compressed_as_they_go(serve) -> None:
+    """Each can be read as soon as it is sent, and one that repeats another takes few bytes."""
+    served = await serve()
+    served.backend.answer = lambda asked: state({7: [0, 1]}) if isinstance(asked, StateRequested) else None
+    inflate, text, size = zlib.decompressobj(31), b"", 0
+    async with (
+        aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(force_close=True)) as raw,
+        raw.get(served.url + "/api/events", headers={"Accept-Encoding": "gzip"}) as response,
+        asyncio.timeout(20),
+    ):
+        assert response.headers["Content-Encoding"] == "gzip"
+        while text.count(b"event: actors") < 2:
+            data = await response.content.readany()
+            size += len(data)
+            text += inflate.decompress(data)
+    assert text.startswith(b"event: hello")
+    assert size < len(text) / 2
+
+
+async def test_who_comes_during_an_outage_hears_of_it(serve, http, monkeypatch) -> None:
+    """Not only those who were there when it began; and what is missing is named."""
+    monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 0.05)
+    served = await serve()
+    await served.backend.leave("executor")
+    await served.refresh()
+    async with http.get(served.url + "/api/events") as first:
+        await Events(first).next("away")
+        async with http.get(served.url + "/api/events") as second:
+            events = Events(second)
+            assert (await events.next("away"))["message"] == "The scheduler does not answer."
+            assert (await events.next("actors"))["missing"] == ["executor"]
+
+
+async def test_the_blocks_of_a_request_are_told_with_those_it_shares(serve, http) -> None:
+    """As the last state has them; of a request that is not there, none."""
+    served = await serve()
+    served.backend.answer = lambda asked: state({7: [0, 1], 9: [0, 2]}) if isinstance(asked, StateRequested) else None
+    async with http.get(served.url + "/api/events") as response:
+        await Events(response).next("state")
+        for sequence, blocks in ((7, [0, 1]), (9, [0, 2])):
+            async with http.get(f"{served.url}/api/requests/request-{sequence}/blocks") as answer:
+                (told,) = (await answer.json())["sequences"]
+                assert told == {"id": sequence, "replica": "gpu-0", "blocks": blocks, "host_blocks": []}
+        async with http.get(f"{served.url}/api/requests/nobody/blocks") as answer:
+            assert (await answer.json())["sequences"] == []
 
 
 async def test_a_page_hears_that_the_scheduler_is_silent(serve, http, monkeypatch) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from actors.metrics import Metrics
+from actors.metrics import TTFT_BUCKETS_S, Metrics
 from bus.contract import LeaseInfo
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from web.metrics import IngressMetrics
 from web.observatory.history import History, Ring
 from web.observatory.roster import GONE_S, Roster
-from web.observatory.vitals import FIGURES, ITL, TTFT, Totals, figures, total
+from web.observatory.vitals import FIGURES, ITL, QUANTILES_OVER_S, TTFT, Spans, Totals, figures, total
 
 
 def told(before: Metrics | None, after: Metrics, span_s: float = 2.0) -> dict[str, float | None]:
@@ -30,6 +31,49 @@ def test_quantiles_are_of_what_came_meanwhile() -> None:
     assert found["ttft_p50_s"] == pytest.approx(0.15)
     assert found["ttft_p99_s"] == pytest.approx(0.199)
     assert found["itl_p50_s"] is None
+
+
+def test_quantiles_come_from_fine_buckets() -> None:
+    """Within a few percent, where Prometheus is told of 0.25 and 0.5 s only; it is told of no more than before."""
+    after = Metrics()
+    seen = IngressMetrics(after)
+    seen._ttft.observe(0.31, 100)
+    assert told(None, after)["ttft_p50_s"] == pytest.approx(0.31, rel=0.13)
+    (data,) = [data for name, _, data in after.snapshot()["series"] if name == TTFT]
+    assert data["buckets"] == list(TTFT_BUCKETS_S)
+    assert [count for count in data["counts"] if count] == [100]
+    assert data["counts"][TTFT_BUCKETS_S.index(0.5)] == 100
+
+
+def test_quantiles_reach_back_half_a_minute() -> None:
+    """Rates are of the last two seconds; a percentile of these would be one of a handful of requests. What is older
+    than that does not count, and when nothing has happened for so long there is none."""
+    metrics, spans = Metrics(), Spans()
+    seen = metrics.histogram(TTFT, "", (0.1, 1.0))
+    p50 = []
+    for at_s in range(0, 80, 2):
+        if at_s == 10:
+            seen.observe(0.5, 10)
+        found = spans.next(total([metrics.snapshot()], float(at_s)))
+        p50.append(None if found is None else found[FIGURES.index("ttft_p50_s")])
+    shown = [at_s for at_s, value in zip(range(0, 80, 2), p50, strict=True) if value is not None]
+    assert shown == list(range(10, 10 + int(QUANTILES_OVER_S), 2))
+
+
+def test_failures_are_counted_by_what_they_are() -> None:
+    """Refused, timed out, the client's or the server's fault; who has left is no error, and what was cancelled has
+    not finished."""
+    before, after = Metrics(), Metrics()
+    counts = IngressMetrics(before), IngressMetrics(after)
+    for status, count in ((429, 8), (408, 4), (400, 2), (500, 6), (499, 100), (200, 50)):
+        for _ in range(count):
+            counts[1].http("POST", "/v1/completions", status, 0.1)
+    counts[1]._success("stop", 20)
+    counts[1]._success("abort", 2)
+    found = told(before, after)
+    names = ("refused_per_s", "timeouts_per_s", "client_errors_per_s", "server_errors_per_s")
+    assert [found[name] for name in names] == [4.0, 2.0, 7.0, 3.0]
+    assert (found["requests_per_s"], found["cancelled_per_s"]) == (10.0, 1.0)
 
 
 def test_rates_and_shares() -> None:
@@ -103,6 +147,21 @@ def test_the_roster_shows_who_is_gone_and_back() -> None:
     roster.take([], 103.0)
     roster.take([], 104.0 + GONE_S)
     assert roster.rows({}, 104.0 + GONE_S) == []
+
+
+def test_the_roster_says_since_when_somebody_is_missed() -> None:
+    """From the end of one life until the next is ready, also if no look fell between; and whether it was drained."""
+    roster = Roster()
+    roster.take([lease("a", 1), lease("b", 1), lease("c", 1)], 100.0)
+    roster.take([lease("b", 2, state="loading"), lease("c", 1, state="draining")], 101.0)
+    roster.take([lease("a", 3, state="loading"), lease("b", 2, state="loading")], 102.0)
+    rows = {row["name"]: row for row in roster.rows({}, 103.0)}
+    assert [(rows[name]["lost_s"], rows[name]["drained"]) for name in "abc"] == [
+        (101.0, False), (101.0, False), (102.0, True),
+    ]  # fmt: skip
+    roster.take([lease("a", 3), lease("b", 2)], 104.0)
+    rows = {row["name"]: row for row in roster.rows({}, 104.0)}
+    assert [rows[name]["lost_s"] for name in "abc"] == [None, None, 102.0]
 
 
 def test_the_roster_shows_rates() -> None:

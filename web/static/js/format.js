@@ -50,3 +50,9 @@ export function shortId(id) {
   const bare = id.replace(/^(chatcmpl|cmpl|resp|msg)-/, "");
   return bare.length > 12 ? bare.slice(0, 12) : bare;
 }
+
+/** How long ago something was, to a second. */
+export function age(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  return whole < 100 ? `${whole} s` : span(whole);
+}

@@ -1,35 +1,41 @@
 // The frame: which view is shown, the theme, the key, and what the feed says of itself.
 
-import { key, onUnauthorized } from "./api.js";
+import { onUnauthorized } from "./api.js";
 import { forgetColors, isDark } from "./colors.js";
-import { fill, h, icon, labelled, put, say } from "./dom.js";
+import { announce, fill, h, icon, labelled, put, say } from "./dom.js";
+import { keepTables } from "./following.js";
+import { healthOf } from "./health.js";
+import { askKey } from "./keydialog.js";
 import { NOTES } from "./notes.js";
 import { Live } from "./live.js";
 import { World } from "./world.js";
 import { actorsView } from "./views/actors.js";
 import { batchesView } from "./views/batches.js";
-import { chartsView } from "./views/charts.js";
 import { chatView } from "./views/chat.js";
 import { memoryView } from "./views/memory.js";
-import { replayView } from "./views/replay.js";
 import { requestsView } from "./views/requests.js";
 import { stepsView } from "./views/steps.js";
 
+/** A view whose code is fetched when it is opened first. */
+const later = (path, name) => async (parts) => (await import(path))[name](parts);
+
 const VIEWS = {
-  chat: { title: "Playground", sign: "chat", make: chatView },
+  chat: { title: "Playground", brief: "Chat", sign: "chat", make: chatView },
   batches: { title: "Batches", sign: "batch", make: batchesView },
   memory: { title: "Memory", sign: "memory", make: memoryView, group: "Engine room" },
   steps: { title: "Steps", sign: "steps", make: stepsView },
   requests: { title: "Requests", sign: "requests", make: requestsView },
   actors: { title: "Actors", sign: "actors", make: actorsView },
-  charts: { title: "Charts", sign: "charts", make: chartsView },
-  replay: { title: "Replay", sign: "replay", make: replayView, group: "Recorded" },
+  charts: { title: "Charts", sign: "charts", make: later("./views/charts.js", "chartsView") },
+  replay: { title: "Replay", sign: "replay", make: later("./views/replay.js", "replayView"), group: "Recorded" },
 };
+const HEALTH_MS = 1000; // how often an age in the banner moves on
 
 export const world = new World();
 export const live = new Live(world);
 const main = document.getElementById("main");
 const rail = document.getElementById("rail");
+const banner = h("div", { class: "banner", hidden: true });
 let leaving = null;
 let shown = "";
 
@@ -46,8 +52,8 @@ function showView() {
   const tools = h("div", { class: "scrub" });
   const notes = notesOf(current);
   const heading = h("div", { class: "heading" }, h("h1", {}, title), tools, notes?.button);
-  fill(main, heading, notes ? put(notes.frame, notes.panel, view) : view);
-  make({ world, view, tools, signal: leaving.signal });
+  fill(main, banner, heading, notes ? put(notes.frame, notes.panel, view) : view);
+  open(make, { world, view, tools, signal: leaving.signal });
   document.title = `${title} · Pagebus`;
   for (const link of rail.querySelectorAll("nav a")) {
     if (link.getAttribute("href") === `#/${current}`) link.setAttribute("aria-current", "page");
@@ -56,6 +62,17 @@ function showView() {
   if (moved) {
     main.focus({ preventScroll: true });
     scrollTo(0, 0);
+  }
+}
+
+/** Some views come later than others, and may be left before they are there. */
+async function open(make, parts) {
+  try {
+    await make(parts);
+  } catch (error) {
+    if (parts.signal.aborted) return;
+    put(parts.view, h("p", { class: "error", role: "alert" }, `This view cannot be shown: ${error.message}`));
+    throw error;
   }
 }
 
@@ -89,32 +106,57 @@ function emphasised(text) {
 
 function makeRail() {
   const nav = h("nav", { "aria-label": "Views" });
-  for (const [name, { title, sign, group }] of Object.entries(VIEWS)) {
+  for (const [name, { title, brief, sign, group }] of Object.entries(VIEWS)) {
     if (group) put(nav, h("p", {}, group));
-    put(nav, h("a", { href: `#/${name}` }, icon(sign), h("span", {}, title)));
+    put(nav, h("a", { href: `#/${name}`, "aria-label": title }, icon(sign), h("span", { class: "name" }, title),
+      h("span", { class: "brief", "aria-hidden": "true" }, brief ?? title)));
   }
   const model = h("div", { class: "clip", title: "Served model" });
   const status = h("span", { class: "chip", role: "status" });
   const theme = h("button", { class: "button ghost icon", type: "button", "aria-label": "Dark or light", onclick: switchTheme }, icon("sun"));
-  const lock = h("button", { class: "button ghost icon", type: "button", "aria-label": "API key", onclick: () => askKey() }, icon("key"));
+  const lock = h("button", { class: "button ghost icon", type: "button", "aria-label": "API key", onclick: ask }, icon("key"));
   const brand = h("a", { class: "brand", href: "#/chat" }, logo(), "Pagebus");
   fill(rail, brand, nav, h("footer", {}, h("div", { class: "model" }, h("span", { class: "small faint" }, "Model"), model),
     h("div", {}, status), h("div", { class: "tools" }, theme, lock)));
   const update = () => {
     say(model, world.hello.model ?? "");
     model.title = world.hello.model ?? "";
-    const [kind, text] = world.connected ? (world.away ? ["warn", "No scheduler"] : ["good", "Live"]) : ["bad", "Not connected"];
-    status.className = `chip ${kind}`;
-    fill(status, h("span", { class: "dot" }), text);
-    status.title = world.away || (world.connected ? "" : (world.problem ?? ""));
+    const { level, label, text } = world.health;
+    status.className = `chip ${level}`;
+    if (status.dataset.shown !== label) fill(status, h("span", { class: "dot" }), label);
+    status.dataset.shown = label;
+    status.title = text;
   };
+  world.on("health", update);
   world.on("status", update);
-  world.on("state", () => status.textContent !== "Live" && update());
+  update();
+}
+
+/** Bring the health up to date, on all views. */
+function keepHealth() {
+  const action = h("button", { class: "button small", type: "button", onclick: ask });
+  const text = h("p", {});
+  fill(banner, h("span", { class: "dot" }), text, action);
+  const update = () => {
+    const before = world.health, health = healthOf(world);
+    if (before && before.label === health.label && before.text === health.text) return;
+    world.health = health;
+    banner.hidden = !health.text;
+    banner.className = `banner ${health.level}`;
+    say(text, health.text);
+    action.hidden = !health.action;
+    say(action, health.action ?? "");
+    if (before && before.label !== health.label) announce(health.text || "All is well again.");
+    world.tell("health");
+  };
+  for (const name of ["status", "actors"]) world.on(name, update);
+  world.on("state", () => world.health.level === "bad" && update());
+  setInterval(update, HEALTH_MS);
   update();
 }
 
 function logo() {
-  return h("img", { src: "/static/icon.svg", alt: "", width: "26", height: "26" });
+  return h("img", { src: new URL("../icon.svg", import.meta.url).pathname, alt: "", width: "26", height: "26" });
 }
 
 function switchTheme() {
@@ -125,27 +167,21 @@ function switchTheme() {
   world.tell("theme");
 }
 
-let asking = false;
+let asked = false;
 
-/** Ask for the API key; it stays in this tab. */
-function askKey() {
-  if (asking) return;
-  asking = true;
-  const input = h("input", { type: "password", id: "key", autocomplete: "off", value: key.get() });
-  const dialog = h("dialog", { "aria-labelledby": "key-title", onclose: () => { asking = false; dialog.remove(); } },
-    h("form", { method: "dialog", onsubmit: () => { key.set(input.value.trim()); live.again(); } },
-      h("h2", { id: "key-title" }, "API key"),
-      h("p", { class: "quiet" }, "This server was started with keys. Yours is kept in this tab only."),
-      h("label", { class: "field" }, h("span", {}, "Key"), input),
-      h("div", { class: "actions" },
-        h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Cancel"),
-        h("button", { class: "button primary" }, "Use this key"))));
-  document.body.append(dialog);
-  dialog.showModal();
+function ask() {
+  askKey(world, () => live.again());
 }
 
-onUnauthorized(askKey);
+/** A key is asked for once by itself; then the banner says that one is needed. */
+onUnauthorized(() => {
+  if (!asked) ask();
+  asked = true;
+});
+
+keepHealth();
 makeRail();
+keepTables(world);
 addEventListener("hashchange", showView);
 showView();
 live.start();

@@ -6,7 +6,7 @@ export const NOTES = {
     text: [
       "A model reads and writes *tokens*, pieces of words. For each next one it gives odds to its whole vocabulary, and *sampling* draws from them: *temperature* flattens or sharpens the odds, *top p*, *top k* and *min p* cut the unlikely ones off, penalties make what was said already less likely. Temperature 0 always takes the likeliest.",
       "*Show tokens and their odds* colours an answer by how sure the model was; point at a token for what else it could have been.",
-      "The answer is a *stream*: each piece is sent as soon as its step is computed. Reload the page in the middle, and the same request goes on where it was.",
+      "The answer is a *stream*: each piece is sent as soon as its step is computed. Reload the page in the middle, and the same request goes on where it was. *Chats* are kept in this browser; an edit keeps what was there as another version.",
       "A *seed* makes draws repeatable, also on another executor. Several *choices* of one prompt share its blocks in the cache.",
     ],
     more: "The small map is the key-value cache of the first executor, live. Follow an answer to see its own blocks and its way through the engine.",
@@ -25,7 +25,7 @@ export const NOTES = {
       "While it writes, a model needs the keys and values of every token before. They are kept in *blocks* of 16 tokens; each square is one. A sequence's *block table* lists its blocks in order, and they may lie anywhere, so no memory is lost to gaps.",
       "A *colour* is one sequence. A square with a bright core is *shared*: two prompts that begin alike, or several choices of one prompt, use the same block until they differ, and then the last one is *copied on write*.",
       "*Cached* blocks are free, but what was in them can still be found by the hash of their tokens and of all tokens before. A prompt that begins the same way skips that work: a *prefix hit*. The block that was used longest ago is given away first.",
-      "When blocks run out, the newest sequence is *preempted*: its blocks move to the *host tier* (they flash) and come back later, or are computed again, whichever is faster.",
+      "When blocks run out, the newest sequence is *preempted*: its blocks move to the *host tier* (they flash) and come back later, or are computed again, whichever is faster. *Parked* ones leave the batch for another reason: whoever listened to them has gone, and may come back.",
     ],
     more: "Point at a square, or move with the arrow keys, for its block table and its chain of hashes. This is the scheduler's own book, not an estimate.",
   },
@@ -41,9 +41,9 @@ export const NOTES = {
   requests: {
     title: "The way of a request",
     text: [
-      "*Queue*: on the stream of requests. *Tokenize*: text becomes token ids. *Wait*: at the scheduler, until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Detokenize*: the last text is made and goes to the client.",
+      "*Queued*: on the stream of requests. *Tokenize*: text becomes token ids. *Waiting for blocks*: at the scheduler, until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Detokenize*: the last text is made and goes to the client.",
       "*Prefix hits* shorten the prefill: the cached part of the prompt is not computed again. *Preemptions* lengthen the decode: the sequence had to give its blocks up for a while.",
-      "Choose a request to follow it: its blocks stand out in the map, also while you look at other views.",
+      "Choose a request to follow it: its blocks stand out in the map, with those that it shares with others, until you press Escape. Rows stay where they are while you point at them; *Hold* stops them all.",
     ],
   },
   actors: {
@@ -58,7 +58,8 @@ export const NOTES = {
     title: "What users feel, and why",
     text: [
       "*Time to first token* is waiting plus prefill. *Time between tokens* is the step time as a client sees it. p50 is the usual case, p99 the bad one; a p99 far above the p50 means that something gets in the way now and then: long prompts, preemptions, a full queue.",
-      "*Throughput* grows with the number that run at once, and every step gets a little longer: the basic trade of a batch. When the queue grows while the cache is full, memory is the limit.",
+      "Percentiles are of half a minute; where nothing happened for so long there is a gap. *Errors* are what clients were told: refused for want of room (429), their own time limit, their mistakes, the server's. Point at a chart, or move with the arrow keys, to read all of them at that time.",
+      "*Output* grows with the number that run at once, and every step gets a little longer: the basic trade of a batch. When the queue grows while the cache is full, memory is the limit.",
     ],
     more: "A day is kept, whether or not anybody looks: every 2 s for 10 minutes, 30 s for 3 hours, 4 min for 24 hours.",
   },

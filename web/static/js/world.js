@@ -2,7 +2,7 @@
 
 export const FREE = 0, CACHED = -1, PINNED = -2;
 const KEPT_STEPS = 6000;
-const KEPT_OVER = 200;
+export const KEPT_OVER = 1000;
 const KEPT_VITALS = 120;
 const OUTCOMES = ["", "done", "ended early"];
 const STATES = ["waiting", "landing", "running"];
@@ -54,6 +54,8 @@ export class World extends EventTarget {
   constructor() {
     super();
     this.hello = {};
+    this.followed = null;
+    this.access = "ok"; // or "needed", "refused" (a wrong key), "forbidden" (a key that is no operator's)
     this.reset();
   }
 
@@ -62,6 +64,8 @@ export class World extends EventTarget {
     this.connected = false;
     this.away = "";
     this.replicas = new Map();
+    this.lost = new Map(); // replicas that are gone, as they were last
+    this.missing = [];
     this.requests = new Map();
     this.over = [];
     this.sequences = new Map();
@@ -70,7 +74,7 @@ export class World extends EventTarget {
     this.actors = [];
     this.streams = [];
     this.vitals = [];
-    this.followed = null;
+    this.tables = null; // block tables of the request that is followed
     this.clockGapS = null;
   }
 
@@ -84,6 +88,11 @@ export class World extends EventTarget {
     this.addEventListener(name, (event) => listener(event.detail), { signal });
   }
 
+  /** All replicas to show: those that are there, and as they were last those that are gone (`lostS`). */
+  shownReplicas() {
+    return new Map([...this.replicas, ...this.lost]);
+  }
+
   /** The time at the server now. */
   nowS() {
     return this.clockGapS === null ? this.atS : Date.now() / 1000 + this.clockGapS;
@@ -93,6 +102,7 @@ export class World extends EventTarget {
     this.reset();
     this.hello = hello;
     this.connected = true;
+    this.access = "ok";
     this.tell("status");
   }
 
@@ -104,7 +114,7 @@ export class World extends EventTarget {
     this.away = "";
     this.numWaiting = state.num_waiting;
     this.#takeReplicas(state.replicas);
-    this.#takeRequests(state.requests.map((row) => record(columns.requests, row)), state.num_over);
+    this.#takeRequests(state.requests.map((row) => record(columns.requests, row)), state.num_over, state.clients ?? []);
     this.#takeSequences(state.sequences.map((row) => record(columns.sequences, row)));
     const names = [...this.replicas.keys()];
     for (const row of state.steps) {
@@ -125,17 +135,19 @@ export class World extends EventTarget {
       const old = before.get(each.name);
       const replica = old?.epoch === each.epoch ? old : { device: new Tier(), host: new Tier() };
       Object.assign(replica, counts);
+      this.lost.delete(each.name);
       replica.device.take(device);
       replica.host.take(host);
       this.replicas.set(each.name, replica);
     }
+    for (const [name, old] of before) if (!this.replicas.has(name)) this.lost.set(name, { ...old, lostS: this.atS });
   }
 
-  #takeRequests(rows, numOver) {
+  #takeRequests(rows, numOver, clients) {
     this.order = rows.map((row) => row.id);
     const living = new Map();
     rows.forEach((row, index) => {
-      const request = { ...row, state: "", sequences: [], endedState: OUTCOMES[row.outcome] };
+      const request = { ...row, client: clients[index] ?? "", state: "", sequences: [], endedState: OUTCOMES[row.outcome] };
       if (index < numOver) this.over.push({ ...request, sequences: this.requests.get(row.id)?.sequences ?? [] });
       else living.set(row.id, request);
     });
@@ -169,9 +181,14 @@ export class World extends EventTarget {
     }
   }
 
-  takeActors({ actors, streams }) {
+  takeActors({ at_s, actors, streams, missing = [] }) {
     this.actors = actors;
     this.streams = streams;
+    this.missing = missing;
+    this.actorsS = at_s;
+    if (!this.atS) this.clockGapS = at_s - Date.now() / 1000; // there is no scheduler that could say
+    const there = new Set(actors.map((row) => row.name));
+    for (const name of this.lost.keys()) if (!there.has(name)) this.lost.delete(name);
     this.tell("actors");
   }
 
@@ -188,15 +205,24 @@ export class World extends EventTarget {
     return this.requests.get(id) ?? this.over.findLast((request) => request.id === id) ?? null;
   }
 
-  /** The sequence ids of the request that is followed. */
-  followedSequences() {
-    const request = this.followed && this.requests.get(this.followed);
-    return new Set(request ? request.sequences.map((sequence) => sequence.id) : []);
+  /** The blocks of the request that is followed, with those that it shares: a set for a tier of a replica, or null
+   * while nobody is followed, or it has none. */
+  followedBlocks(replica, tier) {
+    if (!this.followed || !this.tables) return null;
+    const name = tier === "host" ? "host_blocks" : "blocks";
+    const blocks = new Set(this.tables.filter((each) => each.replica === replica).flatMap((each) => each[name]));
+    return this.tables.some((each) => each.blocks.length || each.host_blocks.length) ? blocks : null;
   }
 
   follow(id) {
     this.followed = this.followed === id ? null : id;
+    this.tables = null;
     this.tell("follow", this.followed);
+  }
+
+  takeTables(tables) {
+    this.tables = tables;
+    this.tell("tables");
   }
 }
 

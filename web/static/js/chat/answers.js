@@ -1,29 +1,36 @@
 // One turn of the talk on the screen.
 
+import { copyBy } from "../clipboard.js";
 import { fill, h, say } from "../dom.js";
 import { count, span } from "../format.js";
+import { jsonOf, structured } from "./json.js";
 import { markdown } from "./markdown.js";
 import { tokenView } from "./tokens.js";
 
-const ENDS = { length: "cut at the most tokens", tool_calls: "wants a tool", content_filter: "filtered" };
+const ENDS = { length: "Stopped at max tokens", tool_calls: "Tool call", content_filter: "Filtered" };
+const SHORT_CALL = 60;
 
-/** The answer of one side: all its choices, brought up to date at most once a frame. */
+/** The answer of one side: all its choices, brought up to date at most once a frame. `running(side)`; `paused()` is why
+ * nothing is written at present, or ""; `follow(side)`; `actions(answer)` are more buttons. */
 export class Answer {
-  constructor(side, { running, actions }) {
-    Object.assign(this, { side, running });
-    this.showsTokens = false;
+  constructor(side, { running, paused, follow, actions }) {
+    Object.assign(this, { side, running, paused });
+    this.showsTokens = Boolean(side.body.logprobs);
     this.choices = h("div", { class: "answers single" });
     this.facts = h("span", { class: "num" });
     this.error = h("p", { class: "error", role: "alert", hidden: true });
-    this.tokens = h("button", { class: "button small ghost", type: "button", "aria-pressed": "false", hidden: true, onclick: () => {
+    this.tokens = h("button", { class: "button small ghost", type: "button", "aria-pressed": String(this.showsTokens), hidden: true, onclick: () => {
       this.showsTokens = !this.showsTokens;
       this.tokens.setAttribute("aria-pressed", String(this.showsTokens));
       this.shown = [];
       this.#draw();
     } }, "Tokens");
+    this.copy = copyButton(() => this.side.choices[0]);
+    this.follow = h("button", { class: "button small ghost", type: "button", onclick: () => follow(side) }, "Follow");
+    const name = side.label && `${side.label}${side.name ? ` · ${side.name}` : ""}`;
     this.element = h("article", { class: "answer", "aria-label": side.label ? `Answer ${side.label}` : "Answer" },
-      side.label && h("span", { class: "chip" }, `Side ${side.label}`), this.choices, this.error,
-      h("footer", {}, this.facts, this.tokens, actions(this)));
+      name && h("span", { class: "chip side" }, name), this.choices, this.error,
+      h("footer", {}, this.facts, this.tokens, this.copy, actions(this), this.follow));
     this.shown = [];
     this.#draw();
   }
@@ -39,34 +46,46 @@ export class Answer {
     this.element.setAttribute("aria-busy", String(isRunning));
     const choices = side.choices.length ? side.choices : [null];
     this.choices.classList.toggle("single", choices.length === 1);
-    choices.forEach((choice, index) => {
-      const place = this.choices.children[index] ?? this.choices.appendChild(h("div", { class: choices.length > 1 ? "answer" : "" }));
-      const text = choice ? `${choice.text}${choice.reasoning}${JSON.stringify(choice.calls)}${choice.finish}${choice.tokens.length}` : "";
-      if (this.shown[index] === text) return;
-      this.shown[index] = text;
-      fill(place, choice && this.#choice(choice, index, choices.length), !choice && h("div", { class: "prose" }));
-    });
+    choices.forEach((choice, index) => this.#drawChoice(choice, index, choices.length));
     while (this.choices.children.length > choices.length) this.choices.lastChild.remove();
     this.error.hidden = !side.error;
     say(this.error, side.error ?? "");
     this.tokens.hidden = !side.choices.some((choice) => choice?.tokens.length);
+    this.copy.hidden = choices.length > 1 || !choices[0]?.text;
+    this.follow.hidden = !side.id || side.status === "failed";
     say(this.facts, this.#facts());
   }
 
+  #drawChoice(choice, index, total) {
+    const place = this.choices.children[index] ?? this.choices.appendChild(h("div", {}));
+    place.className = total > 1 ? "answer" : "";
+    const text = choice ? `${choice.text}${choice.reasoning}${JSON.stringify(choice.calls)}${choice.finish}${choice.tokens.length} ${total}` : "";
+    if (this.shown[index] === text) return;
+    this.shown[index] = text;
+    fill(place, choice && this.#choice(choice, index, total), !choice && h("div", { class: "prose" }));
+  }
+
   #choice(choice, index, total) {
-    const body = this.showsTokens && choice.tokens.length ? tokenView(choice.tokens) : h("div", { class: "prose" }, markdown(choice.text));
     return [
-      total > 1 && h("span", { class: "small quiet" }, `Choice ${index + 1} of ${total}`),
+      total > 1 && h("header", { class: "choice-head" }, h("span", { class: "small quiet" }, `Choice ${index + 1} of ${total}`), copyButton(() => choice)),
       choice.reasoning && h("details", {}, h("summary", { class: "small quiet" }, "Reasoning"), h("div", { class: "prose" }, markdown(choice.reasoning))),
-      body,
-      choice.calls.filter(Boolean).map((call) => h("pre", { class: "card", tabindex: "0" }, `${call.name}(${call.arguments})`)),
+      this.#body(choice),
+      choice.calls.filter(Boolean).map((call) => h("pre", { class: "call", tabindex: "0" }, callText(call))),
       choice.finish && ENDS[choice.finish] && h("span", { class: "chip warn" }, ENDS[choice.finish]),
     ];
   }
 
+  #body(choice) {
+    if (this.showsTokens && choice.tokens.length) return tokenView(choice.tokens);
+    const json = jsonOf(choice.text, this.side.body);
+    if (json !== null) return h("div", { class: "prose" }, h("pre", { tabindex: "0" }, h("code", {}, json)));
+    if (structured(this.side.body) && /^\s*[[{]/.test(choice.text)) return h("div", { class: "prose" }, h("pre", {}, h("code", {}, choice.text)));
+    return h("div", { class: "prose" }, markdown(choice.text));
+  }
+
   #facts() {
     const { side } = this, facts = [];
-    if (this.running(side)) facts.push(side.firstMs ? "writing" : "waiting");
+    if (this.running(side)) facts.push(this.paused() ? `paused: ${this.paused()}` : side.firstMs ? "writing" : "waiting");
     else if (side.status === "stopped") facts.push("stopped");
     if (side.usage) facts.push(`${count(side.usage.completion_tokens)} tokens`);
     if (side.firstMs) facts.push(`first after ${span((side.firstMs - side.startedMs) / 1000)}`);
@@ -76,5 +95,21 @@ export class Answer {
     const cached = side.usage?.prompt_tokens_details?.cached_tokens;
     if (cached) facts.push(`${count(cached)} of ${count(side.usage.prompt_tokens)} prompt tokens cached`);
     return facts.join(" · ");
+  }
+}
+
+function copyButton(choiceOf) {
+  const button = h("button", { class: "button small ghost", type: "button", onclick: () => copyBy(button, choiceOf()?.text ?? "") }, "Copy");
+  return button;
+}
+
+/** A call as it would be written; long arguments over several lines. */
+function callText({ name, arguments: text }) {
+  const line = `${name}(${text})`;
+  if (line.length <= SHORT_CALL) return line;
+  try {
+    return `${name}(${JSON.stringify(JSON.parse(text), null, 2)})`;
+  } catch {
+    return line;
   }
 }

@@ -1,26 +1,28 @@
 // The settings of an answer: a field of the API each. Empty fields are not sent, so the server's defaults hold.
 
-import { fill, h, segmented } from "../dom.js";
+import { fill, h, say, segmented } from "../dom.js";
+import { count } from "../format.js";
 
 const STORE = "pagebus.settings";
-const number = (name, text, min, max, step, hint = "default") => ({ name, text, min, max, step, hint });
+const number = (name, text, min, max, step, standard) => ({ name, text, min, max, step, standard });
 
 const MAIN = [
-  number("temperature", "Temperature", 0, 2, 0.05), number("max_tokens", "Most tokens", 1, 1e6, 1),
-  number("top_p", "Top p", 0.01, 1, 0.01), number("top_k", "Top k", -1, 1e6, 1, "all"),
+  number("temperature", "Temperature", 0, 2, 0.05, "1.0"), number("max_tokens", "Max tokens", 1, 1e6, 1),
+  number("top_p", "Top p", 0.01, 1, 0.01, "1.0"), number("top_k", "Top k", -1, 1e6, 1, "all"),
   number("n", "Choices", 1, 8, 1, "1"), number("seed", "Seed", -(2 ** 53), 2 ** 53, 1, "by request"),
 ];
 const MORE = [
-  number("min_p", "Min p", 0, 1, 0.01), number("min_tokens", "Least tokens", 0, 1e6, 1),
-  number("presence_penalty", "Presence penalty", -2, 2, 0.1), number("frequency_penalty", "Frequency penalty", -2, 2, 0.1),
-  number("repetition_penalty", "Repetition penalty", 0.01, 10, 0.05), number("priority", "Priority", -1000, 1000, 1, "0"),
+  number("min_p", "Min p", 0, 1, 0.01, "0"), number("min_tokens", "Min tokens", 0, 1e6, 1, "0"),
+  number("presence_penalty", "Presence penalty", -2, 2, 0.1, "0"), number("frequency_penalty", "Frequency penalty", -2, 2, 0.1, "0"),
+  number("repetition_penalty", "Repetition penalty", 0.01, 10, 0.05, "1.0"), number("priority", "Priority", -1000, 1000, 1, "0"),
   number("timeout", "Timeout, s", 0.1, 86400, 0.1, "none"), number("truncate_prompt_tokens", "Truncate prompt", -1, 1e6, 1, "no"),
-  number("length_penalty", "Length penalty", -10, 10, 0.1, "of beams"),
+  number("length_penalty", "Length penalty", -10, 10, 0.1, "1.0 (beams)"),
 ];
+const MODELS = new Set(["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"]); // a model may have its own
 const FLAGS = [["ignore_eos", "Go on after the end token"], ["include_stop_str_in_output", "Show the stop text"],
   ["skip_special_tokens", "Show special tokens", false], ["spaces_between_special_tokens", "No spaces between these", false],
   ["use_beam_search", "Beam search, as wide as choices"]];
-const LINES = [["stop", "Stop texts, one a line"], ["bad_words", "Words never to be said, one a line"]];
+const LINES = [["stop", "Stop texts, one a line"], ["bad_words", "Banned words, one a line"]];
 const IDS = [["stop_token_ids", "Stop tokens (ids)"], ["allowed_token_ids", "Only these tokens (ids)"]];
 const BIAS = ["logit_bias", "Bias of tokens by their ids (JSON object)", '{"42": -100}'];
 const JSONS = [
@@ -67,14 +69,17 @@ function parsed(values, name) {
 }
 
 export class Settings {
-  constructor({ system, onsystem, onchange }) {
-    const stored = JSON.parse(localStorage.getItem(STORE) ?? "{}");
+  /** `facts()` is what is known of the server: its model's defaults. */
+  constructor({ system, onsystem, onchange, facts = () => ({}) }) {
+    const stored = readStored();
+    this.facts = facts;
     this.values = [stored.values?.[0] ?? {}, stored.values?.[1] ?? {}];
     this.compare = stored.compare ?? false;
     this.side = 0;
     this.onchange = onchange;
     this.body = h("div", { class: "card" });
-    const area = h("textarea", { rows: "3", placeholder: "You are a helpful assistant.", value: system, oninput: () => onsystem(area.value) });
+    this.badges = [];
+    const area = this.system = h("textarea", { rows: "3", placeholder: "You are a helpful assistant.", value: system, oninput: () => onsystem(area.value) });
     this.element = h("div", { class: "settings" }, h("section", { class: "card", "aria-label": "System prompt" },
       h("label", { class: "field" }, h("span", {}, "System prompt"), area)), this.body);
     this.#render();
@@ -83,7 +88,8 @@ export class Settings {
   /** What each side is asked with: [{ label, fields }]. */
   sides() {
     const used = this.compare ? ["A", "B"] : [""];
-    return used.map((label, index) => ({ label, fields: toFields(this.values[index]) }));
+    const all = used.map((_, index) => toFields(this.values[index]));
+    return used.map((label, index) => ({ label, name: this.compare ? difference(all[index], all[1 - index]) : "", fields: all[index] }));
   }
 
   #changed() {
@@ -94,10 +100,33 @@ export class Settings {
   #set(name, value) {
     this.values[this.side][name] = value;
     this.#changed();
+    this.#count();
+  }
+
+  /** What holds where nothing is put in: the model's own, the API's, or, as long as nobody said, "default". */
+  showDefaults() {
+    const { defaults, max_model_len: longest } = this.facts();
+    for (const { name, standard } of [...MAIN, ...MORE]) {
+      const input = this.body.querySelector(`input[name=${name}]`);
+      const own = defaults?.[name], shown = typeof own === "number" && Number.isInteger(own) && standard?.includes(".") ? own.toFixed(1) : own;
+      const known = own !== undefined ? `${shown} (model)` : name === "max_tokens" && longest ? `to ${count(longest)} in all` : standard;
+      input.placeholder = defaults || !MODELS.has(name) ? (known ?? "default") : "default";
+    }
+  }
+
+  /** How many settings of each closed section are in force: they are so across visits. */
+  #count() {
+    const values = this.values[this.side];
+    for (const { badge, names } of this.badges) {
+      const changed = names.filter((name) => values[name] !== undefined && values[name] !== "" && values[name] !== false).length;
+      badge.hidden = !changed;
+      say(badge, `${changed} changed`);
+    }
   }
 
   #render() {
     const values = this.values[this.side];
+    this.badges = [];
     const compare = h("label", { class: "check" }, h("input", { type: "checkbox", checked: this.compare, onchange: (event) => {
       this.compare = event.target.checked;
       this.side = 0;
@@ -108,24 +137,28 @@ export class Settings {
       this.compare && segmented("Settings of", [[0, "Side A"], [1, "Side B"]], this.side, (side) => { this.side = side; this.#render(); }),
       this.#grid(MAIN, values),
       this.#flag("tokens", "Show tokens and their odds", values),
-      this.#details("More sampling", [this.#grid(MORE, values),
+      this.#details("More sampling", [...MORE, ...LINES, ...IDS, BIAS, ...FLAGS].map((each) => each.name ?? each[0]), [this.#grid(MORE, values),
         LINES.map(([name, text]) => this.#text(name, text, "", values, 2)),
         IDS.map(([name, text]) => this.#text(name, text, "3, 17", values, 1)),
         this.#text(...BIAS, values, 2, true), FLAGS.map(([name, text]) => this.#flag(name, text, values))]),
-      this.#details("Structure and tools", JSONS.map(([name, text, hint]) => this.#text(name, text, hint, values, 4, true))),
+      this.#details("Structure and tools", JSONS.map(([name]) => name), JSONS.map(([name, text, hint]) => this.#text(name, text, hint, values, 4, true))),
       h("button", { class: "button small", type: "button", onclick: () => { this.values[this.side] = {}; this.#changed(); this.#render(); } }, "Back to defaults"));
+    this.showDefaults();
+    this.#count();
   }
 
-  #details(title, content) {
+  #details(title, names, content) {
     const open = this.opened?.has(title);
     this.opened ??= new Set();
+    const badge = h("span", { class: "chip", hidden: true });
+    this.badges.push({ badge, names });
     return h("details", { open, ontoggle: (event) => (event.target.open ? this.opened.add(title) : this.opened.delete(title)) },
-      h("summary", {}, title), h("div", {}, content));
+      h("summary", {}, title, badge), h("div", {}, content));
   }
 
   #grid(fields, values) {
-    return h("div", { class: "pair" }, fields.map(({ name, text, min, max, step, hint }) => h("label", { class: "field" }, h("span", {}, text),
-      h("input", { type: "number", name, min, max, step, placeholder: hint, value: values[name] ?? "",
+    return h("div", { class: "pair" }, fields.map(({ name, text, min, max, step }) => h("label", { class: "field" }, h("span", {}, text),
+      h("input", { type: "number", name, min, max, step, value: values[name] ?? "",
         oninput: (event) => this.#set(name, event.target.value) }))));
   }
 
@@ -141,6 +174,26 @@ export class Settings {
         if (isJson) event.target.setAttribute("aria-invalid", String(!isValid(event.target.value)));
       } }));
   }
+}
+
+function readStored() {
+  try {
+    return JSON.parse(localStorage.getItem(STORE)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/** In what the settings of one side are others than those of the other, in a few words. */
+function difference(mine, other) {
+  const names = [...new Set([...Object.keys(mine), ...Object.keys(other)])].filter((name) => JSON.stringify(mine[name]) !== JSON.stringify(other[name]));
+  const shown = names.slice(0, 2).map((name) => `${name.replaceAll("_", " ")} ${mine[name] === undefined ? "default" : short(mine[name])}`);
+  return names.length ? shown.join(", ") + (names.length > 2 ? ` and ${names.length - 2} more` : "") : "same settings";
+}
+
+function short(value) {
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  return text.length > 24 ? `${text.slice(0, 23)}…` : text;
 }
 
 function isValid(text) {

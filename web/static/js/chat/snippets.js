@@ -1,5 +1,6 @@
 // A request as something to run elsewhere: curl, Python, a job on Redis.
 
+import { copyBy } from "../clipboard.js";
 import { fill, h, segmented } from "../dom.js";
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -38,23 +39,25 @@ function literal(value, depth) {
   return `${open}\n${items.map((item) => `${pad}    ${item},\n`).join("")}${pad}${close}`;
 }
 
-export function redisJob(deployment, body) {
+/** `redis`: the options by which redis-cli reaches the bus. The newest result is noted first: what comes after it is ours. */
+export function redisJob(deployment, redis, body) {
   const { stream, stream_options: _, ...rest } = body;
   const line = { custom_id: "mine-1", method: "POST", url: "/v1/chat/completions", body: rest };
-  return `redis-cli XADD ${quoted(`{${deployment}}:jobs`)} '*' request ${quoted(JSON.stringify(line))}\n\n` +
-    `# the answer:\nredis-cli XREAD BLOCK 0 STREAMS ${quoted(`{${deployment}}:results`)} 0`;
+  const cli = ["redis-cli", ...redis.map((each) => (/^[\w./:@-]+$/.test(each) ? each : quoted(each)))].join(" ");
+  const [jobs, results] = ["jobs", "results"].map((name) => quoted(`{${deployment}}:${name}`));
+  return [`last=$(${cli} --raw XREVRANGE ${results} + - COUNT 1 | head -n 1)`,
+    `${cli} XADD ${jobs} '*' request ${quoted(JSON.stringify(line))}`, "", "# the answer:",
+    `${cli} --raw XREAD BLOCK 0 COUNT 1 STREAMS ${results} "${"${last:-0}"}"`].join("\n");
 }
 
-/** A dialog with the three. */
-export function showSnippets({ body, deployment, needsKey }) {
+/** A dialog with all of them; `redis` null: the bus is none, or not known. */
+export function showSnippets({ body, deployment, redis, needsKey }) {
   const origin = location.origin;
-  const texts = { curl: curl(origin, body, needsKey), Python: python(origin, body, needsKey), "Redis job": redisJob(deployment, body) };
+  const texts = { curl: curl(origin, body, needsKey), Python: python(origin, body, needsKey),
+    ...(redis ? { "Redis job": redisJob(deployment, redis, body) } : {}) };
   const code = h("pre", { tabindex: "0" });
-  const copy = h("button", { class: "button primary", type: "button", onclick: async () => {
-    await navigator.clipboard.writeText(code.textContent);
-    copy.textContent = "Copied";
-  } }, "Copy");
-  const show = (name) => { fill(code, texts[name]); copy.textContent = "Copy"; };
+  const copy = h("button", { class: "button primary", type: "button", onclick: () => copyBy(copy, code.textContent, code) }, "Copy");
+  const show = (name) => fill(code, texts[name]);
   const dialog = h("dialog", { class: "snippet", "aria-labelledby": "snippet-title", onclose: () => dialog.remove() },
     h("form", { method: "dialog" }, h("h2", { id: "snippet-title" }, "The same request from elsewhere"),
       segmented("As", Object.keys(texts).map((name) => [name, name]), "curl", show), code,

@@ -2,25 +2,26 @@
 
 import { mix, pixel, rgbOf, rgbOfName } from "../colors.js";
 import { announce, h } from "../dom.js";
-import { CACHED, PINNED } from "../world.js";
+import { CACHED, FREE, PINNED } from "../world.js";
 import { hideTip, showTip } from "./tip.js";
 
 const FLASH_MS = 900;
 const ASK_AFTER_MS = 120;
-const LARGEST = 26;
+const LARGEST = 26, LARGEST_WIDE = 64;
 const SMALLEST = 2;
 
 /** Size of a square with its gap (CSS pixels), so that `count` of them fit into width x height if they can. */
 export function pitchOf(count, width, height) {
-  let pitch = Math.min(width > 1500 ? LARGEST * 1.8 : LARGEST, Math.floor(Math.sqrt((width * height) / Math.max(1, count))));
+  let pitch = Math.min(width > 1100 ? LARGEST_WIDE : LARGEST, Math.floor(Math.sqrt((width * height) / Math.max(1, count))));
   while (pitch > SMALLEST && Math.ceil(count / Math.floor(width / pitch)) * pitch > height) pitch--;
   return Math.max(SMALLEST, Math.floor(pitch));
 }
 
 export class BlockMap {
-  /** `describe(block)` gives the content of the tip, `ask(block)` a promise of more; `followed()` is a set of ids. */
-  constructor({ label, height, describe, ask, followed = () => new Set(), choose = () => {}, signal }) {
-    Object.assign(this, { label, height, describe, ask, followed, choose });
+  /** `height()` is how much of it there is; `describe(block)` gives the content of the tip, `ask(block)` a promise of
+   * more; `followed()` is the set of blocks that stand out, null: none does. */
+  constructor({ label, height, describe, ask, followed = () => null, choose = () => {}, signal }) {
+    Object.assign(this, { label, heightOf: height, describe, ask, followed, choose });
     this.tier = null;
     this.frames = 0;
     this.drawn = { version: -1, owners: new Int32Array(0), shares: new Uint8Array(0) };
@@ -35,6 +36,7 @@ export class BlockMap {
     this.canvas.addEventListener("blur", () => this.#point(-1));
     const observer = new ResizeObserver(() => this.#resize());
     observer.observe(this.element);
+    addEventListener("resize", () => this.#resize(), { signal });
     signal.addEventListener("abort", () => {
       observer.disconnect();
       cancelAnimationFrame(this.frame);
@@ -63,7 +65,7 @@ export class BlockMap {
     const width = Math.floor(this.element.clientWidth);
     if (!this.tier || !width || !this.count) return;
     const scale = Math.min(2, devicePixelRatio || 1);
-    this.pitch = pitchOf(this.count, width, this.height);
+    this.pitch = pitchOf(this.count, width, this.heightOf());
     this.columns = Math.floor(width / this.pitch);
     this.rows = Math.ceil(this.count / this.columns);
     this.cell = Math.round(this.pitch * scale);
@@ -139,7 +141,7 @@ export class BlockMap {
   #cell(block, palette, dirty, flash, kind = 0) {
     const owner = this.tier.owners[block], shared = this.tier.shares[block] > 1;
     let colour = owner > 0 ? rgbOf(owner) : owner === CACHED ? palette.cached : owner === PINNED ? palette.ink : palette.free;
-    if (palette.followed.size && owner > 0 && !palette.followed.has(owner)) colour = mix(colour, palette.free, 0.78);
+    if (palette.followed && owner !== FREE && !palette.followed.has(block)) colour = mix(colour, palette.free, 0.82);
     if (flash) colour = mix(colour, palette.flashes[kind], flash);
     const width = this.canvas.width, row = Math.floor(block / this.columns), column = block % this.columns;
     const side = this.cell - this.gap, wide = this.xs[column + 1] - this.xs[column] - this.gap;
@@ -223,7 +225,7 @@ export class BlockMap {
       this.#point(block);
       announce(document.getElementById("tip").textContent);
     } else if (event.key === "Enter" && this.hovered >= 0) this.choose(this.hovered);
-    else if (event.key === "Escape") this.#point(-1);
+    else if (event.key === "Escape" && this.hovered >= 0) this.#point(-1);
     else return;
     event.preventDefault();
   }

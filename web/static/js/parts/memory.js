@@ -18,31 +18,38 @@ export function legend() {
 export class Memory {
   constructor({ world, name, signal, asks = true }) {
     Object.assign(this, { world, name });
+    this.stale = h("p", { class: "stale-note", hidden: true });
     this.texts = { device: h("span", { class: "small quiet num" }), host: h("span", { class: "small quiet num" }) };
     this.bars = { device: h("div", { class: "usage", "aria-hidden": "true" }), host: h("div", { class: "usage", "aria-hidden": "true" }) };
     this.maps = {};
     for (const tier of ["device", "host"]) {
       this.maps[tier] = new BlockMap({
         label: `${tier === "device" ? "Device" : "Host"} blocks of ${name}. Move with the arrow keys.`,
-        height: tier === "device" ? Math.max(440, innerHeight * 0.45) : 150,
+        height: () => this.#height(tier),
         signal,
         describe: (block, more) => this.#describe(tier, block, more),
         ask: asks ? (block) => getJson(`/api/blocks?replica=${encodeURIComponent(name)}&block=${block}&tier=${tier}`) : null,
-        followed: () => world.followedSequences(),
+        followed: () => world.followedBlocks(name, tier),
         choose: (block) => this.#choose(tier, block),
       });
     }
     this.hostMap = h("div", { class: "below" }, this.maps.host.element);
     this.hostCard = h("section", { class: "card", hidden: true },
       h("header", {}, h("h2", {}, "Host tier"), this.texts.host), this.bars.host, this.hostMap);
-    this.element = h("div", { class: "view" },
+    this.element = h("div", { class: "view" }, this.stale,
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Device tier"), this.texts.device),
         this.bars.device, h("div", { class: "spacer" }), this.maps.device.element, h("div", { class: "spacer" }), legend()),
       this.hostCard);
     world.on("state", () => this.update(), signal);
-    world.on("follow", () => this.refresh(), signal);
-    world.on("theme", () => this.refresh(), signal);
+    for (const change of ["follow", "tables", "theme"]) world.on(change, () => this.refresh(), signal);
     this.update();
+  }
+
+  /** A map gets what the window has left: the device's most of it. */
+  #height(tier) {
+    const has = this.world.shownReplicas().get(this.name)?.host.owners.length;
+    const left = Math.max(440, innerHeight - (has ? 430 : 300));
+    return tier === "device" ? (has ? left * 0.72 : left) : Math.max(150, left * 0.28);
   }
 
   refresh() {
@@ -51,8 +58,11 @@ export class Memory {
   }
 
   update() {
-    const replica = this.world.replicas.get(this.name);
+    const replica = this.world.shownReplicas().get(this.name);
     if (!replica) return;
+    this.element.classList.toggle("stale", Boolean(replica.lostS));
+    this.stale.hidden = !replica.lostS;
+    say(this.stale, replica.lostS ? `${this.name} is gone: these were its blocks when it was there last.` : "");
     const host = replica.host.counts();
     this.hostCard.hidden = !host.size;
     this.hostMap.hidden = host.free === host.size;
@@ -67,7 +77,7 @@ export class Memory {
   }
 
   #describe(tier, block, more) {
-    const replica = this.world.replicas.get(this.name);
+    const replica = this.world.shownReplicas().get(this.name);
     const owner = replica?.[tier].owners[block], shares = replica?.[tier].shares[block];
     const sequence = this.world.sequences.get(owner);
     const what = owner > 0 ? "held" : owner === CACHED ? "free, still cached" : owner === PINNED ? "source of a copy" : "free";
@@ -85,7 +95,7 @@ export class Memory {
   }
 
   #choose(tier, block) {
-    const owner = this.world.replicas.get(this.name)?.[tier].owners[block];
+    const owner = this.world.shownReplicas().get(this.name)?.[tier].owners[block];
     const sequence = this.world.sequences.get(owner);
     if (sequence) this.world.follow(sequence.requestId);
   }

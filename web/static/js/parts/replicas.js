@@ -6,8 +6,8 @@ import { fill, segmented } from "../dom.js";
 export function chooseReplica(world, place, show, signal) {
   let names = "", current = null;
   const update = () => {
-    const all = [...world.replicas.keys()];
-    if (all.join() === names) return;
+    const all = [...world.shownReplicas().keys()].sort();
+    if (all.join() === names && (current || !all.length)) return;
     names = all.join();
     if (!all.includes(current)) {
       current = all[0] ?? null;
@@ -18,6 +18,6 @@ export function chooseReplica(world, place, show, signal) {
       show(name);
     }) : null);
   };
-  world.on("state", update, signal);
+  for (const change of ["state", "actors"]) world.on(change, update, signal);
   update();
 }

@@ -17,9 +17,10 @@ const LEFT = 72;
 const AXIS = 22;
 
 export class Timeline {
-  /** `steps()` are all that are known, `nowS()` the right end; `windowS` is how much of it is shown. */
-  constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, signal }) {
-    Object.assign(this, { steps, nowS, windowS });
+  /** `steps()` are all that are known, `nowS()` the right end; `windowS` is how much of it is shown. The axis counts
+   * from `zeroS`, or back from the right end. */
+  constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, zeroS = null, signal }) {
+    Object.assign(this, { steps, nowS, windowS, zeroS });
     this.chosen = LANES.filter((lane) => lanes.includes(lane.name));
     this.tall = tall;
     this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-roledescription": "timeline",
@@ -48,7 +49,7 @@ export class Timeline {
   #resize() {
     this.scale = Math.min(2, devicePixelRatio || 1);
     this.width = Math.max(260, this.element.clientWidth);
-    const more = Math.min(2, Math.max(1, innerHeight / 860));
+    const more = Math.min(4, Math.max(1, (innerHeight - 440) / 296)); // all lanes together fill the window
     this.lanes = this.chosen.map((lane) => ({ ...lane, height: this.tall && lane.tall ? Math.round(lane.tall * more) : lane.height }));
     this.height = this.lanes.reduce((sum, lane) => sum + lane.height + GAP, AXIS);
     this.canvas.width = this.width * this.scale;
@@ -68,7 +69,7 @@ export class Timeline {
   draw() {
     if (!this.width) return;
     const context = this.canvas.getContext("2d");
-    const { shown, place, startS, perS } = this.visible();
+    const { shown, place, startS, endS, perS } = this.visible();
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
     context.font = `12px ${named("sans")}`;
@@ -87,7 +88,7 @@ export class Timeline {
       else this.#bus(context, lane, shown, place, top);
       top += lane.height + GAP;
     }
-    this.#axis(context, startS, perS, top - 4);
+    this.#axis(context, startS, endS, perS, top - 4);
     context.restore();
   }
 
@@ -132,16 +133,17 @@ export class Timeline {
     }
   }
 
-  #axis(context, startS, perS, top) {
+  #axis(context, startS, endS, perS, top) {
     const every = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60].find((each) => each * perS >= 70) ?? 60;
     context.fillStyle = named("ink-2");
     context.textAlign = "center";
-    for (let at = Math.ceil(startS / every) * every; ; at += every) {
-      const x = LEFT + (at - startS) * perS;
-      if (x > this.width - 24) break;
+    const zeroS = this.zeroS ?? endS, digits = every < 0.1 ? 2 : every < 1 ? 1 : 0;
+    for (let number = Math.ceil((startS - zeroS) / every - 1e-6); number * every <= endS - zeroS + 1e-6; number++) {
+      const x = LEFT + (number * every + zeroS - startS) * perS, isNow = this.zeroS === null && number === 0;
       if (x < LEFT + 8) continue;
-      const within = ((at % 60) + 60) % 60;
-      context.fillText(`${within.toFixed(every < 0.1 ? 2 : every < 1 ? 1 : 0)} s`, x, top + 8);
+      const text = isNow ? (this.pausedS ? "0 s" : "now") : `${(number * every).toFixed(digits).replace("-", "−")} s`;
+      context.textAlign = x > this.width - 24 ? "right" : "center";
+      context.fillText(text, Math.min(x, this.width - 8), top + 8);
     }
   }
 

@@ -6,9 +6,9 @@ import { swatch } from "./memory.js";
 
 /** Phases by the mark that each begins with. */
 export const PHASES = [
-  ["Queue", "arrived_s", "var(--queue)"],
+  ["Queued", "arrived_s", "var(--queue)"],
   ["Tokenize", "taken_s", "var(--tokenize)"],
-  ["Wait", "tokenized_s", "var(--wait)"],
+  ["Waiting for blocks", "tokenized_s", "var(--wait)"],
   ["Prefill", "started_s", "var(--prefill)"],
   ["Decode", "first_token_s", "var(--decode)"],
   ["Detokenize", "ended_s", "var(--detokenize)"],
@@ -28,13 +28,26 @@ export function phaseKey(names = PHASES.map(([name]) => name)) {
     h("li", {}, h("i", { style: { "--colour": colour } }), name)));
 }
 
+/** What a request is doing, or how it has ended. */
+export function stateOf(request) {
+  return request.over_s ? request.endedState : request.state;
+}
+
 export class Waterfall {
   constructor({ choose }) {
     this.choose = choose;
+    this.isPointedAt = false;
     this.rows = new Map();
     this.body = h("div", { class: "phases" });
     this.element = h("div", { class: "waterfall" }, h("div", { class: "head", "aria-hidden": "true" },
       h("span", {}, "Request"), h("span", {}, "State"), h("span", {}, "Tokens"), h("span", {}, "So far"), h("span", {}, "Phases")), this.body);
+    this.body.addEventListener("pointerenter", () => { this.isPointedAt = true; });
+    this.body.addEventListener("pointerleave", () => { this.isPointedAt = false; });
+  }
+
+  /** Whether rows had better stay where they are: somebody points at them, or has the focus there. */
+  get isInUse() {
+    return this.isPointedAt || Boolean(this.body.querySelector(":focus-visible"));
   }
 
   /** Show these requests, in order, with the bars from `startS` to `endS`. */
@@ -64,11 +77,11 @@ export class Waterfall {
   }
 
   #update(row, request, startS, endS, isChosen) {
-    const state = request.over_s ? request.endedState : request.state;
+    const state = stateOf(request);
     say(row.state, state);
     row.state.className = `chip ${{ done: "good", "ended early": "bad", preempted: "warn" }[state] ?? ""}`;
     say(row.tokens, request.num_output === null ? `about ${count(request.num_prompt)}` : `${count(request.num_prompt)} → ${count(request.num_output)}`);
-    say(row.time, span((request.over_s ?? endS) - request.arrived_s));
+    say(row.time, span(Math.max(0, (request.over_s ?? endS) - request.arrived_s))); // clocks differ a little
     row.element.setAttribute("aria-pressed", String(isChosen));
     const first = request.sequences[0]?.id;
     if (first && row.first !== first) {

@@ -64,7 +64,7 @@ export class Recording {
 
   /** Tables { replica: Map(slot -> [id, blocks]) } and blocks ever used, after step `index`. */
   #tables(index) {
-    let from = Math.floor(index / KEEP_EVERY) * KEEP_EVERY;
+    let from = Math.max(0, Math.floor(index / KEEP_EVERY) * KEEP_EVERY); // before the first step the index is -1
     while (from > 0 && !this.kept.has(from)) from -= KEEP_EVERY;
     const state = from > 0 ? copy(this.kept.get(from)) : Object.fromEntries(this.replicas.map((name) => [name, { slots: new Map(), used: new Set() }]));
     for (let i = from; i <= index; i++) {
@@ -78,6 +78,7 @@ export class Recording {
   show(world, atS) {
     const index = this.indexAt(atS);
     const state = this.#tables(index);
+    this.state = state;
     world.atS = atS;
     world.connected = true;
     for (const name of this.replicas) {
@@ -93,7 +94,16 @@ export class Recording {
       if (request.over_s && request.over_s <= atS) world.over.push(request);
       else world.requests.set(request.id, { ...request, ended_s: null, over_s: null });
     }
+    this.follow(world);
     world.tell("state");
+  }
+
+  /** The block tables of who is followed. */
+  follow(world) {
+    const id = world.followed && this.requests.find((request) => request.id === world.followed)?.sequences[0].id;
+    const tables = Object.entries(this.state).flatMap(([replica, { slots }]) =>
+      [...slots.values()].filter(([owner]) => owner === id).map(([owner, blocks]) => ({ id: owner, replica, blocks, host_blocks: [] })));
+    world.tables = id ? tables : null;
   }
 
   /** The steps of one replica, as the timeline wants them. */

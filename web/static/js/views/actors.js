@@ -2,7 +2,7 @@
 
 import { request } from "../api.js";
 import { fill, h, put, say } from "../dom.js";
-import { bytes, count, percent, short } from "../format.js";
+import { age, bytes, count, percent, short } from "../format.js";
 
 const ABOUT = {
   ingress: "HTTP in, text out", tokenizer: "Text to tokens", scheduler: "Plans every step", executor: "Computes the steps",
@@ -15,7 +15,7 @@ export function actorsView({ world, view, signal }) {
   const streams = h("ul", { class: "streams" });
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   view.append(problem, cards, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Streams"),
-    h("span", { class: "small quiet" }, "entries that are not done with")), streams));
+    h("span", { class: "small quiet" }, "pending entries")), streams));
   const known = new Map();
   const update = () => {
     const rows = [...world.actors].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
@@ -23,7 +23,7 @@ export function actorsView({ world, view, signal }) {
     for (const row of rows) {
       const name = `${row.kind}:${row.name}`;
       if (!known.has(name)) known.set(name, makeCard(world, row, problem));
-      updateCard(known.get(name), row, world.atS);
+      updateCard(known.get(name), row, world.nowS(), Math.max(...rows.map((each) => each.memory_bytes ?? 0)));
     }
     if (cards.dataset.names !== names.join()) {
       cards.dataset.names = names.join();
@@ -55,17 +55,20 @@ function makeCard(world, row, problem) {
   return card;
 }
 
-function updateCard(card, row, atS) {
+/** `most`: the memory of the actor that has most, the full length of a bar. */
+function updateCard(card, row, nowS, most) {
   const kind = { ready: "good", gone: "bad", draining: "warn" }[row.state] ?? "warn";
-  const text = row.state === "gone" ? `gone for ${Math.max(0, Math.round(atS - row.gone_s))} s` : row.state;
+  const text = row.state === "gone" ? `gone for ${age(nowS - row.gone_s)}` : row.state;
   const shown = row.progress !== null && row.progress !== undefined ? `${row.phase ?? row.state} ${percent(row.progress)}` : text;
   card.state.className = `chip ${kind}`;
   if (card.shown !== shown) fill(card.state, h("span", { class: "dot" }), shown);
   card.shown = shown;
-  say(card.restarts, `${row.restarts ? `restarted ${row.restarts === 1 ? "once" : `${row.restarts} times`}` : "never restarted"} · life ${row.epoch}`);
-  card.restarts.title = `Process ${row.pid} on ${row.host}`;
+  const up = row.started_s && row.state !== "gone" ? ` · up ${age(nowS - row.started_s)}` : "";
+  say(card.restarts, `${row.restarts ? `restarted ${row.restarts === 1 ? "once" : `${row.restarts} times`}` : "never restarted"}${up}`);
+  card.restarts.title = `Process ${row.pid} on ${row.host}, life ${row.epoch}`;
   set(card.cpu, row.cpu, row.cpu === null ? "–" : percent(row.cpu));
-  set(card.memory, row.memory_bytes / 2 ** 34, bytes(row.memory_bytes));
+  set(card.memory, row.memory_bytes / most, bytes(row.memory_bytes));
+  card.memory.element.title = "A full bar is the actor that takes most";
   set(card.gpu, row.gpu, row.gpu === null ? "–" : `${percent(row.gpu)} busy`);
   card.gpuMemory.element.hidden = row.gpu_memory_bytes === null;
   set(card.gpuMemory, row.gpu_memory_bytes / row.gpu_capacity_bytes, bytes(row.gpu_memory_bytes));
@@ -99,7 +102,7 @@ function confirmOrder(world, row, order, problem) {
   };
   put(dialog, h("form", { method: "dialog", onsubmit: send },
     h("h2", { id: "order-title" }, `${order === "drain" ? "Drain" : "Stop"} ${row.name}?`), h("p", { class: "quiet" }, EFFECTS[order]),
-    h("div", { class: "actions" }, h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Leave it"),
+    h("div", { class: "actions" }, h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Cancel"),
       h("button", { class: "button primary" }, order === "drain" ? "Drain it" : "Stop it"))));
   document.body.append(dialog);
   dialog.showModal();

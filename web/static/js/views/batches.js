@@ -1,11 +1,10 @@
 // Batches: upload a file of requests, watch it run, take the answers.
 
 import { getJson, request } from "../api.js";
-import { fill, h } from "../dom.js";
-import { count, NONE } from "../format.js";
+import { h } from "../dom.js";
+import { BatchCard, isOver } from "../parts/batch.js";
 
-const LOOK_MS = 1000;
-const OVER = new Set(["completed", "failed", "expired", "cancelled"]);
+const LOOK_MS = 1000, REST_MS = 5000;
 
 export function batchesView({ world, view, signal }) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
@@ -17,7 +16,7 @@ export function batchesView({ world, view, signal }) {
       drop.classList.remove("over");
       upload(event.dataTransfer.files[0]);
     } },
-  h("h2", {}, "Run many requests when there is room"),
+  h("h2", {}, "Run a batch in idle capacity"),
   h("p", { class: "quiet" }, "A file with one request per line, as OpenAI's batches have it. They stand behind all interactive requests."),
   input, h("label", { class: "button primary", for: "batch-file" }, "Choose a file"),
   h("button", { class: "button ghost", type: "button", onclick: () => upload(new File([example()], "example.jsonl")) }, "Run an example of 20 questions"),
@@ -25,14 +24,18 @@ export function batchesView({ world, view, signal }) {
   const none = h("section", { class: "card empty" }, h("h2", {}, "No batches here"),
     h("p", {}, "This server keeps no files: it was started without --files-dir. Queued work can still be pushed onto the stream of jobs by any Redis client."));
   view.append(problem);
-  let timer = null;
+  const cards = new Map();
+  let timer = null, began = false;
+
+  /** Once it is known whether this server takes batches; who may not know tries. */
   const begin = () => {
-    if (timer || !world.hello.model) return;
-    timer = setInterval(() => world.hello.takes_batches && look(), LOOK_MS);
-    view.append(...(world.hello.takes_batches ? [drop, list] : [none]));
-    if (world.hello.takes_batches) look();
+    if (began || !(world.hello.model || world.access === "forbidden")) return;
+    began = true;
+    const takes = world.hello.takes_batches ?? true;
+    view.append(...(takes ? [drop, list] : [none]));
+    if (takes) look();
   };
-  world.on("status", begin, signal);
+  for (const change of ["status", "health"]) world.on(change, begin, signal);
   begin();
 
   const fail = (error) => {
@@ -49,7 +52,7 @@ export function batchesView({ world, view, signal }) {
       form.append("purpose", "batch");
       form.append("file", file, file.name);
       const { id } = await getJson("/v1/files", { method: "POST", body: form });
-      const endpoint = JSON.parse((await file.text()).split("\n")[0]).url;
+      const endpoint = endpointOf(await file.slice(0, 2 ** 20).text());
       await request("/v1/batches", { json: { input_file_id: id, endpoint, completion_window: "24h", metadata: { name: file.name.slice(0, 200) } } });
       await look();
     } catch (error) {
@@ -59,47 +62,43 @@ export function batchesView({ world, view, signal }) {
   }
 
   async function look() {
-    try {
-      const { data } = await getJson("/v1/batches?limit=20", { signal });
-      fill(list, data.map((batch) => card(batch, look, fail)));
-      return data.some((batch) => !OVER.has(batch.status));
-    } catch (error) {
-      fail(error);
-      return false;
+    clearTimeout(timer);
+    let pause = REST_MS;
+    if (["ok", "forbidden"].includes(world.access)) {
+      try {
+        const { data } = await getJson("/v1/batches?limit=20", { signal });
+        show(data);
+        if (data.some((batch) => !isOver(batch))) pause = LOOK_MS;
+      } catch (error) {
+        fail(error);
+      }
     }
+    clearTimeout(timer);
+    if (!signal.aborted) timer = setTimeout(look, pause);
   }
 
-  signal.addEventListener("abort", () => clearInterval(timer));
-}
-
-function card(batch, look, fail) {
-  const { total = 0, completed = 0, failed = 0 } = batch.request_counts ?? {};
-  const part = (value, kind) => h("i", { class: kind, style: { width: `${(100 * value) / Math.max(1, total)}%` } });
-  const cancel = async () => {
-    try {
-      await request(`/v1/batches/${encodeURIComponent(batch.id)}/cancel`, { method: "POST" });
-      await look();
-    } catch (error) {
-      fail(error);
+  function show(batches) {
+    for (const batch of batches) {
+      if (!cards.has(batch.id)) cards.set(batch.id, new BatchCard({ look, fail }));
+      cards.get(batch.id).update(batch);
     }
-  };
-  const kind = { completed: "good", failed: "bad", expired: "bad", cancelled: "warn" }[batch.status] ?? "";
-  return h("section", { class: "card batch", "aria-label": batch.id },
-    h("header", {}, h("h2", { class: "clip" }, batch.metadata?.name ?? batch.id), h("span", { class: `chip ${kind}` }, batch.status),
-      batch.output_file_id && h("button", { class: "button small", type: "button", onclick: () => save(batch.output_file_id).catch(fail) }, "Answers"),
-      batch.error_file_id && h("button", { class: "button small", type: "button", onclick: () => save(batch.error_file_id).catch(fail) }, "Errors"),
-      !OVER.has(batch.status) && h("button", { class: "button small danger", type: "button", onclick: cancel }, "Cancel")),
-    h("div", { class: "progress", role: "progressbar", "aria-label": "Requests done", "aria-valuemin": "0", "aria-valuemax": String(total), "aria-valuenow": String(completed + failed) },
-      part(completed, ""), part(failed, "bad")),
-    h("p", { class: "small quiet num" }, total ? `${count(completed)} of ${count(total)} done${failed ? `, ${count(failed)} failed` : ""}` : NONE));
+    const elements = batches.map((batch) => cards.get(batch.id).element);
+    elements.forEach((element, index) => {
+      if (list.children[index] !== element) list.insertBefore(element, list.children[index] ?? null);
+    });
+    while (list.children.length > elements.length) list.lastChild.remove();
+  }
+
+  signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
-/** Hand a file of the server to the user. */
-async function save(id) {
-  const blob = await (await request(`/v1/files/${encodeURIComponent(id)}/content`)).blob();
-  const link = h("a", { href: URL.createObjectURL(blob), download: `${id}.jsonl` });
-  link.click();
-  URL.revokeObjectURL(link.href);
+/** Where the requests of a file go, by its first line. */
+function endpointOf(text) {
+  try {
+    return JSON.parse(text.split("\n")[0]).url;
+  } catch {
+    return "/v1/chat/completions"; // the server says what is wrong with the line
+  }
 }
 
 function example() {

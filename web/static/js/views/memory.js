@@ -4,15 +4,18 @@ import { fill, h } from "../dom.js";
 import { count, percent, short } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { Memory } from "../parts/memory.js";
+import { showFollowed } from "../parts/following.js";
 import { chooseReplica } from "../parts/replicas.js";
 
-const NAMES = ["Running", "Waiting", "Cache in use", "Prefix hits", "Preemptions", "Swapped out / in"];
+const NAMES = ["Running", "Waiting", "Cache in use", "Prefix hits", "Preemptions", "Parked", "Swapped out / in"];
 
 export function memoryView({ world, view, tools, signal }) {
   const figures = new Figures(NAMES);
   const place = h("div", { class: "view" });
   const choice = h("div", {});
-  tools.append(choice);
+  const followed = h("div", {});
+  tools.append(followed, choice);
+  showFollowed(world, followed, signal);
   view.append(figures.element, place);
   let closing = null, name = null;
   chooseReplica(world, choice, (chosen) => {
@@ -21,16 +24,18 @@ export function memoryView({ world, view, tools, signal }) {
     signal.addEventListener("abort", () => closing.abort());
     name = chosen;
     fill(place, chosen ? new Memory({ world, name, signal: closing.signal }).element
-      : h("div", { class: "card empty" }, "Waiting for an executor."));
+      : h("div", { class: "card empty" }, h("h2", {}, "There is no executor yet"), h("p", {}, "Its blocks are shown as soon as it has joined.")));
   }, signal);
   const update = () => {
-    const replica = world.replicas.get(name);
+    const replica = world.shownReplicas().get(name);
+    figures.element.classList.toggle("stale", Boolean(replica?.lostS));
     if (!replica) return;
     figures.set("Running", count(replica.num_running), `of ${count(replica.num_slots)} slots`);
     figures.set("Waiting", count(world.numWaiting));
     figures.set("Cache in use", percent(1 - replica.num_free / replica.num_blocks));
     figures.set("Prefix hits", replica.prefix_queries ? percent(replica.prefix_hits / replica.prefix_queries) : "–");
     figures.set("Preemptions", count(replica.num_swaps + replica.num_recomputes));
+    figures.set("Parked", count(replica.num_parked ?? 0), "their client left");
     figures.set("Swapped out / in", `${short(replica.swapped_out_blocks)} / ${short(replica.swapped_in_blocks)}`);
   };
   world.on("state", update, signal);

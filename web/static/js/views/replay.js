@@ -5,13 +5,14 @@ import { fill, h, icon, segmented } from "../dom.js";
 import { count, span } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { Memory } from "../parts/memory.js";
+import { showFollowed } from "../parts/following.js";
 import { chooseReplica } from "../parts/replicas.js";
 import { Timeline } from "../parts/timeline.js";
 import { phaseKey, Waterfall } from "../parts/waterfall.js";
 import { readLines, Recording } from "../replay/recording.js";
 import { key as stepKey } from "./steps.js";
 
-const SAMPLE = "/static/sample/cpu-run.jsonl.gz";
+const SAMPLE = new URL("../../sample/cpu-run.jsonl.gz", import.meta.url).pathname;
 const NAMES = ["Time", "Step", "Running", "Blocks held", "Ended", "Preempted"];
 const WINDOW_S = 4;
 
@@ -50,8 +51,9 @@ function player(recording, name, signal) {
   recording.show(world, atS);
   const figures = new Figures(NAMES);
   const memory = h("div", { class: "view" }), choice = h("div", {});
-  const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus"], signal });
-  const waterfall = new Waterfall({ choose: (id) => { world.follow(id); draw(); } });
+  const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus"], zeroS: recording.startS, signal });
+  const waterfall = new Waterfall({ choose: (id) => world.follow(id) });
+  world.on("follow", () => { recording.follow(world); world.tell("tables"); draw(); }, signal);
   const slider = h("input", { type: "range", min: String(recording.startS), max: String(recording.endS), step: "any", "aria-label": "Time in the recording",
     oninput: () => { go(Number(slider.value)); } });
   const button = h("button", { class: "button primary", type: "button", onclick: () => play(!playing) });
@@ -107,13 +109,15 @@ function player(recording, name, signal) {
     fill(memory, new Memory({ world, name, signal: closing.signal, asks: false }).element);
     draw();
   }, signal);
+  const followed = h("div", {});
+  showFollowed(world, followed, signal);
   play(false);
   return [
-    h("section", { class: "card scrub" }, button,
-      h("button", { class: "button", type: "button", onclick: () => step(-1) }, "Step back"),
-      h("button", { class: "button", type: "button", onclick: () => step(1) }, "Step on"), slider,
+    h("section", { class: "card scrub controls" }, button,
+      h("button", { class: "button", type: "button", onclick: () => step(-1) }, "Previous step"),
+      h("button", { class: "button", type: "button", onclick: () => step(1) }, "Next step"), slider,
       segmented("Speed", [[0.1, "0.1×"], [1, "1×"], [5, "5×"]], 1, (value) => { speed = value; }), choice,
-      h("span", { class: "small quiet" }, name)),
+      h("span", { class: "small quiet" }, name), followed),
     figures.element,
     h("div", { class: "two" }, memory, h("div", { class: "view" },
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), stepKey(["decode", "prefill", "ink-3", "good"])), timeline.element),

@@ -1,6 +1,6 @@
 // The steps of an executor as they come.
 
-import { fill, h, icon, labelled, segmented } from "../dom.js";
+import { fill, h, icon, labelled, say, segmented } from "../dom.js";
 import { pair, percent, short } from "../format.js";
 import { Figures } from "../parts/figures.js";
 import { chooseReplica } from "../parts/replicas.js";
@@ -29,6 +29,11 @@ export function stepsView({ world, view, tools, signal }) {
   const hint = h("div", { class: "small quiet" });
   view.append(figures.element, h("section", { class: "card" },
     h("header", {}, h("h2", {}, "Tokens of each step, and where the time went"), key()), timeline.element, hint));
+  const whyNone = () => {
+    if (world.health.level === "bad") return `Nothing is computed. ${world.health.text}`;
+    if (world.lost.has(name)) return `${name} is gone.`;
+    return "Nothing has been computed in this time. Ask something in the playground.";
+  };
   const update = () => {
     const found = summary(timeline.visible().shown);
     figures.set("Steps/s", found ? short(found.perS) : "0");
@@ -38,7 +43,7 @@ export function stepsView({ world, view, tools, signal }) {
     figures.set("Prefill/s", found ? short(found.prefill) : "0", "tokens");
     figures.set("Wasted", percent(found?.wasted));
     figures.set("Bus, plan / result", ...(found ? pair(found.planBus, found.resultBus) : ["–"]));
-    hint.textContent = found ? "" : "Nothing has been computed in this time. Ask something in the playground.";
+    say(hint, found ? "" : whyNone());
   };
   const timer = setInterval(update, 500);
   signal.addEventListener("abort", () => clearInterval(timer));

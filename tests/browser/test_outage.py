@@ -1,0 +1,118 @@
+"""What a page says of a deployment that does not answer, of a key that it needs, and of what it is told meanwhile."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from tests.browser.deployment import Deployment
+
+VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
+QUESTION = "What is water?"
+
+
+def answer_of(deployment: Deployment) -> str:
+    """What the API says to the question."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    content: str = httpx.post(f"{deployment.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0][
+        "message"
+    ]["content"]
+    return content
+
+
+def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deployment) -> None:
+    """The only executor dies in the middle of an answer: every view says so, the answer is paused and not "writing",
+    the last map is greyed, and no view claims that there is nothing to do. Then it goes on to the same end."""
+    whole = answer_of(deployment)
+    deployment.hold(after=6)
+    page.locator("[name=temperature]").fill("0")
+    page.get_by_label("Message").fill(QUESTION)
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant .prose")).to_have_text(re.compile(r"\w{3}"))
+    deployment.kill("executor-0")
+    banner, status = page.locator(".banner"), page.get_by_role("banner").get_by_role("status")
+    expect(banner).to_contain_text(
+        re.compile(r"executor-0 died \d+ s ago.*1 request waits and goes on with the same tokens")
+    )
+    expect(status).to_have_text("Outage")
+    expect(page.locator(".answer footer")).to_contain_text("paused: executor-0 died")
+    expect(page.locator(".glance.stale")).to_contain_text("The engine when it was there last")
+    for view in VIEWS:
+        page.goto(f"/#/{view}")
+        expect(banner).to_be_visible()
+    page.goto("/#/memory")
+    expect(page.get_by_text("executor-0 is gone: these were its blocks")).to_be_visible()
+    expect(page.locator(".view.stale .map canvas").first).to_be_visible()
+    page.goto("/#/steps")
+    expect(page.get_by_text("Nothing is computed. executor-0 died")).to_be_visible()
+    page.reload()  # who comes now hears of it too
+    expect(banner).to_contain_text("executor-0 died")
+    deployment.revive("executor", "executor-0")
+    expect(banner).to_be_hidden()
+    expect(status).to_have_text("Live")
+    page.goto("/#/chat")
+    expect(page.locator(".turn.assistant .prose")).to_have_text(whole)
+    expect(page.locator(".glance.stale")).to_have_count(0)
+
+
+HEALTH = """async (rows) => {
+  const module = document.querySelector("script[type=module]").src;
+  const { healthOf } = await import(new URL("health.js", module).href);
+  const ready = { state: "ready", lost_s: null, progress: null };
+  const well = { access: "ok", connected: true, away: "", missing: [], requests: new Map(), actors: [] };
+  const found = rows.map(({ actors = [], ...more }) =>
+    healthOf({ ...well, ...more, actors: actors.map((row) => ({ ...ready, ...row })) }, 1000));
+  return found.map(({ level, label, text }) => [level, label, text]);
+}"""
+
+
+def test_health_is_that_of_the_deployment(page: Page) -> None:
+    """In a sentence: what is missing, since when, how far it is, and what becomes of requests meanwhile."""
+    executor = {"kind": "executor", "name": "executor-0"}
+    loading = {"state": "loading", "phase": "imports", "progress": 0}
+    states = [
+        {"actors": [executor]},
+        {"actors": [{**executor, **loading, "lost_s": 988}], "missing": ["executor"]},
+        {"actors": [{**executor, "state": "gone", "lost_s": 988, "drained": True}], "missing": ["executor"]},
+        {"actors": [{**executor, **loading}], "missing": ["executor"]},
+        {"actors": [{**executor, **loading, "lost_s": 988}]},
+        {"actors": [{**executor, "state": "gone", "lost_s": 700}]},
+        {"actors": [{**executor, "state": "stalled 9 s"}], "missing": ["executor"]},
+        {"missing": ["bus"]},
+        {"away": "The scheduler does not answer."},
+        {"connected": False, "problem": "The server cannot be reached."},
+        {"access": "refused"},
+    ]
+    new = "New requests wait."
+    assert page.evaluate(HEALTH, states) == [
+        ["good", "Live", ""],
+        ["bad", "Outage", f"executor-0 died 12 s ago, restarting (imports 0%). {new}"],
+        ["bad", "Outage", f"executor-0 ended 12 s ago. {new}"],
+        ["bad", "Outage", f"executor-0 is starting (imports 0%). {new}"],
+        ["warn", "Degraded", "executor-0 died 12 s ago, restarting (imports 0%). Others of its kind carry on."],
+        ["good", "Live", ""],
+        ["bad", "Outage", f"executor-0 does not get on with its steps (stalled 9 s). {new}"],
+        ["bad", "Outage", f"Redis does not answer. {new}"],
+        ["bad", "Outage", f"There is no scheduler. {new}"],
+        ["bad", "Not connected", "The server cannot be reached. Trying again."],
+        ["warn", "Key needed", "This server refused the key."],
+    ]
+
+
+def test_a_server_without_keys_says_so(page: Page) -> None:
+    """Who looks where a key is put in learns that none is needed."""
+    page.get_by_role("button", name="API key").click()
+    expect(page.get_by_role("dialog")).to_contain_text("This server asks for no key")
+
+
+def test_only_charts_fetch_what_draws_them(page: Page) -> None:
+    """And no module is fetched without its version."""
+    names = "performance.getEntriesByType('resource').map((each) => new URL(each.name).pathname)"
+    loaded = page.evaluate(names)
+    assert not any("uPlot" in name for name in loaded)
+    assert [name for name in loaded if name.startswith("/static/") and not name.startswith("/static/v-")] == []
+    page.goto("/#/charts")
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    assert any("uPlot.esm.js" in name for name in page.evaluate(names))

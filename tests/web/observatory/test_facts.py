@@ -1,0 +1,34 @@
+"""What a page is told of a deployment once."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.settings import Settings
+from web.model import ServedModel
+from web.observatory.facts import facts_of, redis_options
+
+
+@pytest.mark.parametrize(
+    ("bus", "options"),
+    [
+        ("unix:///tmp/a b/redis.sock", ["-s", "/tmp/a b/redis.sock"]),
+        ("redis://:secret@redis:6380/2", ["-u", "redis://redis:6380/2"]),
+        ("redis://localhost", ["-u", "redis://localhost"]),
+        ("redis+sentinel://a,b/main", None), ("memory://", None), ("", None),
+    ],
+)  # fmt: skip
+def test_how_redis_is_reached(bus: str, options: list[str] | None) -> None:
+    """As redis-cli takes it, without the password."""
+    assert redis_options(bus) == options
+
+
+def test_defaults_and_targets() -> None:
+    """Those of the model, and those that were given."""
+    model = ServedModel(("m",), default_sampling={"temperature": 0.2}, max_model_len=100)
+    facts = facts_of(Settings(itl_target_ms=20.0), model, "ingress-0")
+    assert (facts["defaults"], facts["targets"], facts["max_model_len"]) == (
+        {"temperature": 0.2},
+        {"itl_ms": 20.0},
+        100,
+    )

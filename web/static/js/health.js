@@ -1,0 +1,56 @@
+// Whether requests are answered, in a sentence: the health of the deployment, not of the feed.
+
+import { age, count, percent } from "./format.js";
+
+const LABELS = { good: "Live", warn: "Degraded", bad: "Outage" };
+const GONE_SHOWN_S = 120; // how long an actor is missed that others stand in for
+const WITHOUT = {
+  bus: "Redis does not answer.", tokenizer: "There is no tokenizer.", scheduler: "There is no scheduler.",
+  executor: "There is no executor.", detokenizer: "There is no detokenizer.",
+};
+const ACCESS = {
+  needed: ["This server needs an API key.", "Enter a key"],
+  refused: ["This server refused the key.", "Enter another key"],
+  forbidden: ["This key may use the playground and batches. What the engine does needs a key of an operator.", "Enter another key"],
+};
+
+/** { level: good, warn or bad; label; text, "" if all is well; action: null or the text of a button that asks for a key }. */
+export function healthOf(world, nowS = world.nowS()) {
+  const access = ACCESS[world.access];
+  if (access) return { level: "warn", label: world.access === "forbidden" ? "No access" : "Key needed", text: access[0], action: access[1] };
+  if (!world.connected) {
+    const text = world.problem ? `${world.problem} Trying again.` : "";
+    return { level: world.problem ? "bad" : "warn", label: world.problem ? "Not connected" : "Connecting", text, action: null };
+  }
+  const troubles = world.actors.map((row) => troubleOf(row, nowS)).filter(Boolean);
+  const missing = world.missing.length ? world.missing : world.away && !troubles.length ? ["scheduler"] : [];
+  if (missing.length) return { level: "bad", label: LABELS.bad, text: outage(world, missing, troubles), action: null };
+  const shown = troubles.filter((each) => each.sinceS === null || nowS - each.sinceS < GONE_SHOWN_S);
+  const text = shown.length ? `${sentence(shown)} Others of its kind carry on.` : "";
+  return { level: text ? "warn" : "good", label: text ? LABELS.warn : LABELS.good, text, action: null };
+}
+
+/** What is wrong with an actor, if anything: { kind, text, sinceS }. */
+function troubleOf(row, nowS) {
+  const progress = row.progress === null || row.progress === undefined ? "" : ` (${row.phase ?? row.state} ${percent(row.progress)})`;
+  const trouble = (text, sinceS = null) => ({ kind: row.kind, text: `${row.name} ${text}`, sinceS });
+  if (row.lost_s) {
+    const ended = `${row.drained ? "ended" : "died"} ${age(nowS - row.lost_s)} ago`;
+    return trouble(row.state === "gone" ? ended : `${ended}, restarting${progress}`, row.state === "gone" ? row.lost_s : null);
+  }
+  if (row.state.startsWith("stalled")) return trouble(`does not get on with its steps (${row.state})`);
+  if (row.state === "draining") return trouble("is draining");
+  return ["starting", "loading"].includes(row.state) ? trouble(`is starting${progress}`) : null;
+}
+
+function sentence(troubles) {
+  return `${troubles.map((each) => each.text).join("; ")}.`;
+}
+
+function outage(world, missing, troubles) {
+  const about = troubles.filter((each) => missing.includes(each.kind));
+  const unsaid = missing.filter((kind) => !about.some((each) => each.kind === kind));
+  const waiting = world.requests.size;
+  const after = waiting ? `${count(waiting)} request${waiting === 1 ? " waits and goes" : "s wait and go"} on with the same tokens.` : "New requests wait.";
+  return [about.length && sentence(about), ...unsaid.map((kind) => WITHOUT[kind] ?? `There is no ${kind}.`), after].filter(Boolean).join(" ");
+}

@@ -238,7 +238,7 @@ def _decode_kernel(
             else:
                 scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION) * scale_log2
             if INT8:
-                k_scale, v_log, per_v_scale = token_scales(words, NATIVE)
+                k_scale, v_log, per_v_scale = token_scales(words, NATIVE and WHOLE)
                 scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
             scores = tl.where(seen[:, None], scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=0))
@@ -370,7 +370,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=128 if cos_sin is not None and common["BLOCK_DIM"] <= 128 and config.num_warps == 4 else None,
+        maxnreg=128 if common["BLOCK_DIM"] <= 128 and config.num_warps == 4 and q.element_size() == 2 else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)

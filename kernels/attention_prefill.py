@@ -87,7 +87,7 @@ def _attend(
         else:
             words = words_base + block_ids * (stride_block // 4) + unsigned % BLOCK_SIZE
             words = tl.load(words, mask=place < length, other=ONES) if MASKED else tl.load(words)
-            k_scale, v_log, per_v_scale = token_scales(words, NATIVE)
+            k_scale, v_log, per_v_scale = token_scales(words, NATIVE and q.dtype != tl.float32)
             k = unpack(k, 0, q.dtype, NATIVE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         factor = scale_log2

@@ -15,9 +15,9 @@ import torch
 
 from kernels.triton_import import tl, triton
 
-MOST, LEAST = 127.0, 2.0**-48
-"""The largest number, and the smallest scale: logarithms of scales stay far from infinity."""
-LARGEST, SMALLEST_SCALE = tl.constexpr(MOST), tl.constexpr(LEAST)
+MOST, PER_MOST, LEAST = 127.0, 1 / 127, 2.0**-48
+"""The largest number, one over it, and the smallest scale: logarithms of scales stay far from infinity."""
+LARGEST, STEP, SMALLEST_SCALE = tl.constexpr(MOST), tl.constexpr(PER_MOST), tl.constexpr(LEAST)
 ONES = tl.constexpr(0x3F803F80)
 """Two scales of 1."""
 FLIPS = (0, -128)
@@ -65,7 +65,7 @@ def check_scales(k_cache: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
 def to_int8_reference(heads: torch.Tensor, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     """heads [..., D] (part 0: of keys, 1: of values) -> numbers [..., D] int8 and scales [...] bfloat16."""
     wide = heads.float()
-    scales = (wide.abs().amax(-1) / MOST).clamp(min=LEAST).bfloat16()
+    scales = (wide.abs().amax(-1) * PER_MOST).clamp(min=LEAST).bfloat16()
     numbers = (wide * scales.float().reciprocal().unsqueeze(-1)).round()
     return numbers.clamp(-MOST, MOST).to(torch.int8).bitwise_xor(FLIPS[part]), scales
 
@@ -86,7 +86,7 @@ def quantize_halves(first, second):
     """Heads given by their halves [H, D / 2] -> the same as whole numbers in int32, and scales [H] in bfloat16."""
     first, second = first.to(tl.float32), second.to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
-    scale = tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST_SCALE).to(tl.bfloat16)
+    scale = tl.maximum(largest * STEP, SMALLEST_SCALE).to(tl.bfloat16)
     per_scale = tl.div_rn(1.0, scale.to(tl.float32))[:, None]
     first = tl.clamp(first * per_scale, -LARGEST, LARGEST)
     second = tl.clamp(second * per_scale, -LARGEST, LARGEST)

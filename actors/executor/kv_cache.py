@@ -32,7 +32,7 @@ def allocate_kv_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Zeros [num_blocks, layers, 2, block_size, kv_heads, head_dim]; [:, layer, 0] are a layer's keys, 1 its values. In
-    int8, which has scales behind them, [num_blocks, bytes]. See `layer_pages`.
+    int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. See `layer_pages`.
 
     Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
     the system when they are first written.
@@ -41,8 +41,10 @@ def allocate_kv_cache(
     if dtype == torch.int8:
         shape = (num_blocks, kv_block_bytes(config, block_size, dtype))
     if device.type != "cpu":
-        zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device)
-        return zeros.view(dtype)
+        zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
+        if dtype == torch.int8:
+            int8.split_blocks(zeros, config.num_layers, config.num_kv_heads, config.head_dim)[1].fill_(1.0)
+        return zeros
     num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 from actors.commands import SETTINGS_EPILOG, Commands
+from actors.gpu_limits import check_gpu
 from actors.model_config import ModelConfig, ModelError, resolve_model
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import add_arguments, load_settings
@@ -40,7 +41,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     """Compile what is missing; returns the exit code.
 
     Raises:
-        SettingsError: a target that is not understood.
+        SettingsError: a target that is not understood, or cannot do what the settings ask.
     """
     settings = load_settings(arguments)
     targets = [parse_target(name, arguments.multiprocessors) for name in arguments.target] or [_target_here()]
@@ -48,6 +49,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False))
         for target in targets:
+            check_gpu(settings, config, target)
             _compile(settings, config, target, jobs)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ from actors import logs
 from actors.actor import describe
 from actors.child import die_with_parent
 from actors.cli import version
+from actors.gpu_limits import E4M3_CACHES, check_gpu
 from actors.gpus import visible_gpus
 from actors.probe import url_of
 from actors.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
@@ -27,6 +28,7 @@ from actors.settings import Settings, SettingsError
 from actors.supervisor import Supervisor, plan_children
 from bus.contract import Bus, BusError
 from bus.private_redis import PrivateRedis, find_redis_server
+from kernels.target import first_target
 
 
 def serve(settings: Settings) -> int:
@@ -36,6 +38,8 @@ def serve(settings: Settings) -> int:
         SettingsError: the settings conflict with this machine, or the file of keys is wrong.
     """
     check_key_file(settings)
+    if settings.kv_cache_dtype in E4M3_CACHES:  # else the executor asks the driver, which takes a while, beside others
+        check_gpu(settings, None, first_target())
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
     settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all

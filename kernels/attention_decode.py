@@ -12,15 +12,27 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.attention_addresses import pair_offsets, part_offsets, tile_blocks
 from kernels.attention_plan import DecodePlan
-from kernels.float8 import float8_query, has_instructions, unpack_pairs
+from kernels.float8 import float8_query, has_instructions, largest_number, unpack_pairs
+from kernels.int8 import (
+    ONES,
+    PER_UNIT,
+    VALUE_BIAS,
+    split_queries,
+    token_scales,
+    unpack_value_pairs,
+    value_pairs,
+)
 from kernels.merge_pieces import merge_pieces
-from kernels.new_token import cache_token, join_halves, turn_group
+from kernels.new_token import cache_token, cache_token_int8, join_halves, select_halves, turn_group
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.target import target_of
 from kernels.triton_import import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
+LEAST_DIM = 32
+"""Of products of int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +66,6 @@ def merge_shape(plan: DecodePlan) -> tuple[int, int]:
     return (64, 4) if plan.num_rows < 4 else (8, 1)
 
 
-@triton.jit
-def _tile_blocks(
-    table_ptr, tile, length, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, PART: tl.constexpr
-):  # fmt: skip
-    """The blocks of a tile's tokens, one for each PART of them (which never lie in two): block 0 past the row's end."""
-    blocks = ()
-    for part in tl.static_range(TILE // PART):
-        place = tile * TILE + part * PART
-        block = tl.load(table_ptr + place // BLOCK_SIZE, mask=place < length, other=0)
-        blocks = blocks + (block,)  # noqa: RUF005 - Triton unpacks no tuples
-    return blocks
-
-
-@triton.jit
-def _part_offsets(
-    blocks, tile, stride_block, STRIDE_TOKEN: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PART: tl.constexpr,
-):  # fmt: skip
-    """For each token of a tile, where the first token of its part lies in the cache [TILE]: a number per part, and no
-    arithmetic per token."""
-    part_of = tl.arange(0, TILE) // PART
-    offsets = tl.zeros([TILE], tl.int64)
-    for part in tl.static_range(TILE // PART):
-        offset = tl.maximum(blocks[part], 0).to(tl.int64) * stride_block
-        if BLOCK_SIZE > PART:
-            offset += (tile * TILE + part * PART) % BLOCK_SIZE * STRIDE_TOKEN
-        offsets = tl.where(part_of == part, offset, offsets)
-    return offsets
-
-
 @triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
     q_ptr,  # [T, Hq, D], or [T, Hq + 2 Hkv, D] as the projections left it, if RAW
@@ -95,7 +77,8 @@ def _decode_kernel(
     items_ptr,  # [I, 8]
     program_items_ptr,  # [P + 1]
     tables_ptr,  # [S, MB]
-    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
+    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
+    # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
     cos_sin_ptr,  # [max_position, D] float32 if RAW, else None; the next two as well
     q_norm_ptr,  # [D] or None
     k_norm_ptr,  # [D] or None
@@ -120,13 +103,19 @@ def _decode_kernel(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
+    INT8: tl.constexpr,  # the cache
     LARGEST: tl.constexpr,  # of the cache's format
     SETTLED: tl.constexpr,  # the plan may be read before waiting
     PDL: tl.constexpr,
 ):
-    # A float8 cache's values are read two at a time, as numbers of 16 bits: tensor cores want them transposed, which
+    # Values of one byte are read two at a time, as numbers of 16 bits: tensor cores want them transposed, which
     # loads do for 16 bits only. Even and odd columns of the result are then summed up apart.
     PAIRS: tl.constexpr = scales_ptr is not None
+    FLOAT8: tl.constexpr = PAIRS and not INT8
+    ELEMENT: tl.constexpr = q_ptr.dtype.element_ty
+    WIDE: tl.constexpr = tl.float16 if PAIRS and tl.bfloat16 == ELEMENT else ELEMENT
+    # Over int8 products of queries and keys are of whole numbers, and values are multiplied as they are stored.
+    WHOLE: tl.constexpr = INT8 and tl.float16 == WIDE
     RAW: tl.constexpr = cos_sin_ptr is not None
     STEP: tl.constexpr = 2 if PAIRS else 1
     COLUMNS: tl.constexpr = BLOCK_DIM // STEP
@@ -147,15 +136,19 @@ def _decode_kernel(
     k_head_ptr = k_ptr + kv_head * STRIDE_HEAD
     k_inside = (token % PART)[:, None] * STRIDE_TOKEN + dim[None, :]
     v_scale, k_per_scale, v_per_scale = 1.0, None, None
-    if PAIRS:
+    if WHOLE:
+        v_scale = PER_UNIT
+    if FLOAT8:
         k_scale = tl.load(scales_ptr + kv_head)
         v_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
         scale_log2 *= k_scale
         if RAW:
             k_per_scale, v_per_scale = tl.div_rn(1.0, k_scale), tl.div_rn(1.0, v_scale)
+    v_ptr_pairs = v_ptr
+    if PAIRS:
         v_ptr_pairs = v_ptr.to(tl.pointer_type(tl.int16))
-    else:
-        v_ptr_pairs = v_ptr
+    if INT8:
+        words_ptr = scales_ptr.to(tl.pointer_type(tl.int32)) + kv_head * BLOCK_SIZE
     v_head_ptr = v_ptr_pairs + kv_head * (STRIDE_HEAD // STEP)
     v_inside = (token % PART)[None, :] * (STRIDE_TOKEN // STEP) + column[:, None]
     item = tl.load(program_items_ptr + program)
@@ -169,7 +162,7 @@ def _decode_kernel(
     tile_end = tl.load(fields + 4, mask=live, other=0)
     divided = tl.load(fields + 5, mask=live, other=0)
     table_ptr = tables_ptr + slot * stride_table
-    blocks = _tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
+    blocks = tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
     if PDL:
         gdc_launch_dependents()
     while item < end_item:
@@ -193,21 +186,37 @@ def _decode_kernel(
                 token_ptr, kv_head, tl.num_programs(0), newest, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps,
                 GROUP, HEAD_DIM // 2, BLOCK_HEADS, PDL and SETTLED,
             )  # fmt: skip
-            q = join_halves(first, second)
-            cache_token(
-                first, second, token_ptr + (num_heads + tl.num_programs(0) + kv_head) * HEAD_DIM,
-                k_ptr + target, v_ptr + target, k_per_scale, v_per_scale, kept & (block >= 0),
-                GROUP, HEAD_DIM // 2, LARGEST,
-            )  # fmt: skip
+            q = select_halves(first, second) if WHOLE else join_halves(first, second)
+            value_ptr = token_ptr + (num_heads + tl.num_programs(0) + kv_head) * HEAD_DIM
+            if INT8:
+                pair = kv_head * BLOCK_SIZE + block * (stride_block // 4) + newest % BLOCK_SIZE
+                cache_token_int8(
+                    first, second, value_ptr, k_ptr + target, v_ptr + target, scales_ptr + 2 * pair,
+                    kept & (block >= 0), GROUP, HEAD_DIM // 2,
+                )  # fmt: skip
+            else:
+                cache_token(
+                    first, second, value_ptr, k_ptr + target, v_ptr + target, k_per_scale, v_per_scale,
+                    kept & (block >= 0), GROUP, HEAD_DIM // 2, LARGEST,
+                )  # fmt: skip
         else:
-            q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
             if PDL and SETTLED:
                 gdc_wait()
-            q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
-        if PAIRS:
+            if WHOLE:
+                q = q_ptr + row * stride_qt + head[:, None] * stride_qh + dim[None, :]
+                q = tl.load(q, mask=(member < GROUP)[:, None] & mask_dim[None, :], other=0.0)
+            else:
+                q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
+                q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
+        if FLOAT8:
             q = float8_query(q)
+        if WHOLE:
+            q_high, q_low, q_scale = split_queries(q)
+            q_scale *= scale_log2
         highest = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_HEADS], tl.float32)
+        # Sums over a tile's tokens need all warps; those over tiles are made first.
+        totals = tl.zeros([TILE, BLOCK_HEADS], tl.float32)
+        plain_totals = tl.zeros([TILE, BLOCK_HEADS], tl.float32)
         acc = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         for tile in tl.range(tile_begin, tile_end):
@@ -215,27 +224,53 @@ def _decode_kernel(
             seen = place < length
             if WINDOWED:
                 seen &= place >= length - window
-            offsets = _part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
-            blocks = _tile_blocks(table_ptr, tile + 1, length, TILE, BLOCK_SIZE, PART)
+            offsets = part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
+            if INT8:
+                words = words_ptr + pair_offsets(blocks, tile, stride_block, TILE, BLOCK_SIZE, PART)
+                words = tl.load(words, mask=seen, other=ONES)
+            blocks = tile_blocks(table_ptr, tile + 1, length, TILE, BLOCK_SIZE, PART)
             k = tl.load((k_head_ptr + offsets[:, None]) + k_inside, mask=seen[:, None] & mask_dim[None, :], other=0.0)
             v = (v_head_ptr + offsets[None, :] // STEP) + v_inside
             v = tl.load(v, mask=seen[None, :] & mask_columns[:, None], other=0)
-            scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION)
+            if WHOLE:
+                scores = tl.dot(k, tl.trans(q_low), tl.dot(k, tl.trans(q_high)) * 254, out_dtype=tl.int32)
+                scores = scores.to(tl.float32) * q_scale[None, :]
+            else:
+                scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION) * scale_log2
+            if INT8:
+                k_scale, v_log, per_v_scale = token_scales(words, NATIVE and WHOLE)
+                scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
             scores = tl.where(seen[:, None], scores, float("-inf"))
-            new_highest = tl.maximum(highest, tl.max(scores, axis=0) * scale_log2)
-            weights = tl.exp2(scores * scale_log2 - new_highest[None, :])
+            new_highest = tl.maximum(highest, tl.max(scores, axis=0))
+            weights = tl.exp2(scores - new_highest[None, :])
             decay = tl.exp2(highest - new_highest)
-            total = total * decay + tl.sum(weights, axis=0)
-            weights = weights.to(q.dtype)
-            if PAIRS:
-                v, odd = unpack_pairs(v, v_ptr.dtype.element_ty, NATIVE)
-                acc_odd = tl.dot(odd.to(q.dtype), weights, acc_odd * decay[None, :], input_precision=PRECISION)
-            acc = tl.dot(v.to(q.dtype), weights, acc * decay[None, :], input_precision=PRECISION)
+            if INT8:
+                totals = tl.fma(totals, decay[None, :], weights * per_v_scale[:, None])
+            else:
+                totals = tl.fma(totals, decay[None, :], weights)
+            weights = weights.to(WIDE)
+            if WHOLE:
+                plain_totals = tl.fma(plain_totals, decay[None, :], weights.to(tl.float32))
+                v, odd = unpack_value_pairs(v, NATIVE)
+                acc_odd = tl.fma(acc_odd, decay[None, :], tl.dot(odd, weights))
+                acc = tl.fma(acc, decay[None, :], tl.dot(v, weights))
+            else:
+                if INT8:
+                    v, odd = value_pairs(v, WIDE)
+                elif FLOAT8:
+                    v, odd = unpack_pairs(v, v_ptr.dtype.element_ty, NATIVE)
+                if PAIRS:
+                    acc_odd = tl.dot(odd.to(WIDE), weights, acc_odd * decay[None, :], input_precision=PRECISION)
+                acc = tl.dot(v.to(WIDE), weights, acc * decay[None, :], input_precision=PRECISION)
             highest = new_highest
 
         table_ptr = tables_ptr + next_slot * stride_table
-        blocks = _tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
+        blocks = tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
+        total = tl.sum(totals, axis=0)
         share = (v_scale / tl.where(total > 0, total, 1.0))[None, :]
+        if WHOLE:
+            bias = tl.sum(plain_totals, axis=0)[None, :] * VALUE_BIAS
+            acc, acc_odd = acc - bias, acc_odd - bias
         if divided == 0:
             out = out_ptr + row * stride_ot + head[None, :] * stride_oh + column[:, None] * STEP
             tl.store(out, (acc * share).to(out_ptr.dtype.element_ty), mask=mask_out)
@@ -320,17 +355,22 @@ def decode_attention(
     )
     assert config.tile == plan.tile
     block_heads = max(8, next_power_of_2(group if cos_sin is None else group + 1))  # a key lies beside its queries
-    common = {"HEAD_DIM": head_dim, "BLOCK_DIM": next_power_of_2(head_dim), "SETTLED": plan.settled, **pdl(q.device)}
+    common = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_DIM": max(LEAST_DIM, next_power_of_2(head_dim)),
+        "SETTLED": plan.settled,
+        **pdl(q.device),
+    }
     _decode_kernel[(kv_heads, plan.num_programs)](
         q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
         kv_scales, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
         PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window > 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device),
-        LARGEST=torch.finfo(k_cache.dtype).max, **common,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
+        INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=128 if cos_sin is not None and common["BLOCK_DIM"] <= 128 and config.num_warps == 4 else None,
+        maxnreg=128 if common["BLOCK_DIM"] <= 128 and config.num_warps == 4 and q.element_size() == 2 else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kernels.int8 import check_scales, from_int8_reference
 from kernels.triton_import import next_power_of_2, tl, triton
+
+INT8_TOKENS = 32
+"""Of a program that copies one head."""
 
 
 def gather_tokens_reference(
@@ -14,7 +18,7 @@ def gather_tokens_reference(
     """Copy keys and values of B sequences from position ``first`` on, as many of each, to k_out, v_out [B * n, Hkv, D].
 
     k_cache, v_cache [num_blocks, block_size, Hkv, D]; slots [B] int32: their rows of block_tables [S, MB] int32. Those
-    of a float8 cache are multiplied with kv_scales [2, Hkv] float32, which others do not have.
+    of a float8 cache are multiplied with kv_scales [2, Hkv] float32, those in int8 with their own (`check_scales`).
     """
     block_size = k_cache.shape[1]
     place = first + torch.arange(len(k_out) // len(slots), device=k_cache.device)
@@ -23,7 +27,12 @@ def gather_tokens_reference(
         (place % block_size).repeat(len(slots)),
     )
     for part, (cache, out) in enumerate(((k_cache, k_out), (v_cache, v_out))):
-        out.copy_(cache[where] if kv_scales is None else cache[where].float() * kv_scales[part].unsqueeze(1))
+        if kv_scales is None:
+            out.copy_(cache[where])
+        elif cache.dtype == torch.int8:
+            out.copy_(from_int8_reference(cache[where], kv_scales[part][where], part))
+        else:
+            out.copy_(cache[where].float() * kv_scales[part].unsqueeze(1))
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "first", "num_tokens"])
@@ -67,6 +76,45 @@ def _gather_kernel(
         tl.store(v_out_ptr + target + column, v, mask=mask)
 
 
+@triton.jit(do_not_specialize=["slots_ptr", "first", "num_tokens"])
+def _gather_int8_kernel(
+    k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, HEAD_DIM]
+    v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, HEAD_DIM]
+    k_out_ptr,  # [B * n, Hkv, HEAD_DIM]
+    v_out_ptr,  # [B * n, Hkv, HEAD_DIM]
+    slots_ptr,  # [B]
+    tables_ptr,  # [S, MB]
+    scales_ptr,  # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride
+    first,
+    num_tokens,  # n
+    stride_block,
+    stride_token,
+    stride_table,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Program (t, b, h): some tokens of a sequence and head."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    live = token < num_tokens
+    place, sequence, head = first + token, tl.program_id(1), tl.program_id(2)
+    table = tables_ptr + tl.load(slots_ptr + sequence).to(tl.int64) * stride_table
+    block = tl.maximum(tl.load(table + place // BLOCK_SIZE, mask=live, other=0), 0).to(tl.int64)
+    scale_ptr = scales_ptr + block * (stride_block // 2) + (head * BLOCK_SIZE + place % BLOCK_SIZE) * 2
+    dim = tl.arange(0, BLOCK_DIM)[None, :]
+    mask = live[:, None] & (dim < HEAD_DIM)
+    source = (block * stride_block + (place % BLOCK_SIZE) * stride_token)[:, None] + head * HEAD_DIM + dim
+    k, v = tl.load(k_ptr + source, mask=mask, other=0), tl.load(v_ptr + source, mask=mask, other=0)
+    k_scale, v_scale = tl.load(scale_ptr, mask=live, other=0.0), tl.load(scale_ptr + 1, mask=live, other=0.0)
+    k = k.to(tl.float32) * k_scale.to(tl.float32)[:, None]
+    v = (v ^ -128).to(tl.float32) * v_scale.to(tl.float32)[:, None]
+    target = sequence.to(tl.int64) * num_tokens + token
+    target = (target * tl.num_programs(2) + head)[:, None] * HEAD_DIM + dim
+    tl.store(k_out_ptr + target, k.to(k_out_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_out_ptr + target, v.to(v_out_ptr.dtype.element_ty), mask=mask)
+
+
 def gather_tokens(
     k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, first: int, k_out: torch.Tensor,
     v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
@@ -80,17 +128,25 @@ def gather_tokens(
     assert k_out.is_contiguous()
     assert v_out.is_contiguous()
     assert kv_scales is not None or k_out.dtype == k_cache.dtype
-    assert (kv_scales is None) == (k_cache.element_size() > 1)
+    check_scales(k_cache, kv_scales)
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.stride(3) == 1
     assert k_cache.stride(2) == head_dim or kv_heads == 1
     if num_tokens == 0:
         return
-    tokens, block = 8, min(1024, next_power_of_2(size))
-    _gather_kernel[(-(-num_tokens // tokens), len(slots))](
+    arguments = (
         k_cache, v_cache, k_out, v_out, slots, block_tables, kv_scales, first, num_tokens, k_cache.stride(0),
         k_cache.stride(1), block_tables.stride(0),
-        SIZE=size, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    if k_cache.dtype == torch.int8:
+        _gather_int8_kernel[(-(-num_tokens // INT8_TOKENS), len(slots), kv_heads)](
+            *arguments, HEAD_DIM=head_dim, BLOCK_DIM=next_power_of_2(head_dim), BLOCK_SIZE=k_cache.shape[1],
+            TOKENS=INT8_TOKENS, num_warps=4,
+        )  # fmt: skip
+        return
+    tokens, block = 8, min(1024, next_power_of_2(size))
+    _gather_kernel[(-(-num_tokens // tokens), len(slots))](
+        *arguments, SIZE=size, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 

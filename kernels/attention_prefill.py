@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention_spans import PrefillConfig
-from kernels.float8 import float8_query
+from kernels.float8 import float8_query, has_instructions
+from kernels.int8 import ONES, token_scales, unpack
 from kernels.merge_pieces import merge_pieces
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
@@ -50,12 +51,15 @@ def plan_prefills(
 
 @triton.jit
 def _attend(
-    acc, total, highest, q, k_base, v_base, table, position, begin, end, length, window, scale_log2,
+    acc, total, highest, q, k_base, v_base, words_base, table, position, begin, end, length, window, scale_log2,
     stride_block, stride_token,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_DIM: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_DIM: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys begin..end (a multiple of TILE apart) into the running softmax of one block of queries."""
+    """Take the keys begin..end (a multiple of TILE apart) into the running softmax of one block of queries.
+
+    words_base: a cache in int8 has its scales there, others have None.
+    """
     dim = tl.arange(0, BLOCK_DIM)[None, :]
     place = begin + tl.arange(0, TILE)
     next_block = tl.load(table + place // BLOCK_SIZE, mask=place < length, other=0)
@@ -64,12 +68,12 @@ def _attend(
         place = start + tl.arange(0, TILE)
         # Division without a sign takes fewer instructions, but where tiles fill the registers more of these.
         unsigned = place.to(tl.uint32) if TILE <= 64 else place
-        block = tl.maximum(next_block, 0).to(tl.int64)[:, None]
+        block_ids = tl.maximum(next_block, 0).to(tl.int64)
         after = place + TILE
         next_block = tl.load(table + (unsigned + TILE) // BLOCK_SIZE, mask=after < length, other=0)
         mask = (place < length)[:, None] & (dim < HEAD_DIM) if MASKED else dim < HEAD_DIM
         offset = (unsigned % BLOCK_SIZE)[:, None]
-        where = block * stride_block + offset * stride_token
+        where = block_ids[:, None] * stride_block + offset * stride_token
         k_tile = k_base + where
         v_tile = v_base + where
         if MASKED or HEAD_DIM != BLOCK_DIM:
@@ -78,20 +82,31 @@ def _attend(
         else:
             k = tl.load(k_tile)
             v = tl.load(v_tile)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        if words_base is None:
+            k = k.to(q.dtype)
+        else:
+            words = words_base + block_ids * (stride_block // 4) + unsigned % BLOCK_SIZE
+            words = tl.load(words, mask=place < length, other=ONES) if MASKED else tl.load(words)
+            k_scale, v_log, per_v_scale = token_scales(words, NATIVE and q.dtype != tl.float32)
+            k = unpack(k, 0, q.dtype, NATIVE)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        factor = scale_log2
+        if words_base is not None:
+            scores, factor = tl.fma(scores, (k_scale * scale_log2)[None, :], v_log[None, :]), 1.0
         if MASKED:
             seen = place[None, :] <= position[:, None]
             if WINDOW:
                 seen = seen & (place[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1) * scale_log2)
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         base = new_highest
         if MASKED:  # a query may have seen nothing yet
             base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-        weights = tl.exp2(scores * scale_log2 - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         decay = tl.exp2(highest - base)
-        total = total * decay + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision=PRECISION)
+        total = total * decay + tl.sum(weights if words_base is None else weights * per_v_scale[None, :], axis=1)
+        v = v.to(q.dtype) if words_base is None else unpack(v, -128, q.dtype, NATIVE)
+        acc = tl.dot(weights.to(q.dtype), v, acc * decay[:, None], input_precision=PRECISION)
         highest = new_highest
     return acc, total, highest
 
@@ -109,7 +124,8 @@ def _prefill_kernel(
     lens_ptr,  # [R]
     tables_ptr,  # [S, MB]
     spans_ptr,  # [N, 5] int32: row (negative: none), first query, first key, end of keys, piece (negative: the block)
-    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
+    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
+    # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
     scale_log2,
     window,
     stride_qt,
@@ -129,6 +145,8 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr,
+    INT8: tl.constexpr,  # the cache
     PDL: tl.constexpr,
 ):
     span = spans_ptr + 5 * tl.program_id(1)
@@ -174,7 +192,11 @@ def _prefill_kernel(
     if scales_ptr is not None:
         if BLOCK_DIM <= 128:  # larger queries, converted in registers, would stay there and leave too few
             q = float8_query(q)
-        scale_log2 *= tl.load(scales_ptr + kv_head)
+        if not INT8:
+            scale_log2 *= tl.load(scales_ptr + kv_head)
+    words_base = None
+    if INT8:
+        words_base = scales_ptr.to(tl.pointer_type(tl.int32)) + kv_head * BLOCK_SIZE
     k_base = k_ptr + kv_head * stride_head + dim[None, :]
     v_base = v_ptr + kv_head * stride_head + dim[None, :]
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
@@ -185,18 +207,18 @@ def _prefill_kernel(
     else:
         masked_tile = (first_position + 1) // TILE  # every query sees every key before it
         acc, total, highest = _attend(
-            acc, total, highest, q, k_base, v_base, table, position, first_tile * TILE,
+            acc, total, highest, q, k_base, v_base, words_base, table, position, first_tile * TILE,
             tl.minimum(masked_tile * TILE, end), length, window, scale_log2, stride_block, stride_token,
-            False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION,
+            False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE,
         )  # fmt: skip
     acc, total, highest = _attend(
-        acc, total, highest, q, k_base, v_base, table, position, tl.maximum(masked_tile, first_tile) * TILE, end,
-        length, window, scale_log2, stride_block, stride_token,
-        True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION,
+        acc, total, highest, q, k_base, v_base, words_base, table, position,
+        tl.maximum(masked_tile, first_tile) * TILE, end, length, window, scale_log2, stride_block, stride_token,
+        True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)
     acc = acc / total[:, None]
-    if scales_ptr is not None:
+    if scales_ptr is not None and not INT8:
         KV_HEADS = tl.num_programs(0) // GROUP if HEADS == 1 else tl.num_programs(0)
         acc *= tl.load(scales_ptr + KV_HEADS + kv_head)
     if partial_ptr is None or piece < 0:
@@ -275,7 +297,8 @@ def prefill_attention(
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
         GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, HEADS=config.heads,
         HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **pdl(q.device),
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
+        INT8=k_cache.dtype == torch.int8, **pdl(q.device),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if plan.partial is not None and plan.lse is not None and len(plan.merges):

@@ -11,8 +11,11 @@ import itertools
 import torch
 import torch.nn.functional as F
 
+from kernels.int8 import from_int8_reference
+
 
 def _gather(
+    part: int,
     cache: torch.Tensor,
     scales: torch.Tensor | None,
     table: torch.Tensor,
@@ -20,9 +23,11 @@ def _gather(
     length: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The cached tokens of some rows: table [R, MB], lens [R] >= 1 -> [R, Hkv, length, D], finite past a row's end.
+    """The cached tokens of some rows (part 0: keys, 1: values), finite past a row's end: table [R, MB], lens [R] >= 1
+    -> [R, Hkv, length, D].
 
-    A float8 cache is multiplied with its scales [Hkv], in float32.
+    A float8 cache is multiplied with its scales [Hkv], in float32, one in int8 with its own [num_blocks, block_size,
+    Hkv].
 
     Blocks past the end are replaced by the row's first one, and what lies past the end inside a block by zeros: those
     places may hold another sequence's NaN, which even a zero weight would carry over.
@@ -37,7 +42,11 @@ def _gather(
     filled = torch.where(used, lens.unsqueeze(1) - first, lens.unsqueeze(1))
     beyond = torch.arange(block_size, device=cache.device) >= filled.unsqueeze(2)
     tokens.index_fill_(0, beyond.flatten().nonzero().squeeze(1), 0)
-    if scales is not None:
+    if scales is not None and cache.dtype == torch.int8:
+        per_token = scales.index_select(0, blocks.flatten()).flatten(0, 1)
+        per_token = torch.where(beyond.flatten().unsqueeze(1), 0, per_token)
+        tokens = from_int8_reference(tokens.view(torch.int8), per_token, part)
+    elif scales is not None:
         tokens = tokens.view(cache.dtype).float() * scales.unsqueeze(1)
     return tokens.to(dtype).unflatten(0, (len(lens), -1))[:, :length].transpose(1, 2)
 
@@ -127,7 +136,7 @@ def paged_attention_reference(
         num_decodes = int((decode_lens > 0).sum())
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     starts, lens = query_start.tolist(), context_lens.tolist()
-    caches = tuple(zip((k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True))
+    caches = tuple(zip((0, 1), (k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True))
     common = (caches, slots, context_lens, block_tables, scale, sliding_window)
     for rows in _decode_rows(lens[:num_decodes]):
         _attend_decodes(q, out, rows, max(lens[row] for row in rows), *common)

@@ -37,10 +37,16 @@ _EVEN_ODD_E5M2 = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0
 """Of four numbers in 32 bits, the two even and the two odd ones. Those of e5m2 are upper halves of float16."""
 
 
-def has_instructions(device: torch.device) -> bool:
-    """Whether kernels for ``device`` may use the conversions above: not in the interpreter, nor on old GPUs."""
+def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels for ``device`` may convert a cache of ``dtype`` by inline assembly: not in the interpreter, nor
+    float8 on old GPUs."""
     target = target_of(device)
-    return target is not None and target.capability >= 89
+    return target is not None and (target.capability >= 89 or dtype == torch.int8)
+
+
+def largest_number(dtype: torch.dtype) -> float:
+    """Of a cache's format."""
+    return torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.pdl import gdc_wait
-from kernels.rotary_kv_write import norm_halves, rotate_halves, store_halves
+from kernels.rotary_kv_write import norm_halves, rotate_halves, store_halves, store_halves_int8
 from kernels.triton_import import tl, triton
 
 
@@ -54,6 +54,15 @@ def join_halves(first, second):
 
 
 @triton.jit
+def select_halves(first, second):
+    """The same as `join_halves`. Behind a join Triton lays out the factors of a product of int8 for twice their width,
+    and moves them about in registers."""
+    half = tl.arange(0, 2)[None, :, None]
+    both = tl.where(half == 0, first[:, None, :], second[:, None, :])
+    return both.reshape(first.shape[0], 2 * first.shape[1])
+
+
+@triton.jit
 def cache_token(
     first,  # what turn_group gave
     second,
@@ -74,4 +83,27 @@ def cache_token(
     keys = k_ptr + column + tl.zeros([first.shape[0], 1], tl.int32)
     store_halves(keys, first, second, k_per_scale, kept & (row == GROUP) & (column >= 0), HALF, LARGEST)
     store_halves(v_ptr + column, v_first, v_second, v_per_scale, kept & (column >= 0), HALF, LARGEST)
+    tl.debug_barrier()
+
+
+@triton.jit
+def cache_token_int8(
+    first,  # what turn_group gave
+    second,
+    value_ptr,  # [2 * HALF]: the token's value
+    k_ptr,  # where the key goes
+    v_ptr,  # where the value goes
+    scales_ptr,  # where the scales of both go
+    kept,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """`cache_token` for a cache in int8."""
+    row, one, column = tl.arange(0, first.shape[0]), tl.arange(0, 1), tl.arange(0, HALF)[None, :]
+    v_mask = kept & (column >= 0)
+    v_first = tl.load(value_ptr + column, mask=v_mask, other=0.0)
+    v_second = tl.load(value_ptr + HALF + column, mask=v_mask, other=0.0)
+    keys, is_key = k_ptr + column + tl.zeros([first.shape[0], 1], tl.int32), kept & (row == GROUP)
+    store_halves_int8(keys, scales_ptr + 0 * row, first, second, is_key[:, None] & (column >= 0), is_key, 0, HALF)
+    store_halves_int8(v_ptr + column, scales_ptr + 1 + one, v_first, v_second, v_mask, kept & (one >= 0), -128, HALF)
     tl.debug_barrier()

@@ -26,6 +26,7 @@ from kernels.attention_spans import (
     query_ranges,
     query_spans,
 )
+from kernels.int8 import check_scales
 
 __all__ = [
     "AttentionPlan",
@@ -220,8 +221,7 @@ def paged_attention(
     assert block_tables.stride(1) == 1
     assert query_start.shape == (num_rows + 1,)
     assert context_lens.shape == (num_rows,)
-    assert (kv_scales is None) == (k_cache.element_size() > 1)
-    assert kv_scales is None or (kv_scales.shape == (2, k_cache.shape[2]) and kv_scales.is_contiguous())
+    check_scales(k_cache, kv_scales)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     assert not library or (sliding_window == 0 and not invariant)

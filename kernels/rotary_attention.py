@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention_decode import decode_attention
 from kernels.attention_reference import paged_attention_reference
+from kernels.int8 import check_scales
 from kernels.paged_attention import AttentionPlan
 from kernels.rotary_kv_write import rotary_kv_write_reference
 from kernels.triton_import import next_power_of_2
@@ -92,8 +93,7 @@ def rotary_attention(
     assert block_tables.stride(1) == 1
     assert slots.shape == context_lens.shape == (num_rows,)
     assert (q_norm is None) == (k_norm is None)
-    assert (kv_scales is None) == (k_cache.element_size() > 1)
-    assert kv_scales is None or (kv_scales.shape == (2, kv_heads) and kv_scales.is_contiguous())
+    check_scales(k_cache, kv_scales)
     out = torch.empty((num_rows, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     decode_attention(
         qkv, k_cache, v_cache, out, block_tables, scale, sliding_window, plan.decodes[sliding_window],

@@ -2,7 +2,7 @@
 
 One kernel for all of it: queries and keys are rotated in place, where a library can attend to them, keys and values go
 into the cache. A float8 cache holds what is written divided by a scale per head, rounded, and cut off at the largest
-number of the format.
+number of the format; one in int8, divided by a scale of its own, which is stored as well (:mod:`kernels.int8`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from kernels.float8 import to_cache_reference
+from kernels.float8 import largest_number, to_cache_reference
+from kernels.int8 import check_scales, quantize_halves, to_int8_reference
 from kernels.norm import rms_norm_reference
 from kernels.pdl import gdc_launch_dependents, gdc_wait, pdl
 from kernels.triton_import import next_power_of_2, tl, triton
@@ -46,7 +47,8 @@ def rotary_kv_write_reference(
     positions [T] integers, cos_sin [max_position, D] float32: cos | sin, each D / 2 wide. k_cache, v_cache: strided
     views [num_blocks, block_size, Hkv, D] of one layer; slot_mapping [T] int64 is block * block_size + offset, or
     negative: the token is not stored. q_norm, k_norm [D]: weights of an RMS norm of each head before the rotation.
-    kv_scales [2, Hkv] float32, keys' and values', for a float8 cache. Each stage rounds to qkv's dtype.
+    kv_scales, keys' and values': [2, Hkv] float32 for a float8 cache; for one in int8 a view of the scales in its
+    blocks, which are written too (:func:`kernels.int8.split_blocks`). Each stage rounds to qkv's dtype.
     """
     kv_heads = k_cache.shape[2]
     q, k, v = qkv.split_with_sizes((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
@@ -59,7 +61,10 @@ def rotary_kv_write_reference(
     block_size = k_cache.shape[1]
     where = (slot_mapping // block_size, slot_mapping % block_size)
     for part, (heads, cache) in enumerate(((k, k_cache), (v, v_cache))):
-        cache[where] = to_cache_reference(heads, cache.dtype, None if kv_scales is None else kv_scales[part])
+        if kv_scales is not None and cache.dtype == torch.int8:
+            cache[where], kv_scales[part][where] = to_int8_reference(heads, part)
+        else:
+            cache[where] = to_cache_reference(heads, cache.dtype, None if kv_scales is None else kv_scales[part])
     return q
 
 
@@ -105,6 +110,17 @@ def store_halves(target, first, second, per_scale, mask, HALF: tl.constexpr, LAR
     tl.store(target + HALF, second.to(target.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def store_halves_int8(
+    target, scale_target, first, second, mask, scale_mask, FLIP: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    """Store heads given by their halves, and their scales at scale_target [BLOCK_HEADS]."""
+    first, second, scale = quantize_halves(first, second)
+    tl.store(target, (first ^ FLIP).to(tl.int8), mask=mask)
+    tl.store(target + HALF, (second ^ FLIP).to(tl.int8), mask=mask)
+    tl.store(scale_target, scale, mask=scale_mask)
+
+
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "mapping_ptr"])
 def _rotary_kv_write_kernel(
     qkv_ptr,  # [T, Q_HEADS + 2 * KV_HEADS, 2 * HALF]
@@ -115,7 +131,7 @@ def _rotary_kv_write_kernel(
     mapping_ptr,  # [T] int64
     q_norm_ptr,  # [2 * HALF] or None
     k_norm_ptr,  # [2 * HALF] or None
-    scales_ptr,  # [2, KV_HEADS] float32 or None
+    scales_ptr,  # [2, KV_HEADS] float32; in int8 [num_blocks, KV_HEADS, BLOCK_SIZE, 2] bfloat16, by blocks; or None
     eps,
     stride_qkv,
     stride_block,
@@ -126,6 +142,7 @@ def _rotary_kv_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    INT8: tl.constexpr,  # the cache
     LARGEST: tl.constexpr,  # of the cache's format
     PDL: tl.constexpr,
 ):
@@ -137,12 +154,12 @@ def _rotary_kv_write_kernel(
     is_query, is_value = part < Q_PARTS, part >= Q_PARTS + KV_PARTS
     first_head = tl.where(is_query, 0, tl.where(is_value, Q_HEADS + KV_HEADS, Q_HEADS))
     part -= tl.where(is_query, 0, tl.where(is_value, Q_PARTS + KV_PARTS, Q_PARTS))
-    head = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
-    column = tl.arange(0, BLOCK_HALF)[None, :]
+    member = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    head, column = member[:, None], tl.arange(0, BLOCK_HALF)[None, :]
     mask = (head < tl.where(is_query, Q_HEADS, KV_HEADS)) & (column < HALF)
     here = qkv_ptr + token * stride_qkv + (first_head + head) * (2 * HALF) + column
     per_scale = None
-    if scales_ptr is not None:
+    if scales_ptr is not None and not INT8:
         scaled_head = tl.where(is_value, KV_HEADS, 0) + tl.minimum(head, KV_HEADS - 1)
         per_scale = tl.div_rn(1.0, tl.load(scales_ptr + scaled_head))
     if PDL:
@@ -152,9 +169,14 @@ def _rotary_kv_write_kernel(
     second = tl.load(here + HALF, mask=mask, other=0.0)
     place = tl.load(mapping_ptr + token)
     there = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token + head * (2 * HALF) + column
+    if INT8:
+        scale = scales_ptr + place // BLOCK_SIZE * (stride_block // 2) + (member * BLOCK_SIZE + place % BLOCK_SIZE) * 2
     if is_value:
         if place >= 0:
-            store_halves(v_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
+            if INT8:
+                store_halves_int8(v_cache_ptr + there, scale + 1, first, second, mask, member < KV_HEADS, -128, HALF)
+            else:
+                store_halves(v_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
     else:
         if q_norm_ptr is not None:
             weight_ptr = tl.where(is_query, q_norm_ptr, k_norm_ptr) + column
@@ -164,7 +186,10 @@ def _rotary_kv_write_kernel(
         tl.store(here, first, mask=mask)
         tl.store(here + HALF, second, mask=mask)
         if not is_query and place >= 0:
-            store_halves(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
+            if INT8:
+                store_halves_int8(k_cache_ptr + there, scale, first, second, mask, member < KV_HEADS, 0, HALF)
+            else:
+                store_halves(k_cache_ptr + there, first, second, per_scale, mask, HALF, LARGEST)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions_ptr", "mapping_ptr"])
@@ -177,7 +202,7 @@ def _rotary_kv_write_tokens_kernel(
     mapping_ptr,  # [T] int64
     q_norm_ptr,  # [2 * HALF] or None
     k_norm_ptr,  # [2 * HALF] or None
-    scales_ptr,  # [2, KV_HEADS] float32 or None
+    scales_ptr,  # [2, KV_HEADS] float32; in int8 [num_blocks, KV_HEADS, BLOCK_SIZE, 2] bfloat16, by blocks; or None
     eps,
     stride_qkv,
     stride_block,
@@ -189,20 +214,22 @@ def _rotary_kv_write_tokens_kernel(
     BLOCK_Q_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    INT8: tl.constexpr,  # the cache
     LARGEST: tl.constexpr,  # of the cache's format
     PDL: tl.constexpr,
 ):
     # A program has one token. The first have the last tokens: the L2 cache still holds these of the projections.
     token = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
     column = tl.arange(0, BLOCK_HALF)[None, :]
-    q_head, kv_head = tl.arange(0, BLOCK_Q_HEADS)[:, None], tl.arange(0, BLOCK_KV_HEADS)[:, None]
+    member = tl.arange(0, BLOCK_KV_HEADS)
+    q_head, kv_head = tl.arange(0, BLOCK_Q_HEADS)[:, None], member[:, None]
     q_mask, kv_mask = (q_head < Q_HEADS) & (column < HALF), (kv_head < KV_HEADS) & (column < HALF)
     q = qkv_ptr + token * stride_qkv + q_head * (2 * HALF) + column
     k = qkv_ptr + token * stride_qkv + (Q_HEADS + kv_head) * (2 * HALF) + column
     v = k + KV_HEADS * (2 * HALF)
     k_per_scale = None
     v_per_scale = None
-    if scales_ptr is not None:
+    if scales_ptr is not None and not INT8:
         scale_ptr = scales_ptr + tl.minimum(kv_head, KV_HEADS - 1)
         k_per_scale = tl.div_rn(1.0, tl.load(scale_ptr))
         v_per_scale = tl.div_rn(1.0, tl.load(scale_ptr + KV_HEADS))
@@ -225,8 +252,15 @@ def _rotary_kv_write_tokens_kernel(
     tl.store(k + HALF, k_second, mask=kv_mask)
     if place >= 0:
         there = place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token + kv_head * (2 * HALF) + column
-        store_halves(k_cache_ptr + there, k_first, k_second, k_per_scale, kv_mask, HALF, LARGEST)
-        store_halves(v_cache_ptr + there, v_first, v_second, v_per_scale, kv_mask, HALF, LARGEST)
+        if INT8:
+            scale = scales_ptr + place // BLOCK_SIZE * (stride_block // 2)
+            scale += (member * BLOCK_SIZE + place % BLOCK_SIZE) * 2
+            scaled = member < KV_HEADS
+            store_halves_int8(k_cache_ptr + there, scale, k_first, k_second, kv_mask, scaled, 0, HALF)
+            store_halves_int8(v_cache_ptr + there, scale + 1, v_first, v_second, kv_mask, scaled, -128, HALF)
+        else:
+            store_halves(k_cache_ptr + there, k_first, k_second, k_per_scale, kv_mask, HALF, LARGEST)
+            store_halves(v_cache_ptr + there, v_first, v_second, v_per_scale, kv_mask, HALF, LARGEST)
 
 
 def rotary_kv_write(
@@ -260,8 +294,7 @@ def rotary_kv_write(
     assert slot_mapping.is_contiguous()
     assert slot_mapping.dtype == torch.int64
     assert (q_norm is None) == (k_norm is None)
-    assert (kv_scales is None) == (k_cache.element_size() > 1)
-    assert kv_scales is None or (kv_scales.shape == (2, kv_heads) and kv_scales.is_contiguous())
+    check_scales(k_cache, kv_scales)
     q = qkv[:, :q_heads]
     if num_tokens == 0:
         return q
@@ -271,7 +304,8 @@ def rotary_kv_write(
     )  # fmt: skip
     common = {
         "Q_HEADS": q_heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": block_size,
-        "BLOCK_HALF": next_power_of_2(head_dim // 2), "LARGEST": torch.finfo(k_cache.dtype).max,
+        "BLOCK_HALF": next_power_of_2(head_dim // 2), "INT8": k_cache.dtype == torch.int8,
+        "LARGEST": largest_number(k_cache.dtype),
         "enable_fp_fusion": False,  # products and sums are rounded one by one, as in torch
         **pdl(qkv.device),
     }  # fmt: skip

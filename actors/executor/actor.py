@@ -22,6 +22,7 @@ from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tel
 from actors.executor.preload import import_torch, open_gpu, preload
 from actors.executor.sleeping import AWAKE, Sleeping
 from actors.executor.step_watch import StepWatch
+from actors.gpu_limits import check_gpu
 from actors.metrics import STEP_BUCKETS_S
 from actors.model_config import ModelConfig, resolve_model
 from actors.settings import Settings
@@ -157,7 +158,9 @@ class ExecutorActor(Actor):
         if target is not None:
             in_thread(open_gpu)
             in_thread(self._ready_triton, target)
-        return path, ModelConfig.load(path), target
+        config = ModelConfig.load(path)
+        check_gpu(self.settings, config, target)
+        return path, config, target
 
     def _ready_triton(self, target: Target) -> None:
         preload().triton.wait()

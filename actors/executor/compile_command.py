@@ -9,6 +9,7 @@ import time
 from importlib.util import find_spec
 
 from actors.commands import SETTINGS_EPILOG, Commands
+from actors.gpu_limits import check_gpu
 from actors.model_config import ModelConfig, ModelError, resolve_model
 from actors.settings import Settings, SettingsError
 from actors.settings.sources import add_arguments, load_settings
@@ -41,7 +42,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     """Compile what is missing; returns the exit code.
 
     Raises:
-        SettingsError: a target that is not understood, or nothing to compile with.
+        SettingsError: a target that is not understood or cannot do what the settings ask, or nothing to compile with.
     """
     if find_spec("triton") is None:
         raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
@@ -51,6 +52,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False))
         for target in targets:
+            check_gpu(settings, config, target)
             _compile(settings, config, target, jobs)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)

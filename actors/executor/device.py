@@ -12,7 +12,10 @@ CPU_MAX_BATCHED_TOKENS = 2048
 CUDA_MAX_BATCHED_TOKENS = 8192
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+KV_DTYPES = {
+    "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int8": torch.int8,
+    "int8_per_token_head": torch.int8,
+}  # fmt: skip
 
 
 def resolve_device(settings: Settings) -> torch.device:

@@ -23,9 +23,11 @@ from actors.executor.runner import Runner
 from actors.executor.swap import Copies, make_copies, measure_copy_rate
 from actors.executor.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
 from actors.executor.weights import load_weights
+from actors.gpu_limits import check_gpu
 from actors.model_config import ModelConfig, effective_max_model_len, num_layer_weights
 from actors.settings import Settings
 from kernels import attention_library, attention_long
+from kernels.target import target_of
 
 LAUNCH_FLOPS = 15_000_000_000_000
 """Products of a step that take the device about as long as a busy host takes to launch all kernels: 23 ms of an H200.
@@ -89,6 +91,7 @@ def load(
 
     Raises:
         ModelError: the weights do not fit the configuration.
+        SettingsError: the device cannot do what is asked of it.
         EngineError: too little memory.
     """
     block_bytes = kv_block_bytes(config, settings.block_size, resolve_kv_dtype(settings, dtype))
@@ -111,6 +114,7 @@ def _load(
     memory: HostMemory,
 ) -> Loaded:
     check_attention(settings, device)
+    check_gpu(settings, config, target_of(device))
     ops = choose_ops(settings, device)
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.kv_cache import is_float8
+from actors.executor.kv_cache import is_float8, layer_pages
 from actors.executor.runner import Runner
 from actors.settings import Settings
 from kernels import attention_long
@@ -108,11 +108,12 @@ class LongPrompts:
     def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config
         q, *projected = _projected(self._runner, sum(row.num_queries for row in rows))
-        k_cache, v_cache = cache.select(1, 0).unbind(1)
-        ones = torch.ones(2, config.num_kv_heads, device=cache.device) if is_float8(cache.dtype) else None
+        k_cache, v_cache, scales = layer_pages(cache, 0, config)
+        if is_float8(cache.dtype):
+            scales = torch.ones(2, config.num_kv_heads, device=cache.device)
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
-        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, ones, tuple(projected))
+        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, tuple(projected))
 
 
 def _takes_own(settings: Settings, runner: Runner) -> bool:

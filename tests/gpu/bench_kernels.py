@@ -30,6 +30,7 @@ from kernels.attention_spans import (
     query_spans,
 )
 from kernels.batch_inputs import prepare_inputs, store_sampled
+from kernels.int8 import block_bytes, split_blocks
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary_kv_write import rotary_kv_write
 from kernels.sampling import sample
@@ -48,10 +49,19 @@ class Cache:
 
     def __init__(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16) -> None:
         shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-        self.data = torch.empty(shape, dtype=dtype, device=CUDA)
+        self.scales: torch.Tensor | None = None
+        if dtype == torch.int8:
+            size = block_bytes(LAYERS, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+            blocks = torch.empty((num_blocks, size), dtype=dtype, device=CUDA)
+            self.data, self.scales = split_blocks(blocks, LAYERS, KV_HEADS, HEAD_DIM)
+            self.scales.fill_(0.02)
+        else:
+            self.data = torch.empty(shape, dtype=dtype, device=CUDA)
+            if dtype.itemsize == 1:
+                self.scales = torch.ones(2, KV_HEADS, device=CUDA).expand(LAYERS, -1, -1)
+        size = 40.0 if dtype == torch.int8 else 1.0
         for blocks in self.data.split(512):
-            blocks.copy_(torch.randn(blocks.shape, dtype=torch.bfloat16, device=CUDA))
-        self.scales = torch.ones(2, KV_HEADS, device=CUDA) if dtype.itemsize == 1 else None
+            blocks.copy_(torch.randn(blocks.shape, dtype=torch.bfloat16, device=CUDA) * size)
         self.order = torch.randperm(num_blocks, device=CUDA, dtype=torch.int32)
 
     def table(self, rows: int, context: int) -> torch.Tensor:
@@ -60,6 +70,9 @@ class Cache:
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.data[:, index, 0], self.data[:, index, 1]
+
+    def scales_of(self, index: int) -> torch.Tensor | None:
+        return None if self.scales is None else self.scales[index]
 
 
 def decode_time(cache: Cache, lens: list[int], config: DecodeConfig) -> float:
@@ -77,12 +90,12 @@ def decode_time(cache: Cache, lens: list[int], config: DecodeConfig) -> float:
     plan = plan_decodes(slots, context_lens, Q_HEADS, HEAD_DIM, config.tile, config.programs, 0, settled=True)
 
     def layer(index: int, *, attends: bool) -> Callable[[], None]:
-        k, v = cache.layer(index)
+        (k, v), scales = cache.layer(index), cache.scales_of(index)
 
         def call() -> None:
-            q = rotary_kv_write(qkv, positions, cos_sin, k, v, mapping, kv_scales=cache.scales)
+            q = rotary_kv_write(qkv, positions, cos_sin, k, v, mapping, kv_scales=scales)
             if attends:
-                decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config, cache.scales)
+                decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config, scales)
             F.linear(out.flatten(1), weight)
 
         return call
@@ -170,8 +183,8 @@ def prefill_time(
     plan = plan_prefills(spans.to(CUDA), merges.to(CUDA), config, Q_HEADS, HEAD_DIM, most_pieces(shares))
 
     def call(layer: int) -> Callable[[], None]:
-        k, v = cache.layer(layer)
-        return lambda: prefill_attention(q, k, v, out, slots, starts, lens, table, HEAD_DIM**-0.5, 0, plan)
+        (k, v), scales = cache.layer(layer), cache.scales_of(layer)
+        return lambda: prefill_attention(q, k, v, out, slots, starts, lens, table, HEAD_DIM**-0.5, 0, plan, scales)
 
     return graph_microseconds([call(layer) for layer in range(4)], replays=3)
 

@@ -15,7 +15,7 @@ import torch
 from actors.bench.shapes import write_model_folder
 from actors.executor.buckets import Bucket
 from actors.executor.graphs import empty_step, padded_pass
-from actors.executor.kv_cache import allocate_kv_cache, is_float8
+from actors.executor.kv_cache import allocate_kv_cache
 from actors.executor.layout import TEMPERATURE, BatchLimits
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
@@ -23,6 +23,7 @@ from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig
+from kernels.int8 import split_blocks
 
 BLOCK_SIZE = 16
 CUDA = torch.device("cuda", 0)
@@ -48,11 +49,7 @@ class DecodeStep:
             load_weights(self.model, folder, "dummy", 0, lambda _share: None)
         self.config = config
         cache = allocate_kv_cache(config, self.limits.num_blocks, BLOCK_SIZE, cache_dtype, CUDA)
-        for blocks in cache.split(1024):
-            if is_float8(cache_dtype):
-                blocks.copy_(torch.randn(blocks.shape, device=CUDA, dtype=torch.bfloat16))
-            else:
-                blocks.normal_()
+        fill(cache, config)
         self.runner = Runner(self.model, ops, self.limits, CUDA, cache, 2, max_rows)
         state = self.runner.state
         state.columns.view(torch.float32)[TEMPERATURE].fill_(0.6)
@@ -89,6 +86,20 @@ class DecodeStep:
         with torch.cuda.graph(graph):
             padded_pass(self.runner, bucket)
         return graph
+
+
+def fill(cache: torch.Tensor, config: ModelConfig) -> None:
+    """With random keys and values."""
+    numbers, size = cache, 1.0
+    if cache.dtype == torch.int8:
+        numbers, scales = split_blocks(cache, config.num_layers, config.num_kv_heads, config.head_dim)
+        scales.fill_(0.02)
+        size = 40.0
+    for blocks in numbers.split(1024):
+        if cache.dtype.itemsize == 1:
+            blocks.copy_(torch.randn(blocks.shape, device=CUDA, dtype=torch.bfloat16) * size)
+        else:
+            blocks.normal_()
 
 
 def replay_ms(replay: Callable[[], None], count: int = 30) -> float:

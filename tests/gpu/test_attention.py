@@ -12,6 +12,7 @@ from kernels.attention_decode import decode_config, num_multiprocessors
 from kernels.attention_gather import gather_tokens
 from kernels.attention_library import PIECES, LongRow, filled_parts, long_prefill, scratch_bytes
 from kernels.attention_spans import fixed_config, num_shares, query_ranges, query_spans
+from kernels.int8 import block_bytes, split_blocks, to_int8_reference
 from kernels.paged_attention import (
     AttentionShape,
     Spans,
@@ -32,7 +33,7 @@ pytestmark = [
 
 
 def expected_attention(case: AttentionCase, keywords: dict[str, Any]) -> torch.Tensor:
-    """In float32; a float8 cache is left to the reference, which knows its scales."""
+    """In float32; a cache of one byte is left to the reference, which knows its scales."""
     caches = case.k_cache, case.v_cache
     if keywords["kv_scales"] is None:
         caches = case.k_cache.float(), case.v_cache.float()
@@ -68,10 +69,11 @@ def test_attention(shape: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "mistral", "smollm", "phi"])
-def test_attention_over_float8(shape: str, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
-    """A mixed batch over a cache of one byte per element, whose scales differ from head to head."""
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "mistral", "smollm", "phi", "gemma"])
+def test_attention_over_one_byte(shape: str, cache_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """A mixed batch over a cache of one byte per element, whose scales differ from head to head, or from token to
+    token."""
     q_heads, kv_heads, head_dim, window = SHAPES[shape]
     contexts, queries = [1, 2, 1500, 577, 16, 65, 0, 300, 1200, 400, 1], [1, 1, 1, 1, 1, 1, 1, 300, 200, 17, 1]
     check_attention(
@@ -91,7 +93,7 @@ LONG_ROWS = [(64, 15_064), (128, 32_768), (512, 32_768), (64, 131_072), (512, 13
     *((shape, LONG_ROWS[0]) for shape in ("qwen06b", "qwen7b", "mistral", "smollm", "phi", "gemma", "multiquery")),
     ("qwen06b", LONG_ROWS[3]),
 ])  # fmt: skip
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 def test_few_queries_behind_a_long_context(shape: str, row: tuple[int, int], cache_dtype: torch.dtype) -> None:
     """Keys are cut into pieces and merged, beside decodes and small prompts; the same bits every time."""
     q_heads, kv_heads, head_dim, window = SHAPES[shape]
@@ -188,7 +190,7 @@ def test_library_prefill_of_several(lens: list[int]) -> None:
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "smollm"])
 @pytest.mark.parametrize(("context", "queries"), [(8192, 8192), (5001, 5001), (45000, 3000), (13200, 8192)])
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: torch.dtype) -> None:
     """Long prompts and chunks of them through cuDNN, and what fills no piece through our kernel, against some of their
     queries computed plainly."""
@@ -220,18 +222,23 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
         "slots": words["slots"].expand(len(chosen)).contiguous(), "context_lens": lens, "max_query_len": 1,
         "query_start": torch.arange(len(chosen) + 1, dtype=torch.int32, device=CUDA), "num_decodes": len(chosen),
     }  # fmt: skip
-    expected = paged_attention_reference(case.q[chosen].float(), case.k_cache.float(), case.v_cache.float(), **plainly)
+    caches = [cache if cache_dtype == torch.int8 else cache.float() for cache in (case.k_cache, case.v_cache)]
+    expected = paged_attention_reference(case.q[chosen].float(), *caches, **plainly)
     assert relative_error(result[chosen], expected) < 8e-3
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("rows", [1, 3, 8, 32, 100, 256])
-def test_decode_batches(rows: int) -> None:
+def test_decode_batches(rows: int, cache_dtype: torch.dtype) -> None:
     """Decode batches of every number of splits, with very different lengths."""
     contexts = [1 + (row * 7919) % 1600 for row in range(rows)]
     contexts[0] = 4000 if rows < 64 else 1
     check_attention(
-        make_case(contexts, [1] * rows, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, device=CUDA)
-    )
+        make_case(
+            contexts, [1] * rows, q_heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, cache_dtype=cache_dtype,
+            device=CUDA,
+        )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", [1, 5, 30])
@@ -249,8 +256,9 @@ def test_decodes_are_deterministic(rows: int) -> None:
     assert int(differences) == 0
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("block_size", [32, 48, 128])
-def test_other_block_sizes(block_size: int) -> None:
+def test_other_block_sizes(block_size: int, cache_dtype: torch.dtype) -> None:
     """Blocks larger than a tile, and no power of two."""
     check_attention(
         make_case(
@@ -261,6 +269,7 @@ def test_other_block_sizes(block_size: int) -> None:
             head_dim=128,
             block_size=block_size,
             dtype=torch.bfloat16,
+            cache_dtype=cache_dtype,
             device=CUDA,
         )
     )
@@ -297,6 +306,38 @@ def test_offsets_beyond_int32() -> None:
             q.float(), k_cache[first:].float(), v_cache[first:].float(), block_tables=table - first, **keywords
         )
         assert relative_error(result, expected) < 8e-3
+
+
+def test_scales_beyond_int32() -> None:
+    """A block in int8 whose bytes lie more than 2**32 into the cache is written and read, with its scales."""
+    layers, kv_heads, head_dim, block_size = 32, 8, 128, 16
+    size = block_bytes(layers, block_size, kv_heads, head_dim)
+    blocks = torch.zeros((2**32 // size + 40, size), dtype=torch.int8, device=CUDA)
+    numbers, scales = split_blocks(blocks, layers, kv_heads, head_dim)
+    k_cache, v_cache, last = numbers[:, -1, 0], numbers[:, -1, 1], scales[-1]
+    length, first = 300, len(blocks) - 20
+    qkv = torch.randn(length, 3 * kv_heads, head_dim, device=CUDA).bfloat16()
+    places, positions = first * block_size + torch.arange(length, device=CUDA), torch.zeros(length, device=CUDA).long()
+    unturned = torch.ones(1, head_dim, device=CUDA)
+    unturned[:, head_dim // 2 :] = 0
+    rotary_kv_write(qkv, positions, unturned, k_cache, v_cache, places, kv_scales=last)
+    for part, heads in enumerate(qkv.chunk(3, dim=1)[1:]):
+        wanted, wanted_scales = to_int8_reference(heads, part)
+        assert torch.equal((k_cache, v_cache)[part][first : first + 19].flatten(0, 1)[:length], wanted)
+        assert torch.equal(last[part, first : first + 19].flatten(0, 1)[:length], wanted_scales)
+    assert int(blocks[:first].count_nonzero()) == 0
+    table = torch.arange(first, first + 19, dtype=torch.int32, device=CUDA).unsqueeze(0)
+    for queries in (1, 100):
+        q = torch.randn(queries, 32, head_dim, device=CUDA).bfloat16()
+        keywords = {
+            "slots": torch.zeros(1, dtype=torch.int32, device=CUDA), "block_tables": table, "kv_scales": last,
+            "query_start": torch.tensor([0, queries], dtype=torch.int32, device=CUDA),
+            "context_lens": torch.tensor([length], dtype=torch.int32, device=CUDA),
+            "scale": head_dim**-0.5, "max_query_len": queries, "num_decodes": int(queries == 1),
+            "max_context_len": length,
+        }  # fmt: skip
+        result = paged_attention(q, k_cache, v_cache, **keywords)
+        assert relative_error(result, paged_attention_reference(q.float(), k_cache, v_cache, **keywords)) < 8e-3
 
 
 def test_grid_depends_on_the_device_alone() -> None:

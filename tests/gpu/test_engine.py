@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import kernels.linear
+from actors.executor.device import KV_DTYPES
 from actors.executor.errors import EngineError
 from actors.executor.runner import Runner
 from bus.messages import StepResult
@@ -97,17 +98,17 @@ def test_greedy_tokens_equal_transformers(config: ReferenceConfig, tmp_path: Pat
     driver.close()
 
 
-@pytest.mark.parametrize("cache", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("cache", ["fp8_e4m3", "fp8_e5m2", "int8"])
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS[3::3], ids=lambda config: config.name)
-def test_float8_cache_gives_the_tokens_of_a_cpu(config: ReferenceConfig, cache: str, tmp_path: Path) -> None:
-    """Scales found at start, writes and both kernels do what the references do, with graphs. Where a sum's last bit
-    rounds a number to its other neighbour an answer may differ."""
+def test_a_cache_of_one_byte_gives_the_tokens_of_a_cpu(config: ReferenceConfig, cache: str, tmp_path: Path) -> None:
+    """Scales found at start or with each token, writes and both kernels do what the references do, with graphs. Where a
+    sum's last bit rounds a number to its other neighbour an answer may differ."""
     folder = make_reference(tmp_path, config)
     prompts = make_prompts(config.vocab_size, 20, config.seed)
     answers = []
     for device in ("cuda", "cpu"):
         driver = Driver(folder, **SETTINGS | {"device": device, "kv_cache_dtype": cache})
-        assert driver.info.kv_cache_dtype.startswith("float8")
+        assert driver.info.kv_cache_dtype == str(KV_DTYPES[cache]).removeprefix("torch.")
         answers.append([run(driver, prompts, budget) for budget in (16, 2048)])
         driver.close()
     pairs = [pair for got, expected in zip(*answers, strict=True) for pair in zip(got, expected, strict=True)]

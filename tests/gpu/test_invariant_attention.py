@@ -32,7 +32,8 @@ def computed(case: AttentionCase, tokens: torch.Tensor, row_of: torch.Tensor, co
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), [
-    (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float8_e4m3fn), (torch.float32, torch.float32)
+    (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float8_e4m3fn), (torch.bfloat16, torch.int8),
+    (torch.float32, torch.float32),
 ])  # fmt: skip
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_token_has_the_same_bits_however_it_is_computed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -24,18 +25,19 @@ LENS = [1, 2, 1500, 577, 16, 65, 0, 128, 900, 4000, 0, 33] + [40 + 7 * row for r
 
 def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: dict[str, Any], *, fused: bool) -> Any:
     """One layer by one kernel or by two, into a copy of the cache that is poisoned where new tokens go: the result,
-    and both caches as bytes."""
+    and both caches as bytes, and in int8 their scales."""
     slots, lens, tables = words["slots"], words["context_lens"], words["block_tables"]
-    k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
+    k_cache, v_cache, kv_scales = copy.deepcopy((case.k_cache, case.v_cache, words["kv_scales"]))
+    int8 = k_cache.dtype == torch.int8
     last = (lens - 1).clamp_(min=0).long()
     block_size = k_cache.shape[1]
     places = tables[slots.long(), last // block_size].long() * block_size + last % block_size
     mapping = torch.where(lens > 0, places, -1)
-    for cache in (k_cache, v_cache):
+    for cache in kv_scales if int8 else (k_cache, v_cache):
         where = mapping[mapping >= 0]
         cache[where // block_size, where % block_size] = torch.nan
     shared = {name: words[name] for name in ("slots", "context_lens", "block_tables", "scale", "sliding_window")}
-    shared |= {"kv_scales": words["kv_scales"], "max_context_len": words["max_context_len"]}
+    shared |= {"kv_scales": kv_scales, "max_context_len": words["max_context_len"]}
     cos_sin = norms["cos_sin"]
     rest = {name: value for name, value in norms.items() if name != "cos_sin"}
     shape = AttentionShape(
@@ -48,17 +50,18 @@ def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: di
         out = rotary_attention(qkv, cos_sin, k_cache, v_cache, **shared, plan=plan, **rest)
     else:
         q = rotary_kv_write(
-            qkv, last.int(), cos_sin, k_cache, v_cache, mapping, kv_scales=words["kv_scales"], **rest
+            qkv, last.int(), cos_sin, k_cache, v_cache, mapping, kv_scales=kv_scales, **rest
         )  # fmt: skip
         out = paged_attention(
             q, k_cache, v_cache, **shared, query_start=words["query_start"], max_query_len=1, num_decodes=len(slots),
             plan=plan,
         )  # fmt: skip
-    return out[lens > 0], k_cache.contiguous().view(torch.uint8), v_cache.contiguous().view(torch.uint8)
+    written = (k_cache, v_cache, kv_scales) if int8 else (k_cache, v_cache)
+    return out[lens > 0], *(part.contiguous().view(torch.uint8) for part in written)
 
 
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "mistral", "smollm", "qwen7b", "gemma"])
 def test_as_two_kernels_in_turn(shape: str, cache: torch.dtype, norms: bool) -> None:
     """The same keys and values, and results but for some last bits; the same bits every time."""

@@ -34,6 +34,7 @@ from kernels.attention_plan import plan_decodes
 from kernels.attention_spans import prefill_config
 from kernels.bad_words import apply_bad_words
 from kernels.embedding import embedding
+from kernels.int8 import block_bytes, split_blocks
 from kernels.linear import gated_linear, linear, partial_linear, residual_linear
 from kernels.linear_choice import Config, invariant_config
 from kernels.linear_specialized import SpecializedConfig
@@ -60,6 +61,7 @@ from kernels.triton_import import LayoutDescriptor
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+    torch.int8: "i8",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 ARRIVAL = "mbarrier.arrive.shared::cta.b64"
@@ -123,6 +125,8 @@ def report(
         "mma": ptx.count("mma.sync"),
         "cp_async": ptx.count("cp.async.c"),
         "conversions": ptx.count("cvt.rn.f16x2.e4m3x2"),
+        "sorted": ptx.count("prmt.b32"),
+        "whole": ptx.count(".s32.s8.s8.s32"),
         "tma": ptx.count("cp.async.bulk.tensor"),
         "thread_registers": [int(count) for count in re.findall(r"setmaxnreg\S+\s+(\d+)", ptx)],
         "arrivals": ptx.count(ARRIVAL),
@@ -138,6 +142,17 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Keys and values of the second of two layers, and their scales or None."""
+    if dtype == torch.int8:
+        blocks = meta(1024, block_bytes(2, 16, kv_heads, head_dim), dtype=dtype)
+        numbers, scales = split_blocks(blocks, 2, kv_heads, head_dim)
+        return numbers[:, 1, 0], numbers[:, 1, 1], scales[1]
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
+    scales = meta(2, kv_heads, dtype=torch.float32) if dtype.itemsize == 1 else None
+    return cache[:, 1, 0], cache[:, 1, 1], scales
+
+
 def launch_attention(
     q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int,
     cache_dtype: torch.dtype | None = None, *, fixed: bool = False,
@@ -148,14 +163,13 @@ def launch_attention(
     case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window} {fixed=}"
     case += f" cache {TYPES[cache_dtype]}"
     tokens = decodes + (rows - decodes) * queries
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     float8 = cache_dtype.itemsize == 1
-    scales = meta(2, kv_heads, dtype=torch.float32) if float8 else None
     lengths = (0, 0) if fixed else (queries, 8 * queries)
     config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8)
     shape = AttentionShape(q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8)
     paged_attention(
-        meta(tokens, q_heads, head_dim, dtype=dtype), cache[:, 1, 0], cache[:, 1, 1], slots=meta(rows),
+        meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
         max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
         decode_lens=meta(rows) if fixed else None, kv_scales=scales,
@@ -163,16 +177,16 @@ def launch_attention(
     )  # fmt: skip
 
 
-def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int) -> None:
+def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
     """Launch attention of rows that are all prompts, each with all heads of a KV head in its tiles."""
     global case
-    case, bf16 = f"{q_heads}/{kv_heads} d{head_dim} invariant", torch.bfloat16
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=bf16)
-    shape = AttentionShape(q_heads, kv_heads, head_dim, 2)
+    case, bf16 = f"{q_heads}/{kv_heads} d{head_dim} invariant cache {TYPES[cache_dtype]}", torch.bfloat16
+    *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=scales is not None)
     spans = Spans(prompts_config(shape, invariant=True), meta(64, 5), meta(0, 4))
     paged_attention_invariant(
-        meta(64, q_heads, head_dim, dtype=bf16), cache[:, 1, 0], cache[:, 1, 1], slots=meta(8), query_start=meta(9),
-        context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64, num_decodes=7,
+        meta(64, q_heads, head_dim, dtype=bf16), *caches, slots=meta(8), query_start=meta(9),
+        context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64, num_decodes=7, kv_scales=scales,
         max_context_len=64, plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
     )  # fmt: skip
 
@@ -184,13 +198,13 @@ def launch_rotary_attention(
     global case
     case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
     bf16, fp32, float8 = torch.bfloat16, torch.float32, cache_dtype.itemsize == 1
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=float8)
     weight = meta(head_dim, dtype=bf16) if norms else None
     rotary_attention(
-        meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), cache[:, 1, 0],
-        cache[:, 1, 1], slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
-        max_context_len=4096, kv_scales=meta(2, kv_heads, dtype=fp32) if float8 else None,
+        meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), *caches,
+        slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
+        max_context_len=4096, kv_scales=scales,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
     )  # fmt: skip
 
@@ -210,14 +224,13 @@ def launch_long_attention(q_heads: int, kv_heads: int, dtype: torch.dtype) -> No
 def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool) -> None:
     global case
     case = f"write {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=cache_dtype)
+    *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     weight = meta(head_dim, dtype=torch.bfloat16) if norms else None
     for tokens in (256, MANY_TOKENS):
         rotary_kv_write(
             meta(tokens, q_heads + 2 * kv_heads, head_dim, dtype=torch.bfloat16), meta(tokens),
-            meta(4096, head_dim, dtype=torch.float32), cache[:, 1, 0], cache[:, 1, 1], meta(tokens, dtype=torch.int64),
-            q_norm=weight, k_norm=weight, eps=1e-6,
-            kv_scales=meta(2, kv_heads, dtype=torch.float32) if cache_dtype.itemsize == 1 else None,
+            meta(4096, head_dim, dtype=torch.float32), *caches, meta(tokens, dtype=torch.int64),
+            q_norm=weight, k_norm=weight, eps=1e-6, kv_scales=scales,
         )  # fmt: skip
 
 
@@ -272,17 +285,25 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
-    launch_invariant_attention(32, 8, 128)
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.int8)
+    launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.int8)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8)
+    launch_invariant_attention(32, 8, 128, bf16)
+    launch_invariant_attention(32, 8, 128, torch.int8)
+    launch_rotary_attention(32, 8, 128, torch.int8, norms=False)
     launch_rotary_attention(16, 8, 128, bf16, norms=True)
     launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
     launch_long_attention(32, 8, bf16)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
+    launch_write(16, 8, 128, torch.int8, norms=True)
     case = "gather"
     cache, copies = meta(1024, 2, 2, 16, 8, 128, dtype=bf16), meta(2, 8192, 8, 128, dtype=bf16)
     gather_tokens(cache[:, 1, 0], cache[:, 1, 1], meta(1), 2048, copies[0], copies[1], meta(64, 512))
     pages, scales = cache.to(torch.float8_e4m3fn), meta(2, 8, dtype=fp32)
     gather_tokens(pages[:, 1, 0], pages[:, 1, 1], meta(1), 2048, copies[0], copies[1], meta(64, 512), scales)
+    *pages, scales = meta_cache(torch.int8, 8, 128)
+    gather_tokens(*pages, meta(1), 2048, copies[0], copies[1], meta(64, 512), scales)
     heads, sums = meta(8192, 32, 128, dtype=bf16), meta(32, 8192, dtype=fp32).t()
     merge_attention(heads, sums, heads, sums)
     launch_sampling(256, 128256)

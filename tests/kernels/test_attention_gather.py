@@ -61,6 +61,24 @@ def test_float8_pages_are_widened(dtype: torch.dtype, device: torch.device) -> N
             assert torch.equal(results[0][part, 0], (cache[block, 5].float() * scales[part].unsqueeze(1)).to(target))
 
 
+@pytest.mark.parametrize("head_dim", [32, 80])
+def test_int8_pages_are_widened(head_dim: int, device: torch.device) -> None:
+    """What a cache in int8 holds comes out multiplied with its token's scale."""
+    shape = {"q_heads": 6, "kv_heads": 3, "head_dim": head_dim, "block_size": 32, "cache_dtype": torch.int8}
+    case = make_case([90, 95, 60], [1, 1, 1], **shape, device=device)
+    slots, tables, scales = (case.keywords[name] for name in ("slots", "block_tables", "kv_scales"))
+    for target in (torch.float32, torch.float16):
+        results = [torch.full((2, 3 * 50, 3, head_dim), torch.nan, device=device, dtype=target) for _ in range(2)]
+        for gather, (k, v) in zip((gather_tokens, gather_tokens_reference), results, strict=True):
+            gather(case.k_cache, case.v_cache, slots, 7, k, v, tables, scales)
+        assert torch.equal(results[0], results[1])
+        block = int(tables[slots[1], 7 // 32])
+        for part, cache in enumerate((case.k_cache, case.v_cache)):
+            numbers = cache[block, 7].float() if part == 0 else (cache[block, 7].view(torch.uint8).float() - 128)
+            expected = numbers * scales[part, block, 7].float().unsqueeze(1)
+            assert torch.equal(results[0][part, 50], expected.to(target))
+
+
 @pytest.mark.parametrize("merge", [merge_attention, merge_attention_reference])
 def test_merging_is_attention_over_both(merge, device: torch.device) -> None:
     """Attention over keys in two parts, merged by their log-sum-exp, is attention over all keys."""

@@ -85,9 +85,9 @@ def test_new_tokens_are_not_copied_out_of_the_pages(device: torch.device, monkey
     assert copied == [(0, 16), (16, 8)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 @pytest.mark.usefixtures("small_sizes")
-def test_the_library_over_a_float8_cache(dtype: torch.dtype, device: torch.device) -> None:
+def test_the_library_over_a_cache_of_one_byte(dtype: torch.dtype, device: torch.device) -> None:
     """Keys and values are widened on the way out of the pages."""
     case = make_case([104], [16], q_heads=4, kv_heads=2, head_dim=32, cache_dtype=dtype, device=device)
     words = case.keywords

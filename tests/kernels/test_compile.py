@@ -39,9 +39,9 @@ def test_every_kernel_is_compiled() -> None:
     """The launches that are compiled below include every kernel there is."""
     (names,) = compiled(90, "--list")
     assert {
-        "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_merge_sets_kernel", "_prefill_kernel",
-        "_merge_blocks_kernel", "_attention_kernel", "_rotary_kv_write_kernel", "_chunk_kernel",
-        "_rotary_kv_write_tokens_kernel",
+        "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_gather_int8_kernel",
+        "_merge_sets_kernel", "_prefill_kernel", "_merge_blocks_kernel", "_attention_kernel",
+        "_rotary_kv_write_kernel", "_rotary_kv_write_tokens_kernel", "_chunk_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
     } <= set(names)  # fmt: skip
@@ -65,6 +65,11 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert variant["cp_async"] >= 20, variant  # keys and values, 16 bytes at a time, of two tiles
             if "fp8" in variant["case"]:  # 64 keys and values by 128 threads, two numbers at a time
                 assert variant["conversions"] == (128 if "d256" in variant["case"] else 64), variant
+            if "cache i8" in variant["case"]:  # keys are multiplied as they are, values need one step for two
+                heads_of_128 = 2 if "d256" in variant["case"] else 1
+                assert variant["whole"] == 8 * heads_of_128, variant
+                assert 32 * heads_of_128 <= variant["sorted"] <= 48 * heads_of_128, variant
+                assert variant["conversions"] == 0, variant
             # The grid has so many programs for every multiprocessor, which must hold them all at once.
             programs = 2 if "d256" in variant["case"] else 4
             assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant

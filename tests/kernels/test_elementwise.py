@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from kernels.activation import silu_mul, silu_mul_reference
 from kernels.copy_blocks import copy_blocks
 from kernels.embedding import embedding, embedding_reference
+from kernels.int8 import block_bytes
 from kernels.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
 SMALL = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -79,6 +80,11 @@ def test_copy_blocks(device: torch.device) -> None:
         expected[2], expected[5] = cache[0], cache[2]
         copy_blocks(cache, sources, targets)
         assert torch.equal(cache.view(torch.uint8), expected.view(torch.uint8))
+    cache = torch.randint(-128, 128, (6, block_bytes(2, 16, 1, 6)), dtype=torch.int8, device=device)
+    expected = cache.clone()
+    expected[2], expected[5] = cache[0], cache[2]
+    copy_blocks(cache, sources, targets)
+    assert torch.equal(cache, expected)
 
 
 def test_no_tokens(device: torch.device) -> None:

@@ -46,6 +46,15 @@ CASES: dict[str, dict[str, Any]] = {
     "float8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn},
     "float8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
                            "cache_dtype": torch.float8_e5m2},
+    "int8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.int8},
+    "int8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
+                         "cache_dtype": torch.int8},
+    "int8_half_block_48": {**MIXED, "q_heads": 9, "kv_heads": 1, "head_dim": 80, "dtype": torch.float16,
+                           "block_size": 48, "cache_dtype": torch.int8},
+    "int8_half_block_128": {**MIXED, "q_heads": 2, "kv_heads": 2, "head_dim": 16, "dtype": torch.float16,
+                            "block_size": 128, "cache_dtype": torch.int8, "padding": 3},
+    "int8_head_256": {"context_lens": [40, 20], "query_lens": [1, 20], "q_heads": 2, "kv_heads": 1, "head_dim": 256,
+                      "dtype": torch.float16, "cache_dtype": torch.int8},
     "padded_tokens": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "padding": 19},
     "padded_decodes": {"context_lens": [30, 0, 5, 0], "query_lens": [1, 1, 1, 1], "q_heads": 4, "kv_heads": 2,
                        "head_dim": 32, "padding": 3},
@@ -66,7 +75,9 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=TOLERANCE[case.q.dtype], rtol=1e-3)
 
 
-INVARIANT_CASES = "half_window", "wide_group", "head_96_block_32", "float8", "padded_decodes", "padded_rows"
+INVARIANT_CASES = (
+    "half_window", "wide_group", "head_96_block_32", "float8", "int8_half_window", "padded_decodes", "padded_rows"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "attend"), [
@@ -88,6 +99,8 @@ LONG_CASES: dict[str, dict[str, Any]] = {
                     "head_dim": 64, "window": 150},
     "long_half_float8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
                          "dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn},
+    "long_half_int8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
+                       "dtype": torch.float16, "cache_dtype": torch.int8},
 }  # fmt: skip
 """With rows so long that they are cut where pieces may be short."""
 

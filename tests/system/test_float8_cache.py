@@ -15,17 +15,23 @@ from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
 from actors.model_config import ModelConfig
 from bus.memory_bus import MemoryBus, MemoryServer
+from kernels.int8 import from_int8_reference, to_int8_reference
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
 from tests.system.harness import OpenBus, running
 from tests.system.test_tokens import prompts_for
 
 NUM_PROMPTS, NUM_TOKENS = 12, 8
-FORMATS = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-CASES = [(REFERENCE_CONFIGS[3], "fp8"), (REFERENCE_CONFIGS[7], "fp8_e5m2"), (REFERENCE_CONFIGS[12], "fp8")]
+FORMATS = {
+    "fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int8": torch.int8, "int8_per_token_head": torch.int8
+}  # fmt: skip
+CASES = [
+    (REFERENCE_CONFIGS[3], "fp8"), (REFERENCE_CONFIGS[7], "fp8_e5m2"), (REFERENCE_CONFIGS[12], "fp8"),
+    (REFERENCE_CONFIGS[3], "int8"), (REFERENCE_CONFIGS[8], "int8"), (REFERENCE_CONFIGS[5], "int8_per_token_head"),
+]  # fmt: skip
 
 
 class RoundedCache(DynamicCache):
-    """Keeps what a float8 cache would give back. ``scales`` [layers, 2, Hkv]."""
+    """Keeps what a cache of one byte would give back. ``scales`` [layers, 2, Hkv] are for float8."""
 
     def __init__(self, config: Any, dtype: torch.dtype, scales: torch.Tensor) -> None:
         super().__init__(config=config)
@@ -34,6 +40,9 @@ class RoundedCache(DynamicCache):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *rest: Any) -> Any:
         rounded = []
         for part, states in enumerate((key_states, value_states)):
+            if self.dtype == torch.int8:
+                rounded.append(from_int8_reference(*to_int8_reference(states, part), part))
+                continue
             scale, largest = self.scales[layer_idx, part].view(-1, 1, 1), torch.finfo(self.dtype).max
             rounded.append((states / scale).clamp(-largest, largest).to(self.dtype).float() * scale)
         return super().update(*rounded, layer_idx, *rest)
@@ -69,7 +78,8 @@ def agreement(got: list[list[int]], expected: list[list[int]]) -> float:
 
 @pytest.mark.parametrize(("config", "name"), CASES, ids=[f"{config.name}-{name}" for config, name in CASES])
 async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig, name: str, tmp_path: Path) -> None:
-    """In chunks, from the prefix cache, and after swapping, by the scales that were calculated at start."""
+    """In chunks, from the prefix cache, and after swapping, by the scales that were calculated at start or are the
+    tokens' own."""
     folder, prompts = make_reference(tmp_path, config), prompts_for(config.vocab_size, NUM_PROMPTS)
     expected = expected_tokens(folder, prompts, FORMATS[name], calculated(folder))
     assert agreement(reference_generate(folder, prompts, NUM_TOKENS), expected) < 0.9  # the rounding shows

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from actors.executor.kv_cache import is_float8
+from actors.executor.kv_cache import is_float8, layer_pages
 from actors.executor.layers.linear import Added, Linear, ResidualLinear
 from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
@@ -76,7 +76,7 @@ def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.
     """Of a model that computes in ``dtype``."""
     return AttentionShape(
         config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
-        float8=is_float8(cache_dtype),
+        float8=cache_dtype.itemsize == 1,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ class AttentionPass(Protocol):
         rotary: Mapping[str, Any] | None = None,
     ) -> torch.Tensor:
         """Attention of q [T, Hq, D] over a layer's views [num_blocks, block_size, Hkv, D] of the cache -> [T, Hq, D];
-        ``window`` 0 is all; ``kv_scales`` [2, Hkv] belong to a float8 cache; ``projected`` as in
+        ``window`` 0 is all; ``kv_scales`` and ``projected`` as in
         :func:`kernels.paged_attention.paged_attention`. If it ``writes``, q is [T, Hq + 2 Hkv, D] as projected, and
         ``rotary`` the table and the norms of :func:`kernels.rotary_attention.rotary_attention`."""
         ...
@@ -180,6 +180,7 @@ class Attention:
         self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
     ) -> None:
         self._ops = ops
+        self._config = config
         self._layer = layer
         self._rotary = rotary
         self._heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
@@ -206,10 +207,10 @@ class Attention:
         qkv = self.qkv(x).view(len(positions), sum(self._heads), self._head_dim)
         if slot_mapping is None:
             return qkv
+        k_cache, v_cache, scales = self._pages(kv_cache)
         self._ops.rotary_kv_write(
-            qkv, positions, self._rotary, *self._caches(kv_cache), slot_mapping, kv_scales=self._scales(kv_cache),
-            **self.norms,
-        )  # fmt: skip
+            qkv, positions, self._rotary, k_cache, v_cache, slot_mapping, kv_scales=scales, **self.norms
+        )
         return qkv
 
     def add(
@@ -221,7 +222,7 @@ class Attention:
         norm: RMSNorm | None,
     ) -> Added:
         """What was written -> its output for ``residual`` [T, H]: see :meth:`ResidualLinear.add`."""
-        (k_cache, v_cache), scales = self._caches(kv_cache), self._scales(kv_cache)
+        k_cache, v_cache, scales = self._pages(kv_cache)
         if attention.writes:
             rotary = {"cos_sin": self._rotary, **self.norms}
             attended = attention.attend(qkv, k_cache, v_cache, self._scale, self.window, scales, rotary=rotary)
@@ -230,9 +231,7 @@ class Attention:
             attended = attention.attend(q, k_cache, v_cache, self._scale, self.window, scales, (k, v))
         return self.out.add(attended.flatten(1), residual, norm)
 
-    def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """This layer's keys and values [num_blocks, block_size, Hkv, D]."""
-        return kv_cache.select(1, self._layer).unbind(1)
-
-    def _scales(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
-        return self.kv_scales if is_float8(kv_cache.dtype) else None
+    def _pages(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """This layer's keys and values [num_blocks, block_size, Hkv, D], and their scales if they have any."""
+        k_cache, v_cache, scales = layer_pages(kv_cache, self._layer, self._config)
+        return k_cache, v_cache, self.kv_scales if is_float8(kv_cache.dtype) else scales

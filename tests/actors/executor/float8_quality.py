@@ -1,4 +1,4 @@
-"""What a float8 cache costs in quality, on the shipped model: `python -m tests.actors.executor.float8_quality`.
+"""What a cache of one byte per number costs, on the shipped model: `python -m tests.actors.executor.float8_quality`.
 
 The text is the model's own, sampled at temperature 1 as answers to questions, so that no model's perplexity on it can
 be lower than the exact one's. Every token is predicted from the cache in question; the float32 cache's logits are the
@@ -116,6 +116,7 @@ def main() -> None:
         ("fp8_e4m3, scales of 1", torch.float8_e4m3fn, False),
         ("fp8_e5m2, calculated scales", torch.float8_e5m2, True),
         ("fp8_e5m2, scales of 1", torch.float8_e5m2, False),
+        ("int8", torch.int8, False),
     ):
         found = measure(dtype, samples, calculated=calculated)
         print(

@@ -48,7 +48,12 @@ def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"enforce_eager": True, "max_model_len": 16384, "max_num_batched_tokens": 2048}, {"kv_cache_dtype": "fp8"}],
+    [
+        {},
+        {"enforce_eager": True, "max_model_len": 16384, "max_num_batched_tokens": 2048},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int8"},
+    ],
 )
 def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
     folder: Path, tmp_path: Path, changes: dict[str, Any]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -111,6 +113,34 @@ def test_a_replay_is_played_from_its_start(page: Page) -> None:
     page.get_by_role("button", name="Pause").click()
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     expect(page.get_by_role("button", name="Play")).to_be_in_viewport()
+
+
+def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
+    """Twelve charts, over a minute to a day."""
+    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
+    visit(page, "charts")
+    expect(page.locator(".chart canvas")).to_have_count(12)
+    for name in (
+        "p50",
+        "p99",
+        "tokens/s",
+        "429/s",
+        "timeouts/s",
+        "5xx/s",
+        "cancelled/s",
+        "waiting",
+        "host tier",
+        "prefix hits",
+        "swapped/s",
+        "parked/s",
+    ):
+        expect(page.locator(".key").get_by_text(name, exact=True).first).to_be_visible()
+    for text, span_s in (("1 min", 60), ("1 h", 3600), ("3 h", 10800), ("24 h", 86400), ("10 min", 600)):
+        with page.expect_response(f"**/api/history?span_s={span_s}") as answer:
+            page.get_by_role("button", name=text, exact=True).click()
+        assert len(answer.value.json()["figures"]) == len(FIGURES)
+    first = page.get_by_label("Time to first token").locator(".key")
+    expect(first).to_contain_text(re.compile(r"p50 \d"))
 
 
 def history(rows: list[dict[str, float]], every_s: float = 2.0) -> dict[str, Any]:

@@ -186,9 +186,10 @@ def test_charts_can_be_read(page: Page) -> None:
     assert gaps == [[0, 1], [2, 2], [4, None], [60, 3]]
 
 
-REQUESTS = """async (many) => {
+REQUESTS = """async ([many, anew]) => {
   const { live, world } = await import(document.querySelector("script[type=module]").src);
   live.stop();
+  if (anew) world.over = []; // those of tests before
   const { requests } = world.hello.columns, atS = world.nowS();
   const row = (columns, known) => columns.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
   const over = (index) => ({ id: `over-${String(index).padStart(3, "0")}`, num_prompt: 5, num_output: 2,
@@ -206,7 +207,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
     little makes no time negative; what is held stays as it is."""
     visit(page, "requests")
     page.get_by_role("button", name="2 min").click()
-    page.evaluate(REQUESTS, 100)
+    page.evaluate(REQUESTS, [100, True])
     rows = page.locator(".waterfall .row")
     expect(page.get_by_text("80 of 101 shown.")).to_be_visible()
     expect(rows).to_have_count(80)
@@ -228,7 +229,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
     page.get_by_label("Order").select_option("oldest")
     expect(rows.first).to_contain_text("over-000")
     page.get_by_role("button", name="Hold").click()
-    page.evaluate(REQUESTS, 3)
+    page.evaluate(REQUESTS, [3, False])
     expect(page.locator(".figure", has_text="Ended just now").locator("dd")).to_contain_text("103")
     expect(rows.first).to_contain_text("over-000")
     expect(rows).to_have_count(101)
@@ -244,7 +245,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
 def test_rows_stay_under_the_pointer(page: Page) -> None:
     """Newcomers, which would come first, come last until the pointer has left."""
     visit(page, "requests")
-    page.evaluate(REQUESTS, 20)
+    page.evaluate(REQUESTS, [20, True])
     rows = page.locator(".waterfall .row")
     expect(rows.nth(5)).to_contain_text("over-015")
     rows.nth(5).hover()

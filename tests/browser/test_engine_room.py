@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -18,7 +17,6 @@ from actors.cli import main
 from actors.simulator.recorded import Tables, read_rows
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
-from web.observatory.vitals import FIGURES
 
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]
@@ -230,34 +228,6 @@ def test_an_actor_is_not_ended_where_all_share_a_process(page: Page) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Drain it").click()
     expect(page.get_by_role("alert")).to_contain_text("share one process")
     page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 409
-
-
-def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
-    """Twelve charts, over a minute to a day."""
-    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
-    visit(page, "charts")
-    expect(page.locator(".chart canvas")).to_have_count(12)
-    for name in (
-        "p50",
-        "p99",
-        "tokens/s",
-        "429/s",
-        "timeouts/s",
-        "5xx/s",
-        "cancelled/s",
-        "waiting",
-        "host tier",
-        "prefix hits",
-        "swapped/s",
-        "parked/s",
-    ):
-        expect(page.locator(".key").get_by_text(name, exact=True).first).to_be_visible()
-    for text, span_s in (("1 min", 60), ("1 h", 3600), ("3 h", 10800), ("24 h", 86400), ("10 min", 600)):
-        with page.expect_response(f"**/api/history?span_s={span_s}") as answer:
-            page.get_by_role("button", name=text, exact=True).click()
-        assert len(answer.value.json()["figures"]) == len(FIGURES)
-    first = page.get_by_label("Time to first token").locator(".key")
-    expect(first).to_contain_text(re.compile(r"p50 \d"))
 
 
 def test_a_replay_shows_what_the_recording_says(page: Page) -> None:

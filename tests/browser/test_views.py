@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -113,6 +115,34 @@ def test_a_replay_is_played_from_its_start(page: Page) -> None:
     expect(page.get_by_role("button", name="Play")).to_be_in_viewport()
 
 
+def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
+    """Twelve charts, over a minute to a day."""
+    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
+    visit(page, "charts")
+    expect(page.locator(".chart canvas")).to_have_count(12)
+    for name in (
+        "p50",
+        "p99",
+        "tokens/s",
+        "429/s",
+        "timeouts/s",
+        "5xx/s",
+        "cancelled/s",
+        "waiting",
+        "host tier",
+        "prefix hits",
+        "swapped/s",
+        "parked/s",
+    ):
+        expect(page.locator(".key").get_by_text(name, exact=True).first).to_be_visible()
+    for text, span_s in (("1 min", 60), ("1 h", 3600), ("3 h", 10800), ("24 h", 86400), ("10 min", 600)):
+        with page.expect_response(f"**/api/history?span_s={span_s}") as answer:
+            page.get_by_role("button", name=text, exact=True).click()
+        assert len(answer.value.json()["figures"]) == len(FIGURES)
+    first = page.get_by_label("Time to first token").locator(".key")
+    expect(first).to_contain_text(re.compile(r"p50 \d"))
+
+
 def history(rows: list[dict[str, float]], every_s: float = 2.0) -> dict[str, Any]:
     """An answer of /api/history: what a row does not tell is not known."""
     first_s = time.time() - every_s * (len(rows) - 1)
@@ -156,9 +186,10 @@ def test_charts_can_be_read(page: Page) -> None:
     assert gaps == [[0, 1], [2, 2], [4, None], [60, 3]]
 
 
-REQUESTS = """async (many) => {
+REQUESTS = """async ([many, anew]) => {
   const { live, world } = await import(document.querySelector("script[type=module]").src);
   live.stop();
+  if (anew) world.over = []; // those of tests before
   const { requests } = world.hello.columns, atS = world.nowS();
   const row = (columns, known) => columns.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
   const over = (index) => ({ id: `over-${String(index).padStart(3, "0")}`, num_prompt: 5, num_output: 2,
@@ -176,7 +207,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
     little makes no time negative; what is held stays as it is."""
     visit(page, "requests")
     page.get_by_role("button", name="2 min").click()
-    page.evaluate(REQUESTS, 100)
+    page.evaluate(REQUESTS, [100, True])
     rows = page.locator(".waterfall .row")
     expect(page.get_by_text("80 of 101 shown.")).to_be_visible()
     expect(rows).to_have_count(80)
@@ -198,7 +229,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
     page.get_by_label("Order").select_option("oldest")
     expect(rows.first).to_contain_text("over-000")
     page.get_by_role("button", name="Hold").click()
-    page.evaluate(REQUESTS, 3)
+    page.evaluate(REQUESTS, [3, False])
     expect(page.locator(".figure", has_text="Ended just now").locator("dd")).to_contain_text("103")
     expect(rows.first).to_contain_text("over-000")
     expect(rows).to_have_count(101)
@@ -214,7 +245,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
 def test_rows_stay_under_the_pointer(page: Page) -> None:
     """Newcomers, which would come first, come last until the pointer has left."""
     visit(page, "requests")
-    page.evaluate(REQUESTS, 20)
+    page.evaluate(REQUESTS, [20, True])
     rows = page.locator(".waterfall .row")
     expect(rows.nth(5)).to_contain_text("over-015")
     rows.nth(5).hover()

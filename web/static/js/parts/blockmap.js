@@ -12,7 +12,7 @@ const SMALLEST = 2;
 
 /** Size of a square with its gap (CSS pixels), so that `count` of them fit into width x height if they can. */
 export function pitchOf(count, width, height) {
-  let pitch = Math.min(width > 1100 ? LARGEST_WIDE : LARGEST, Math.floor(Math.sqrt((width * height) / Math.max(1, count))));
+  let pitch = Math.min(innerWidth >= 1600 && width > 700 ? LARGEST_WIDE : LARGEST, Math.floor(Math.sqrt((width * height) / Math.max(1, count))));
   while (pitch > SMALLEST && Math.ceil(count / Math.floor(width / pitch)) * pitch > height) pitch--;
   return Math.max(SMALLEST, Math.floor(pitch));
 }

@@ -23,8 +23,8 @@ class MemorySettings:
     block_size: int = setting(16, help="tokens in one block of the cache", low=16, high=1024, check=_check_block_size)
     kv_cache_dtype: str = setting(
         "auto",
-        help="number format of the cache (auto: the model's); int8 and fp8, which is fp8_e4m3, hold twice as many "
-        "tokens, int8 at a fourth of the error",
+        help="number format of the cache (auto: the model's); int8, the more exact, and fp8, which is fp8_e4m3, hold "
+        "twice as many tokens",
         choices=("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int8_per_token_head"),
     )
     calculate_kv_scales: bool = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from actors.model_config import ModelConfig
 from bus.memory_bus import MemoryBus, MemoryServer
 from kernels.int8 import from_int8_reference, to_int8_reference
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
-from tests.system.harness import OpenBus, running
+from tests.system.harness import OpenBus, eventually, running
+from tests.system.serving import serving
+from tests.system.test_beam_search import CONDITIONS, SEARCHES, preempted
+from tests.system.test_beam_search import prompts_for as beam_prompts_for
 from tests.system.test_tokens import prompts_for
 
 NUM_PROMPTS, NUM_TOKENS = 12, 8
@@ -71,7 +75,7 @@ def memory_bus() -> OpenBus:
     return lambda: MemoryBus(server)
 
 
-def agreement(got: list[list[int]], expected: list[list[int]]) -> float:
+def agreement(got: list[Any], expected: list[Any]) -> float:
     """The share of answers that are equal. Sums in another order round a number to its other neighbour now and then."""
     return sum(a == b for a, b in zip(got, expected, strict=True)) / len(expected)
 
@@ -93,3 +97,21 @@ async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig,
             replica = system.scheduler.core.replicas["executor-0"]
             assert sum(system.collector.cached.values()) > 0
             assert bool(options) == (replica.tier.num_in > 0)
+
+
+async def test_beams_over_int8_copy_blocks_with_their_scales(tmp_path: Path) -> None:
+    """Beams part in the middle of blocks, which are copied then; whether they keep their blocks, are swapped out or are
+    computed again, they come to the same, but where a sum's last bit rounds a number to its other neighbour."""
+    folder = make_reference(tmp_path, REFERENCE_CONFIGS[3])
+    calls = list(zip(beam_prompts_for(REFERENCE_CONFIGS[3].vocab_size), SEARCHES, strict=True))
+    common = {"use_beam_search": True, "ignore_eos": True, "return_token_ids": True}
+    found = []
+    for settings in CONDITIONS.values():
+        limits = {"max_num_batched_tokens": 32, "max_model_len": 80, "max_num_seqs": 16}
+        async with serving(folder, kv_cache_dtype="int8", **limits, **settings) as client:
+            answers = await asyncio.gather(*(client.completion(prompt, **each, **common) for prompt, each in calls))
+            found.append([[choice["token_ids"] for choice in answer["choices"]] for answer in answers])
+            if settings:
+                await eventually(lambda client=client: preempted(client))
+    for again in found[1:]:
+        assert agreement(again, found[0]) >= 0.8

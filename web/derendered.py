@@ -10,6 +10,7 @@ from web.asked import Asked
 from web.errors import bad_field
 from web.fields import Fields, unheard
 from web.model import ServedModel
+from web.null_fields import MESSAGE
 from web.parsing.output import OutputParser
 from web.sampling import check_token_ids
 from web.schemas import parse_chat, parse_completion, read_model
@@ -134,7 +135,7 @@ def chat_choices(derender: Derender, texts: Sequence[str]) -> list[dict[str, Any
             parser = OutputParser(report.parsing, f"{derender.request_id}/{index}")
             message = parser.message(text)
             finish = "tool_calls" if parser.calls_tools and finish == "stop" else finish
-        found.append({"index": index, "message": message, **_end(choice), "finish_reason": finish})
+        found.append({"index": index, "message": {**MESSAGE, **message}, **_end(choice), "finish_reason": finish})
     return found
 
 

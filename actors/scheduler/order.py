@@ -12,8 +12,8 @@ and the order is that of (level, due_s, order of arrival).
 aging_s``. That is ``(due_s - t) / aging_s``, so at every t, two requests compare as their ``due_s`` do: t is the same
 for both. Nothing has to be sorted again as time passes, and a request takes its place once, by binary search.
 
-**Longer prompts give way to shorter ones** until they have a slot: each token of an interactive prompt puts it back by
-:data:`GIVE_WAY_S_PER_TOKEN`, and all of them by :data:`MOST_GIVE_WAY_S` at most. Of prompts that come together the
+**Longer prompts give way to shorter ones** until they are preempted: each token of an interactive prompt puts it back
+by :data:`GIVE_WAY_S_PER_TOKEN`, and all of them by :data:`MOST_GIVE_WAY_S` at most. Of prompts that come together the
 short ones are answered first, which lowers every quantile of the time to the first token (shortest job first; Smith,
 1956).
 

@@ -82,10 +82,9 @@ class PrefixIndex:
         return block_hash
 
     def clear(self) -> None:
-        """No block can be found."""
+        """No block can be found. ``new_heads`` stay: they may lie in the host tier, too."""
         self.blocks.clear()
         self._hashes.clear()
-        self.new_heads.clear()
 
     def check_integrity(self, num_blocks: int) -> None:
         """Both directions agree and name only existing blocks.

@@ -103,7 +103,7 @@ class Sequence:
     takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
     ``num_losses``: replicas lost under it in a row without a token in between, when it had ``num_tokens_at_loss``.
     ``lanes``: of a beam search, the beams that it is one of. ``give_way_s``: how much it stands behind shorter ones,
-    until it has had a slot. ``started``: its request's detokenizer knows it. ``end``: how its tokens ended it, if they
+    until it is preempted. ``started``: its request's detokenizer knows it. ``end``: how its tokens ended it, if they
     did; ``scores``: what clients asked to know of them.
     """
 

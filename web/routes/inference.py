@@ -20,7 +20,7 @@ from web.token_body import parse_generate
 class Tokens(Endpoint):
     """A completion of which token ids are told, and no text."""
 
-    id_prefix = "generate-tokens"
+    id_prefix = "generate-tokens-"
     object = "tokens"
     chunks = TokenChunks
     reported_chunks = TokenChunks

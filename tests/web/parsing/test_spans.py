@@ -11,7 +11,7 @@ from web.parsing.output import OutputParser, Parsing
 TEXTS = [
     ("qwen3", "<think>\nhm, hm</think>\nhm", [[7, 14]]),
     ("qwen3", " <think>a < b </t></think>a < b", [[8, 18]]),
-    ("qwen3", "no <think>hm</think>", []),
+    ("qwen3", "no <think>hm</think>", [[0, 12]]),
     ("deepseek_r1", "hm</think>hm hm", [[0, 2]]),
     ("deepseek_r1", "<think>hm", [[7, 9]]),
     ("qwen3", "<think></think>x", []),

@@ -15,7 +15,7 @@ from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import Note, Output, RequestOver, ToIngress
 from actors.scheduler.lanes import Lanes
-from actors.scheduler.order import JOB, Order, give_way_s
+from actors.scheduler.order import JOB, Order
 from actors.scheduler.output import Scores, SequenceOutput, row_scores
 from actors.scheduler.planner import Planner
 from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, State, make_request, prompt_hashes, seed_of
@@ -111,7 +111,6 @@ class Lifecycle:
             limit=self._limit(request),
             tokens=array("i", request.prompt),
             hashes=list(hashes),
-            give_way_s=give_way_s(len(request.prompt), request.level),
         )
         shares = len(request.prompt) >= self._config.block_size or request.sampling.returns_prompt
         if choice_index and shares:

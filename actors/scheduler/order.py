@@ -12,11 +12,6 @@ and the order is that of (level, due_s, order of arrival).
 aging_s``. That is ``(due_s - t) / aging_s``, so at every t, two requests compare as their ``due_s`` do: t is the same
 for both. Nothing has to be sorted again as time passes, and a request takes its place once, by binary search.
 
-**Longer prompts give way to shorter ones** until they are preempted: each token of an interactive prompt puts it back
-by :data:`GIVE_WAY_S_PER_TOKEN`, and all of them by :data:`MOST_GIVE_WAY_S` at most. Of prompts that come together the
-short ones are answered first, which lowers every quantile of the time to the first token (shortest job first; Smith,
-1956).
-
 **Nobody starves.** After the time ``due_s - aging_s * p``, whatever arrives with a priority number of p or more stands
 behind. So a request has finitely many others before it, and these end one after another: the first of all is never
 preempted and always gets blocks and tokens.
@@ -44,10 +39,6 @@ JOB_STEPS = 20
 """A job of priority 0 is due this many steps of priority after an interactive request that arrives with it."""
 JOB_BOOST = 10
 """Priority numbers of jobs count down to minus this: so no job is born old."""
-GIVE_WAY_S_PER_TOKEN = 1 / 4000
-"""A prompt of 1000 tokens goes before a very short one that comes a quarter of a second later: ten times as long as an
-H200 takes to compute it with an 8B model."""
-MOST_GIVE_WAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +55,6 @@ class Order:
         if is_job:
             steps = JOB_STEPS + max(steps, -JOB_BOOST)
         return arrival(arrived_s) + self.aging_s * steps
-
-
-def give_way_s(num_tokens: int, level: int) -> float:
-    """By how much a prompt of so many tokens stands behind its ``due_s`` while it has not had a slot."""
-    return 0.0 if level == JOB else min(num_tokens * GIVE_WAY_S_PER_TOKEN, MOST_GIVE_WAY_S)
 
 
 def arrival(arrived_s: float) -> float:

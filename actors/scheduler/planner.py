@@ -172,7 +172,6 @@ class Planner:
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
             sequence.request.num_preemptions += not parked
-            sequence.give_way_s = 0.0  # it comes back before what is new
             self.waiting.add(sequence)
             who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
             self._out.append(Note("parked" if parked else "preempted", who | {"swapped": sequence.swapped is not None}))

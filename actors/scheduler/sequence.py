@@ -102,9 +102,8 @@ class Sequence:
     number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
     takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
     ``num_losses``: replicas lost under it in a row without a token in between, when it had ``num_tokens_at_loss``.
-    ``lanes``: of a beam search, the beams that it is one of. ``give_way_s``: how much it stands behind shorter ones,
-    until it is preempted. ``started``: its request's detokenizer knows it. ``end``: how its tokens ended it, if they
-    did; ``scores``: what clients asked to know of them.
+    ``lanes``: of a beam search, the beams that it is one of. ``started``: its request's detokenizer knows it. ``end``:
+    how its tokens ended it, if they did; ``scores``: what clients asked to know of them.
     """
 
     id: int
@@ -134,7 +133,6 @@ class Sequence:
     lanes: Lanes | None = None
     num_losses: int = 0
     num_tokens_at_loss: int = 0
-    give_way_s: float = 0.0
 
     @property
     def suspect(self) -> bool:
@@ -160,7 +158,7 @@ class Sequence:
     @property
     def key(self) -> Key:
         """Scheduling order: interactive requests before jobs, then by what is due first."""
-        return self.request.level, self.request.due_s + self.give_way_s, self.order
+        return self.request.level, self.request.due_s, self.order
 
     @property
     def ready(self) -> bool:

@@ -9,7 +9,7 @@ import random
 import pytest
 from world import World, request
 
-from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Jobs, Order, give_way_s
+from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Jobs, Order
 from actors.scheduler.sequence import make_request
 from bus.messages import TokenizedRequest
 
@@ -124,29 +124,6 @@ def test_a_long_job_prompt_does_not_delay_an_interactive_one() -> None:
     assert sorted(plan.num_scheduled.tolist()) == [2, 14]
     world.run()
     world.check_end()
-
-
-def test_of_prompts_that_come_together_the_short_ones_go_first() -> None:
-    """Also where all of them have come before the first plan."""
-    world = World()
-    world.send(ask("long", 200), ask("short", 8), ask("middle", 60, at_s=0.001))
-    world.join(budget=16, num_blocks=400, max_model_len=512)
-    world.run()
-    world.check_end()
-    assert names(world) == ["short", "middle", "long"]
-
-
-def test_a_prompt_gives_way_for_a_bounded_time() -> None:
-    """However long it is: what comes more than a second later goes behind it. Jobs stay as they came."""
-    assert give_way_s(1000, INTERACTIVE) == 0.25
-    assert give_way_s(1_000_000, INTERACTIVE) == 1.0
-    assert give_way_s(1_000_000, JOB) == 0.0
-    world = World()
-    world.send(ask("long", 200), ask("later", at_s=0.3), ask("jobs", 200, is_job=True), ask("job", is_job=True))
-    world.join(budget=16, num_blocks=400, max_model_len=512, max_num_seqs=1)
-    world.run()
-    world.check_end()
-    assert names(world) == ["long", "later", "jobs", "job"]
 
 
 def test_interactive_requests_do_not_preempt_each_other_to_start() -> None:

@@ -65,7 +65,7 @@ def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 def test_flags_exist(page: str) -> None:
     """Every --flag in running text is an option of ours, or belongs to another program named here."""
     prose = FENCE.sub("", TEXTS[page])
-    others = {"--scale", "--profile", "--strict", "--shapes"}
+    others = {"--build-context", "--scale", "--profile", "--strict", "--shapes"}
     known = {flag_of(name) for name in field_types()} | others | set(flags_of(build_parser()))
     known |= {"--no-" + flag_of(name)[2:] for name, (kind, _) in field_types().items() if kind is bool}
     found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z0-9-]+)", prose))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import Int32Array, PromptReply, ReplyBatch
+from bus.messages import Int32Array, PromptReply
 from web.limits import MAX_LOGPROB_TOKEN_IDS
 from web.number_formats import DType, Order
 from web.parsing.output import Parsing
@@ -134,16 +134,6 @@ def read_tokens(
         tokens.append(Token(token_id, logprob, packed[start:end]))
         start = end
     return tokens
-
-
-def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
-    """The characters that each token brought, by row."""
-    lengths, told, start = batch.text_lengths.tolist(), {}, 0
-    for row, count in enumerate(batch.length_counts.tolist()):
-        if count:
-            told[row] = lengths[start : start + count]
-            start += count
-    return told
 
 
 def read_prompt(reply: PromptReply) -> PromptInfo:

@@ -15,7 +15,7 @@ WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: compatibility vllm-names screenshots clean
+.PHONY: compatibility vllm-names screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -88,6 +88,10 @@ compatibility: $(VENV)/.installed-test redis node ## run clients of others, in a
 
 screenshots: $(VENV)/.installed-test redis chromium ## take the pictures of the page in docs/img, from a run on this machine
 	$(BIN)/python -m tests.browser.screenshots docs/img
+
+docs: $(VENV)/.installed-test ## build these pages as a site in build/docs; a broken link or an undocumented name fails
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b coverage docs build/docs-coverage
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -20,19 +20,9 @@ from actors.settings.sources import add_arguments, load_settings, unknown_option
 from actors.settings.vllm_flags import undotted
 from actors.simulator.command import add_simulator
 from actors.terminal.command import add_terminal
+from actors.version import version
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
-
-
-def version() -> str:
-    """The version of the installed distribution."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("pagebus")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 class _Version(argparse.Action):

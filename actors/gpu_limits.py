@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from actors.model_config import ModelConfig
 from actors.settings import Settings, SettingsError
-from kernels.target import Target
+from kernels.target import Target, first_target
 
 E4M3_CACHES, LEAST_OF_E4M3 = ("fp8", "fp8_e4m3"), 89
 """Compute capability (8.9) from which GPUs, and Triton for them, know this float8; e5m2 is half of a float16."""
 SMALL_SHARED_MEMORY, LARGEST_HEAD = (86, 89, 120, 121), 128
 """Capabilities with 99 KiB for a program, and the largest heads whose tiles fit in there, of a cache in 16 bits: heads
 of 256 take 104. Of a cache of one byte they take 76, and those of float32 are smaller."""
+
+
+def check_first_gpu(settings: Settings) -> None:
+    """What :func:`check_gpu` says of the first GPU here, as far as settings say; nobody else has asked the driver yet.
+
+    Raises:
+        SettingsError: it cannot do what is asked of it.
+    """
+    if settings.kv_cache_dtype in E4M3_CACHES:  # else the executor asks, beside others: the driver takes a while
+        check_gpu(settings, None, first_target())
 
 
 def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | None) -> None:

@@ -8,27 +8,23 @@ import importlib
 import os
 import socket
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 import uvloop
 
 from actors import logs
 from actors.actor import describe
-from actors.child import die_with_parent
-from actors.cli import version
-from actors.gpu_limits import E4M3_CACHES, check_gpu
+from actors.gpu_limits import check_first_gpu
 from actors.gpus import visible_gpus
+from actors.one_machine import check_one_process, private_redis, uses_one_process, with_files
 from actors.probe import url_of
 from actors.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
 from actors.progress import Progress, ProgressStream
-from actors.settings import Settings, SettingsError
+from actors.settings import Settings
 from actors.supervisor import Supervisor, plan_children
+from actors.version import version
 from bus.contract import Bus, BusError
-from bus.private_redis import PrivateRedis, find_redis_server
-from kernels.target import first_target
 
 
 def serve(settings: Settings) -> int:
@@ -38,8 +34,7 @@ def serve(settings: Settings) -> int:
         SettingsError: the settings conflict with this machine, or the file of keys is wrong.
     """
     check_key_file(settings)
-    if settings.kv_cache_dtype in E4M3_CACHES:  # else the executor asks the driver, which takes a while, beside others
-        check_gpu(settings, None, first_target())
+    check_first_gpu(settings)
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
     settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all
@@ -106,36 +101,6 @@ async def _serve_with_processes(
         return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
 
 
-@contextlib.asynccontextmanager
-async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
-    """A Redis server for this deployment, in ``data_dir`` or in a folder that goes away with it."""
-    redis = PrivateRedis(data_dir, before_exec=die_with_parent())
-    try:
-        await redis.start()
-        yield redis
-    finally:
-        await redis.stop()
-
-
-@contextlib.contextmanager
-def with_files(settings: Settings) -> Iterator[Settings]:
-    """Settings with a folder for files: beside what Redis keeps, or one that goes away."""
-    if settings.files_dir is not None:
-        yield settings
-    elif settings.data_dir is not None:
-        yield settings.replace(files_dir=str(Path(settings.data_dir).resolve() / "files"))
-    else:
-        with tempfile.TemporaryDirectory(prefix="pagebus-files-") as folder:
-            yield settings.replace(files_dir=folder)
-
-
-def uses_one_process(settings: Settings) -> bool:
-    """Whether everything runs in this process: asked for, or for want of a redis-server."""
-    if settings.bus is not None:
-        return settings.bus.startswith("memory:")
-    return find_redis_server() is None
-
-
 def check_key_file(settings: Settings) -> None:
     """Read the file of keys once, before anything is started for which a wrong one would be the end.
 
@@ -144,19 +109,6 @@ def check_key_file(settings: Settings) -> None:
     """
     if settings.api_key_file is not None:
         importlib.import_module("web.key_file").KeyFile(settings.api_key_file).news()
-
-
-def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
-    """One process can use one GPU only.
-
-    Raises:
-        SettingsError: more executors are asked for.
-    """
-    if settings.executors > 1 and gpus and settings.device != "cpu":
-        raise SettingsError(
-            f"--executors {settings.executors}: in one process all would use the same GPU; install redis-server or "
-            "give --bus, so that each executor gets a process of its own"
-        )
 
 
 def bus_text(settings: Settings) -> str:

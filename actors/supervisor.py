@@ -23,7 +23,7 @@ from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from actors.progress import Progress
 from actors.readiness import where_it_answers
 from actors.settings import Settings, SettingsError
-from actors.settings.sources import child_environment
+from actors.settings.sources import child_environment, to_args
 from bus.contract import Bus, BusError, LeaseInfo
 from bus.private_redis import PrivateRedis
 
@@ -79,7 +79,7 @@ def plan_children(
             variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
             known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
             module = ("actors.executor",) if known_gpu else ("actors.cli", "actor", kind)
-            command = (sys.executable, "-P", "-m", *module, *own.to_args())
+            command = (sys.executable, "-P", "-m", *module, *to_args(own))
             plans.append(ChildPlan(kind, name, command, variables))
     return plans
 

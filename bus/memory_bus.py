@@ -24,12 +24,12 @@ from bus.contract import (
     LeaseInfo,
     LeaseTaken,
     LogEntry,
+    why_fenced,
 )
 from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.memory_server import Fields, Group, MemoryLease, MemoryServer, MemoryStream, Pending, Position
 from bus.messages import JsonValue, Message
 from bus.streams import Names
-from bus.why_fenced import why_fenced
 
 __all__ = ["MemoryBus", "MemoryServer"]
 

@@ -14,7 +14,19 @@ from time import perf_counter
 
 from bus.backoff import Backoff
 from bus.codec import encode
-from bus.contract import Answer, Bus, BusError, BusUnavailable, Counts, Entry, EntryId, Fenced, LeaseInfo, LogEntry
+from bus.contract import (
+    Answer,
+    Bus,
+    BusError,
+    BusUnavailable,
+    Counts,
+    Entry,
+    EntryId,
+    Fenced,
+    LeaseInfo,
+    LogEntry,
+    why_fenced,
+)
 from bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from bus.messages import JsonValue, Message
 from bus.redis_groups import RedisGroups
@@ -24,7 +36,6 @@ from bus.redis_replies import checked, is_no_key, is_refused_id, pairs, stream_p
 from bus.redis_stream import Reply
 from bus.redis_url import parse_redis_url
 from bus.streams import Names
-from bus.why_fenced import why_fenced
 
 MAX_BLOCK_MS = 2000
 """Longest BLOCK sent to the server; longer waits are made of several."""

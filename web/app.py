@@ -13,8 +13,8 @@ import orjson
 from aiohttp import web
 
 from actors.actor import Actor
-from actors.cli import version
 from actors.settings import Settings, SettingsError
+from actors.version import version
 from bus.contract import Bus, BusError, BusUnavailable
 from bus.messages import BatchQueued
 from bus.outbox import Outbox

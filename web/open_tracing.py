@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.cli import version
 from actors.logs import Log
 from actors.otlp import make_exporter
 from actors.settings import Settings
+from actors.version import version
 
 if TYPE_CHECKING:
     from web.tracing import Tracing

@@ -19,7 +19,7 @@ from actors.child import die_with_parent
 from actors.probe import http_status, url_of
 from actors.readiness import ingress_addresses
 from actors.settings import Settings
-from actors.settings.sources import child_environment
+from actors.settings.sources import child_environment, to_args
 from actors.supervisor import PACKAGES
 from bus.connect import open_bus
 from bus.contract import Bus
@@ -96,7 +96,7 @@ async def deployed(settings: Settings, log: Path) -> AsyncIterator[Deployment]:
 async def _spawn(settings: Settings, log: Path) -> asyncio.subprocess.Process:
     environ = child_environment(settings, os.environ)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
-    command = (sys.executable, "-P", "-m", "actors.cli", "serve", *settings.to_args())
+    command = (sys.executable, "-P", "-m", "actors.cli", "serve", *to_args(settings))
     with log.open("wb") as out:
         return await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, env=environ,

@@ -24,6 +24,7 @@ from actors.gpus import visible_gpus
 from actors.model_config import ModelConfig, resolve_model
 from actors.progress import Progress
 from actors.settings import Settings, SettingsError
+from actors.settings.sources import to_args
 from actors.simulator.workloads import make_workload
 from bus.messages import GenerateRequest
 
@@ -64,7 +65,7 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
     results: Results = {
         "benchmark": "engine",
         "model": settings.model or "shipped",
-        "settings": settings.replace(model="").to_args(),
+        "settings": to_args(settings.replace(model="")),
         "scale": arguments.scale,
         "requests": arguments.requests,
         "repeats": arguments.repeats,

@@ -24,6 +24,7 @@ from actors.bench.load import Call
 from actors.model_config import ModelConfig, resolve_model
 from actors.progress import Progress
 from actors.settings import Settings
+from actors.settings.sources import to_args
 
 PHASE_DONE, READY = "phase done", "ready"
 """Events in the logs of actors: one says how many ``seconds`` a ``phase`` took, the other that the start is over."""
@@ -63,7 +64,7 @@ def bench_start(arguments: argparse.Namespace, settings: Settings) -> int:
         results = {
             "benchmark": "start",
             "model": settings.model or "shipped",
-            "settings": settings.replace(model="").to_args(),
+            "settings": to_args(settings.replace(model="")),
             "repeats": arguments.repeats,
             "points": [{"name": "start", "figures": told, "runs": times}],
         }

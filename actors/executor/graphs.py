@@ -17,19 +17,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
-from actors.executor.models import Piece
+from actors.executor.models import Model, Piece, Tokens
 from actors.executor.pieces import Pieces, borrow, capture_pieces, run_pieces
 from actors.executor.step_work import StepWork
-
-if TYPE_CHECKING:
-    from actors.executor.runner import Runner
+from actors.executor.upload import Uploader
 
 
 @dataclass(slots=True)
@@ -37,6 +35,21 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
     sampled: torch.Tensor
+
+
+class Passes(Protocol):
+    """What is captured: passes over a cache, as :class:`~actors.executor.runner.Runner` makes them."""
+
+    model: Model
+    kv_cache: torch.Tensor
+    buckets: Buckets
+    uploader: Uploader
+
+    def tokens(self, num_tokens: int) -> Tokens: ...
+
+    def padded_forward(self, bucket: Bucket, pause: Callable[[], object]) -> torch.Tensor: ...
+
+    def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
 
 
 class Graphs:
@@ -70,20 +83,20 @@ class Graphs:
             self._missed.put(bucket)
         return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
 
-    def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(self, runner: Passes, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
         captured = self._captured[bucket]
         assert isinstance(captured, _Captured)
         captured.graph.replay()
         return captured.logits, captured.sampled
 
-    def piece(self, runner: Runner, bucket: Bucket, num_tokens: int) -> Piece:
+    def piece(self, runner: Passes, bucket: Bucket, num_tokens: int) -> Piece:
         """What stands for the model's own piece in a step of so many tokens that is padded to ``bucket``."""
         captured = self._captured[bucket]
         assert isinstance(captured, Pieces)
         return captured.of(num_tokens)
 
-    def capture(self, runner: Runner, progress: Callable[[float], None]) -> None:
+    def capture(self, runner: Passes, progress: Callable[[float], None]) -> None:
         """Capture the first few; the largest before all, so that the others find the pool large enough.
 
         On the meta device, where there is nothing to capture, their passes are run once.
@@ -97,7 +110,7 @@ class Graphs:
                 self._capture(runner, bucket)
             progress((done + 1) / len(buckets))
 
-    def capture_missing(self, runner: Runner, captured: Callable[[float], None] = lambda began_s: None) -> None:
+    def capture_missing(self, runner: Passes, captured: Callable[[float], None] = lambda began_s: None) -> None:
         """Capture what is missing, first of all what a step has missed, until :meth:`close`; ``captured`` is told when
         each began. For a thread of its own, on a stream of its own.
 
@@ -143,7 +156,7 @@ class Graphs:
         self._closed = True
         self._missed.put(None)
 
-    def _capture(self, runner: Runner, bucket: Bucket) -> None:
+    def _capture(self, runner: Passes, bucket: Bucket) -> None:
         pause = self._undisturbed.wait
         try:
             if bucket.pieces:
@@ -185,14 +198,14 @@ def empty_step() -> StepWork:
 
 
 def padded_pass(
-    runner: Runner, bucket: Bucket, pause: Callable[[], object] = lambda: None
+    runner: Passes, bucket: Bucket, pause: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
     logits = runner.model.logits(runner.padded_forward(bucket, pause))
     return logits, runner.sample_plainly(logits, any_random=True)
 
 
-def _set_up_library(runner: Runner) -> None:
+def _set_up_library(runner: Passes) -> None:
     """cuBLAS makes itself a handle and a workspace for every thread, which cannot be done while capturing."""
     for dtype in {torch.float32, runner.model.parameters.dtype}:
         square = torch.zeros(16, 16, dtype=dtype, device=runner.kv_cache.device)
@@ -201,7 +214,7 @@ def _set_up_library(runner: Runner) -> None:
     torch.cuda.current_stream().synchronize()
 
 
-def _run_empty(runner: Runner, bucket: Bucket) -> None:
+def _run_empty(runner: Passes, bucket: Bucket) -> None:
     if bucket.pieces:
         run_pieces(runner.model, runner.tokens(bucket.tokens))
     else:
@@ -209,7 +222,7 @@ def _run_empty(runner: Runner, bucket: Bucket) -> None:
         padded_pass(runner, bucket)
 
 
-def pool_bytes(runner: Runner) -> int:
+def pool_bytes(runner: Passes) -> int:
     """Bytes that the passes of the largest graphs, whole and in pieces, take on top of what stays: the pool will hold
     them, at worst side by side."""
     taken = 0

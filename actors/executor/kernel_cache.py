@@ -23,6 +23,7 @@ from typing import Any
 from actors.child import die_with_parent
 from actors.model_config import ModelConfig
 from actors.settings import GROUPS, Settings
+from actors.settings.sources import to_args
 from kernels.target import Target
 
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -122,7 +123,7 @@ class KernelBuild:
     def _start(self, target: Target) -> subprocess.Popen[bytes]:
         name = f"sm_{target.capability}"
         command = [
-            sys.executable, "-P", "-m", "actors.cli", "compile-kernels", *self._settings.to_args(),
+            sys.executable, "-P", "-m", "actors.cli", "compile-kernels", *to_args(self._settings),
             "--target", name, "--multiprocessors", str(target.num_multiprocessors),
         ]  # fmt: skip
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -16,9 +16,9 @@ from actors import logs
 from actors.gpus import visible_gpus
 from actors.jobs.ordering import bad_lines, put_in_order
 from actors.jobs.transfer import collect, submit
+from actors.one_machine import check_one_process, private_redis, uses_one_process
 from actors.process import EXIT_FAILED, EXIT_OK, StopSignal, make_bus, stop_on_signals
 from actors.progress import Progress, ProgressStream
-from actors.serve import check_one_process, private_redis, uses_one_process
 from actors.settings import Settings
 from actors.single_process import SingleProcess
 from actors.supervisor import Supervisor, plan_children

@@ -28,8 +28,8 @@ from actors.offline.outputs import (
 )
 from actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
 from actors.offline.system import System
+from actors.one_machine import check_one_process
 from actors.progress import Progress, ProgressStream
-from actors.serve import check_one_process
 from actors.settings import Settings
 from actors.settings.vllm_flags import is_foreign, settings_of
 

@@ -53,11 +53,13 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
             if num_awaiting == MOST_AWAITING:
                 break
             continue
+        if sequence.swapped is not None and sequence.swapped.replica != replica.name:
+            fleet.named(sequence.swapped.replica).tier.forget(sequence)
         replica.bind(sequence, offer)
         admitted.append(sequence)
         fleet.touch(replica)
         fleet.refresh()
-        row = fleet.row(replica)
+        row = fleet.row(replica.name)
         candidates[row] &= fleet.open[level, row]
     return admitted
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.scheduler.pacing import prefill_of
 from actors.scheduler.plan import decodes_first
+from actors.scheduler.preemption import preempt
 from actors.scheduler.running import Slots
+from actors.scheduler.state import ReplicaState
 from actors.scheduler.step_time import Work
 from bus.messages import Int32Array
 
-if TYPE_CHECKING:
-    from actors.scheduler.replica import Replica
-
+Shared = tuple[Slots, Int32Array, int]
+"""The slots [rows] of a step, decodes first, how many tokens each computes [rows], and the number of decodes."""
 CHUNK_END_TOKENS = 1024
 """A chunk that is not a prompt's last ends at a multiple of it, so that the chunks behind it begin there: the fastest
 attention is that of whole pieces (docs/attention.md)."""
@@ -23,7 +23,7 @@ LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
 """A smaller one is not shortened for that."""
 
 
-def share_budget(replica: Replica, now_s: float, slots: Slots, behind: Int32Array) -> tuple[Slots, Int32Array, int]:
+def share_budget(replica: ReplicaState, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
     """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
     run, is_decode = replica.running, behind == 1
     decodes, prompts = slots[is_decode], ~is_decode
@@ -53,7 +53,7 @@ def _chunk(start: int, wanted: int, budget: int) -> int:
     return budget - (start + budget) % CHUNK_END_TOKENS
 
 
-def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes: int) -> tuple[Slots, Int32Array, int]:
+def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
     """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
     run, size = replica.running, replica.block_size
     missing = run.computed[slots] + counts
@@ -75,7 +75,7 @@ def allot_blocks(replica: Replica, slots: Slots, counts: Int32Array, num_decodes
     return slots, counts, num_decodes
 
 
-def _contend(replica: Replica, slots: Slots, counts: Int32Array) -> tuple[Slots, Int32Array, int]:
+def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
     """Too few blocks: the best sequence takes what it needs, then the next.
 
     To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any
@@ -87,7 +87,7 @@ def _contend(replica: Replica, slots: Slots, counts: Int32Array) -> tuple[Slots,
     behind = run.behind()
     order = run.occupied()
     heads = [each for each in order if each is each.head]
-    needy = [each.lanes is not None or bool(behind[each.slot]) for each in heads]
+    needy = [each.beam_group is not None or bool(behind[each.slot]) for each in heads]
     victims = list(compress(heads, needy)) + [each for each, needs in zip(heads, needy, strict=True) if not needs]
     granted: dict[int, int] = {}
     for sequence in order:
@@ -96,7 +96,7 @@ def _contend(replica: Replica, slots: Slots, counts: Int32Array) -> tuple[Slots,
             continue
         start, have = int(run.computed[slot]), int(run.capacity[slot])
         while start == have and not pool.num_free and victims[-1] is not sequence.head:
-            replica.preempt(victims.pop())
+            preempt(replica, victims.pop())
         count = min(wanted[slot], have + pool.num_free * size - start)
         if count <= 0:
             continue

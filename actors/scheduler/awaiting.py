@@ -9,20 +9,16 @@ it does not wait any more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from actors.scheduler.order import JOB
 from actors.scheduler.sequence import Sequence
-
-if TYPE_CHECKING:
-    from actors.scheduler.replica import Replica
+from actors.scheduler.state import ReplicaState
 
 LEAST_SHARE = 1 / 32
 """Part of the token budget that is worth a wait: 256 tokens of 8192. An H200 computes as many in the time that a step
 of one token takes."""
 
 
-def awaits(replica: Replica, sequence: Sequence, num_found: int) -> bool:
+def awaits(replica: ReplicaState, sequence: Sequence, num_found: int) -> bool:
     """Whether a running sequence that goes before a waiting one is about to compute its next blocks, behind the
     ``num_found`` that are there already."""
     run, size = replica.running, replica.block_size

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from types import FrameType
 
-from actors.scheduler.lanes import Lanes
-from actors.scheduler.sequence import Request, Sequence
+from actors.scheduler.sequence import BeamGroup, Request, Sequence
 
 MOST_BLAMES = 2
 
@@ -33,7 +32,7 @@ def _at_hand(frame: FrameType) -> Request | None:
                 found = value
             case Sequence():
                 found = value.request
-            case Lanes():
+            case BeamGroup():
                 found = value.leader.request
             case _:
                 pass

@@ -52,7 +52,7 @@ class Delivery:
         request = sequence.request
         if request.num_cached is None:
             request.num_cached = sequence.num_cached
-        if sequence.started or request.away or (sequence.lanes is not None and sequence.state is not State.ENDED):
+        if sequence.started or request.away or (sequence.beam_group is not None and sequence.state is not State.ENDED):
             return
         if request.detokenizer is None:
             digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()

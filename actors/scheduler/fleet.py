@@ -43,9 +43,13 @@ class Fleet:
         self.due = set(range(count))
         self._stale = set(range(count))
 
-    def row(self, replica: Replica) -> int:
-        """Its row."""
-        return self._rows[replica.name]
+    def row(self, name: str) -> int:
+        """The row of a replica."""
+        return self._rows[name]
+
+    def named(self, name: str) -> Replica:
+        """The replica of this name."""
+        return self.replicas[self._rows[name]]
 
     def touch(self, replica: Replica) -> None:
         """The replica has changed, in any way."""
@@ -85,7 +89,7 @@ class Fleet:
 
     def can_hold(self, sequence: Sequence) -> Rows:
         """Where the sequence, alone, could run to its limit (:meth:`Replica.can_hold`)."""
-        if sequence.lanes is not None:
+        if sequence.beam_group is not None:
             return np.array([replica.can_hold(sequence) for replica in self.replicas], np.bool_)
         num_tokens = np.minimum(self._max_model_len, sequence.limit) - 1
         fits: Rows = (num_tokens >= len(sequence.tokens)) & (num_tokens <= self._capacity)
@@ -101,8 +105,8 @@ class Fleet:
             found = sorted(self._rows[name] for name in self.heads.find(sequence.hashes[0], self._lists))
             holders = [row for row in found if rows[row]]
         known = sequence.swapped.replica if sequence.swapped is not None else None
-        for replica in (known, sequence.leader.replica if sequence.leader is not None else None):
-            row = self._rows.get(replica.name) if replica is not None else None
+        for name in (known, sequence.leader.replica if sequence.leader is not None else None):
+            row = self._rows.get(name) if name is not None else None
             if row is not None and rows[row] and row not in holders:
                 holders.append(row)
         return holders

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,6 @@ from actors.scheduler.plan import InFlight
 from actors.scheduler.running import Running, Slots
 from actors.scheduler.sequence import Sequence, State
 from bus.messages import END_NONE, Int32Array, StepResult
-
-if TYPE_CHECKING:
-    from actors.scheduler.replica import Replica
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,21 +33,22 @@ class Landing:
     """Takes results in. Sequences that were preempted while steps in flight still sample tokens for them wait here,
     until the last of those steps has landed; only then all of their tokens are known."""
 
-    def __init__(self, running: Running, landed: int) -> None:
+    def __init__(self, replica: str, running: Running, landed: int) -> None:
         self.landed = landed
+        self._replica = replica
         self._running = running
         self._sequences: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def add(self, sequence: Sequence, replica: Replica) -> None:
+    def add(self, sequence: Sequence) -> None:
         """The sequence has left its slot; it becomes ready at once if no result of it is missing."""
         if sequence.last_step <= self.landed:
             sequence.state = State.WAITING
             return
         sequence.state = State.LANDING
-        sequence.replica = replica
+        sequence.replica = self._replica
         self._sequences[sequence.id] = sequence
 
     def awaits(self, sequence_id: int) -> bool:
@@ -152,7 +149,7 @@ class Landing:
         ended = []
         for row in np.flatnonzero(~running).tolist():
             sequence = self._sequences.get(int(result.sequence_ids[row]))
-            if sequence is None or sequence.lanes is not None:
+            if sequence is None or sequence.beam_group is not None:
                 continue  # aborted or stopped meanwhile; or beams, which do this step again
             sequence.tokens.append(int(result.token_ids[row]))
             sequence.produced = True

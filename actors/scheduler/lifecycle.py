@@ -14,7 +14,7 @@ from actors.scheduler import refusal
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import Note, Output, RequestOver, ToIngress
-from actors.scheduler.lanes import Lanes
+from actors.scheduler.lanes import new_group
 from actors.scheduler.order import JOB, Order
 from actors.scheduler.output import Scores, SequenceOutput, row_scores
 from actors.scheduler.planner import Planner
@@ -92,8 +92,8 @@ class Lifecycle:
         hashes = prompt_hashes(message, config.block_size) if config.enable_prefix_caching else []
         if request.sampling.beam_width:
             leader = self._add_sequence(request, 0, hashes)
-            leader.lanes = Lanes(leader, self._new_id)
-            self.sequences.update(dict.fromkeys(leader.lanes.ids + leader.lanes.choice_ids, leader))
+            leader.beam_group = group = new_group(leader, self._new_id)
+            self.sequences.update(dict.fromkeys(group.ids + group.choice_ids, leader))
             return  # a search that another scheduler began is begun again
         for choice_index in range(request.sampling.n):
             self._add_sequence(request, choice_index, hashes)
@@ -210,13 +210,13 @@ class Lifecycle:
         ids, indexes = result.sequence_ids, result.token_indexes
         for score in row_scores(result):
             sequence = self.sequences.get(int(ids[score.row]))
-            if sequence is not None and sequence.lanes is None and indexes[score.row] == len(sequence.scores):
+            if sequence is not None and sequence.beam_group is None and indexes[score.row] == len(sequence.scores):
                 sequence.scores.add(score)
 
     def stop(self, message: StopSequence) -> None:
         """A stop string ends a sequence."""
         sequence = self.sequences.get(message.sequence_id)
-        if sequence is not None and sequence.lanes is None and sequence.request.id == message.request_id:
+        if sequence is not None and sequence.beam_group is None and sequence.request.id == message.request_id:
             self.end(sequence)
 
     def leave(self, message: AbortRequest) -> None:
@@ -270,9 +270,9 @@ class Lifecycle:
 
     def end(self, sequence: Sequence) -> None:
         """Free everything the sequence holds; the request ends with its last sequence, and is kept till delivered."""
-        request, lanes = sequence.request, sequence.lanes
+        request, group = sequence.request, sequence.beam_group
         self._planner.withdraw(sequence)
-        for sequence_id in (sequence.id, *(() if lanes is None else lanes.ids + lanes.choice_ids)):
+        for sequence_id in (sequence.id, *(() if group is None else group.ids + group.choice_ids)):
             del self.sequences[sequence_id]
         request.num_live -= 1
         if not sequence.started and not request.settled:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from actors.scheduler.awaiting import awaits
 from actors.scheduler.forking import Fork, fork_of
-from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.order import JOB
-from actors.scheduler.sequence import Sequence, Swapped
-
-if TYPE_CHECKING:
-    from actors.scheduler.replica import Replica
+from actors.scheduler.preemption import preempt
+from actors.scheduler.sequence import Sequence, Swapped, blocks_needed
+from actors.scheduler.state import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +28,8 @@ class Offer:
     awaits: bool = False
 
 
-def offer_of(replica: Replica, sequence: Sequence) -> Offer | None:
-    """The sequence's cached prefix, if there are slots, and :meth:`Replica.room` for the rest of its tokens."""
+def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
+    """The sequence's cached prefix, if there are slots, and :meth:`ReplicaState.room` for the rest of its tokens."""
     if replica.running.num_free_slots < sequence.num_slots:
         return None
     num_tokens, size = len(sequence.tokens), replica.block_size
@@ -49,7 +46,7 @@ def offer_of(replica: Replica, sequence: Sequence) -> Offer | None:
     return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)), awaits=waits)
 
 
-def displace_jobs(replica: Replica, sequence: Sequence) -> Offer | None:
+def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
     would wait all the same."""
     jobs = [each for each in replica.running.occupied() if each.request.level == JOB]
@@ -61,12 +58,12 @@ def displace_jobs(replica: Replica, sequence: Sequence) -> Offer | None:
         return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:
-        replica.preempt(jobs.pop())
+        preempt(replica, jobs.pop())
         offer = offer_of(replica, sequence)
     return offer
 
 
-def _find(replica: Replica, sequence: Sequence) -> tuple[list[int], list[int]]:
+def _find(replica: ReplicaState, sequence: Sequence) -> tuple[list[int], list[int]]:
     """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
@@ -81,16 +78,16 @@ def _find(replica: Replica, sequence: Sequence) -> tuple[list[int], list[int]]:
     return cached, replica.tier.match(sequence.hashes, len(cached), limit) if looks else []
 
 
-def _awaits(replica: Replica, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
+def _awaits(replica: ReplicaState, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
     return _looks_up(replica, sequence) and awaits(replica, sequence, len(cached) + len(hosts))
 
 
-def _looks_up(replica: Replica, sequence: Sequence) -> bool:
+def _looks_up(replica: ReplicaState, sequence: Sequence) -> bool:
     """Whether the sequence takes over what others have computed."""
     return replica.caching and (_swapped(replica, sequence) is not None or not sequence.scores_prompt)
 
 
-def _swapped(replica: Replica, sequence: Sequence) -> Swapped | None:
+def _swapped(replica: ReplicaState, sequence: Sequence) -> Swapped | None:
     """The sequence's host blocks, if they are here."""
     swapped = sequence.swapped
-    return swapped if swapped is not None and swapped.replica is replica else None
+    return swapped if swapped is not None and swapped.replica == replica.name else None

@@ -56,7 +56,7 @@ def _better(
 def _may_save(sequence: Sequence, fleet: Fleet, row: int, num_tokens: int) -> bool:
     """Whether the replica may have so many tokens of the sequence; False is certain."""
     replica, leader, swapped = fleet.replicas[row], sequence.leader, sequence.swapped
-    if (leader is not None and leader.replica is replica) or (swapped is not None and swapped.replica is replica):
+    if replica.name in (leader and leader.replica, swapped and swapped.replica):
         return True
     last = -(-num_tokens // replica.block_size) - 1  # the block that a prefix as long as that ends with
     most = min(len(sequence.hashes), (len(sequence.tokens) - 1) // replica.block_size)  # one token is always computed

@@ -143,8 +143,8 @@ def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
     sampling, end_token_ids = sequence.request.sampling, sequence.request.end_token_ids
-    if sequence.lanes is not None:
-        sampling, end_token_ids = sequence.lanes.sampling, ()
+    if sequence.beam_group is not None:
+        sampling, end_token_ids = sequence.beam_group.sampling, ()
     return NewSequence(
         sequence_id=sequence.id,
         slot=sequence.slot,

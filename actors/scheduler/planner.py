@@ -17,12 +17,13 @@ from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
 from actors.scheduler.events import Note, Output, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
 from actors.scheduler.fleet import Fleet
-from actors.scheduler.order import INTERACTIVE, JOB, Jobs
+from actors.scheduler.order import INTERACTIVE, JOB
 from actors.scheduler.pacing import Pacer
+from actors.scheduler.preemption import preempt, remove
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import MOST_LOSSES, Request, Sequence, State
 from actors.scheduler.shares import Shares
-from actors.scheduler.waiting import Waiting
+from actors.scheduler.waiting import Jobs, Waiting
 from bus.messages import SequencesNamed
 
 
@@ -84,26 +85,31 @@ class Planner:
         """The sequence ends, wherever it is: everything that it holds is free."""
         if sequence.state is State.RUNNING:
             assert sequence.replica is not None
-            self.fleet.touch(sequence.replica)
-            sequence.replica.remove(sequence)
+            replica = self.replicas[sequence.replica]
+            self.fleet.touch(replica)
+            remove(replica, sequence)
         else:
             if sequence.state is State.LANDING:
                 assert sequence.replica is not None
-                sequence.replica.landing.drop(sequence)
+                self.replicas[sequence.replica].landing.drop(sequence)
             self.waiting.remove(sequence)
-        if sequence.swapped is not None:
-            sequence.swapped.replica.tier.forget(sequence)
+        self._forget_swapped(sequence)
         sequence.state = State.ENDED
 
     def interrupt(self, sequence: Sequence) -> None:
         """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
-        replica = sequence.replica
-        if sequence.state is State.RUNNING and replica is not None and sequence.lanes is None:
-            replica.preempt(sequence, parked=True)
+        if sequence.state is State.RUNNING and sequence.replica is not None and sequence.beam_group is None:
+            replica = self.replicas[sequence.replica]
+            preempt(replica, sequence, parked=True)
             self.fleet.touch(replica)
             self.requeue(replica, parked=True)
-        if sequence.swapped is not None and sequence.scores_prompt:  # or what it has told would not be told again
-            sequence.swapped.replica.tier.forget(sequence)
+        if sequence.scores_prompt:  # or what it has told would not be told again
+            self._forget_swapped(sequence)
+
+    def _forget_swapped(self, sequence: Sequence) -> None:
+        """What a host tier keeps of the sequence, if one does, is not needed any more."""
+        if sequence.swapped is not None:
+            self.replicas[sequence.swapped.replica].tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> Iterator[None]:
@@ -160,9 +166,10 @@ class Planner:
         request.level, request.due_s = INTERACTIVE, self.shares.not_after(now_s)
         for sequence in request.sequences:
             if sequence.state is State.RUNNING and sequence.replica is not None:
-                for each in (sequence,) if sequence.lanes is None else sequence.lanes.members:
-                    sequence.replica.running.promote(each.slot)
-                self.fleet.touch(sequence.replica)
+                replica = self.replicas[sequence.replica]
+                for each in (sequence,) if sequence.beam_group is None else sequence.beam_group.members:
+                    replica.running.promote(each.slot)
+                self.fleet.touch(replica)
         for sequence in queued:
             self.waiting.add(sequence)
 

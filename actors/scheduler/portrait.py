@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -137,10 +137,10 @@ class Portrait:
         living |= {id(request): request for request in islice(core.delivery.finished.values(), SHOWN_WAITING)}
         requests = [request for _, _, request in over] + list(living.values())
         places = {id(request): place for place, request in enumerate(requests)}
-        numbers = {id(replica): number for number, replica in enumerate(replicas)}
-        hosts = [_hosts_of(sequence) for sequence in sequences]
+        numbers = {replica.name: number for number, replica in enumerate(replicas)}
+        hosts = [_hosts_of(core.replicas, sequence) for sequence in sequences]
         rows = [
-            _sequence_row(sequence, places[id(sequence.request)], numbers, len(held))
+            _sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
             for sequence, held in zip(sequences, hosts, strict=True)
         ]
         marks = [_marks(request, over_s) for _, over_s, request in over]
@@ -150,7 +150,7 @@ class Portrait:
         ]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
         cached_hosts = [_ints(replica.tier.pool.cached) for replica in replicas]
-        steps = self._steps_after(asked.steps_seen if same else 0, {each.name: i for i, each in enumerate(replicas)})
+        steps = self._steps_after(asked.steps_seen if same else 0, numbers)
         return SchedulerState(
             serial=asked.serial,
             epoch=core.config.epoch,
@@ -165,7 +165,7 @@ class Portrait:
             num_over=len(over),
             over_seen=self._num_over,
             steps_seen=self._num_steps,
-            requests=_ints(chain.from_iterable(map(_request_row, requests))),
+            requests=_ints(chain.from_iterable(_request_row(core.replicas, request) for request in requests)),
             request_marks=_ages(marks, now_s),
             sequences=_ints(chain.from_iterable(rows)),
             blocks=_ints(chain.from_iterable(sequence.blocks for sequence in sequences)),
@@ -198,7 +198,7 @@ class Portrait:
             return BlockState(serial=asked.serial)
         waiting = self.core.waiting if asked.on_host else ()
         everybody = [each for each in chain(replica.running.sequences, waiting) if each is not None]
-        tables = [(each, _hosts_of(each) if asked.on_host else each.blocks) for each in everybody]
+        tables = [(each, _hosts_of(self.core.replicas, each) if asked.on_host else each.blocks) for each in everybody]
         owners = [(sequence, table) for sequence, table in tables if asked.block in table]
         if not owners:
             index = replica.tier.pool.index if asked.on_host else replica.index
@@ -222,11 +222,11 @@ def num_unwanted(replica: Replica) -> int:
     return sum(not replica.landing.awaits(sequence_id) for sequence_id in unknown.tolist())
 
 
-def _hosts_of(sequence: Sequence) -> list[int]:
+def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
     """The sequence's host blocks: those it was swapped out to, or that are being loaded."""
     if sequence.swapped is not None:
         return sequence.swapped.host_blocks
-    return [] if sequence.replica is None else sequence.replica.tier.loading(sequence)
+    return [] if sequence.replica is None else replicas[sequence.replica].tier.loading(sequence)
 
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
@@ -268,9 +268,10 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
     )
 
 
-def _request_row(request: Request) -> tuple[int, ...]:
+def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int, ...]:
     sampling = request.sampling
-    num_output = sum(_num_tokens(each) - len(request.prompt) for each in request.sequences) or request.num_output
+    num_tokens = sum(_num_tokens(replicas, each) for each in request.sequences)
+    num_output = num_tokens - len(request.prompt) * len(request.sequences) or request.num_output
     outcome = OUTCOME_NONE if request.num_live else OUTCOME_DONE
     if request.aborted or not request.started_s:
         outcome = OUTCOME_ABORTED
@@ -288,25 +289,29 @@ def _request_row(request: Request) -> tuple[int, ...]:
     )
 
 
-def _num_tokens(sequence: Sequence) -> int:
+def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
     """Prompt and output as far as their values are known."""
     if sequence.state is State.RUNNING and sequence.replica is not None:
-        return int(sequence.replica.running.known[sequence.slot])
+        return int(replicas[sequence.replica].running.known[sequence.slot])
     return len(sequence.tokens)
 
 
-def _sequence_row(sequence: Sequence, request: int, numbers: dict[int, int], num_hosts: int) -> tuple[int, ...]:
-    replica = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
-    running = replica is not None and sequence.state is State.RUNNING
+def _sequence_row(
+    replicas: Mapping[str, Replica], sequence: Sequence, request: int, numbers: dict[str, int], num_hosts: int
+) -> tuple[int, ...]:
+    name = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
+    computed = 0
+    if sequence.replica is not None and sequence.state is State.RUNNING:
+        computed = int(replicas[sequence.replica].running.computed[sequence.slot])
     return (
         sequence.id,
         request,
         sequence.choice_index,
         STATES[sequence.state],
-        -1 if replica is None else numbers.get(id(replica), -1),
+        -1 if name is None else numbers.get(name, -1),
         sequence.slot,
-        _num_tokens(sequence),
-        int(replica.running.computed[sequence.slot]) if running and replica is not None else 0,
+        _num_tokens(replicas, sequence),
+        computed,
         len(sequence.blocks),
         num_hosts,
         sequence.num_cached,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import chain
 
-from actors.scheduler.lanes import blocks_needed
 from actors.scheduler.replica import Replica
-from actors.scheduler.sequence import Request
+from actors.scheduler.sequence import Request, blocks_needed
 from actors.token_bits import fits
 from bus.messages import RequestFailed, TokenizedRequest
 

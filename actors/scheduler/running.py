@@ -122,8 +122,8 @@ class Running:
         self.planned[slot] = 0
         self.job[slot] = sequence.request.level == JOB
         self.num_jobs += sequence.request.level == JOB
-        self.beam[slot] = sequence.lanes is not None
-        self.num_beams += sequence.lanes is not None
+        self.beam[slot] = sequence.beam_group is not None
+        self.num_beams += sequence.beam_group is not None
         self.sequences[slot] = sequence
         sequence.slot = slot
         sequence.state = State.RUNNING
@@ -232,7 +232,7 @@ class Running:
         checks = {
             "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
             "does not run": sequence.state is State.RUNNING,
-            "wrongly a beam": self.beam[slot] == (sequence.lanes is not None),
+            "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
             "wrong level": self.job[slot] == (sequence.request.level == JOB),
             "wrong capacity": self.capacity[slot] == capacity,
             "computed too much": computed <= total and computed <= capacity,

@@ -6,22 +6,20 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from actors.block_hash import hash_blocks, hash_next, hashes_from_array
+from actors.scheduler.beams import BeamSearch, Count, peak_blocks
 from actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
 from actors.scheduler.output import Scores
-from bus.messages import END_NONE, SamplingParams, TokenizedRequest
+from bus.messages import END_NONE, Int32Array, SamplingParams, TokenizedRequest
 
 SEQUENCE_IDS = 2**20
 """Ids of sequences that live at the same time differ modulo this."""
 SUSPECT_LOSSES, MOST_LOSSES = 2, 4
 """Executors lost in a row under a sequence without a token of it: from when it is tried apart from others like it, and
 when its request is given up."""
-
-if TYPE_CHECKING:
-    from actors.scheduler.lanes import Lanes
-    from actors.scheduler.replica import Replica
 
 
 class State(Enum):
@@ -84,10 +82,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Swapped:
-    """The first ``num_tokens`` tokens of a preempted sequence lie in ``host_blocks`` of ``replica``, the last of them
-    perhaps in part of a block."""
+    """The first ``num_tokens`` tokens of a preempted sequence lie in ``host_blocks`` of the replica of this name, the
+    last of them perhaps in part of a block."""
 
-    replica: Replica
+    replica: str
     host_blocks: list[int]
     num_tokens: int
 
@@ -98,12 +96,13 @@ class Sequence:
 
     ``tokens`` holds prompt and known output; while it runs, the newest tokens (less than one block) are with
     :class:`~actors.scheduler.running.Running` only. ``hashes[i]`` is the hash of full block i, as far as they have been
-    computed. ``blocks`` is the block table on ``replica``. ``order`` is unique and grows with arrival. ``limit`` is the
-    number of tokens (prompt + output) at which it ends, on its present replica. ``copied``: the block whose content it
-    takes over with the next plan (as it enters, if it has not), held until then, and the block of its own that gets it.
-    ``num_losses``: replicas lost under it in a row without a token in between, when it had ``num_tokens_at_loss``.
-    ``lanes``: of a beam search, the beams that it is one of. ``started``: its request's detokenizer knows it. ``end``:
-    how its tokens ended it, if they did; ``scores``: what clients asked to know of them.
+    computed. ``replica`` is the name of the one it runs on, ``blocks`` its block table there. ``order`` is unique and
+    grows with arrival. ``limit`` is the number of tokens (prompt + output) at which it ends, on its present replica.
+    ``copied``: the block whose content it takes over with the next plan (as it enters, if it has not), held until then,
+    and the block of its own that gets it. ``num_losses``: replicas lost under it in a row without a token in between,
+    when it had ``num_tokens_at_loss``. ``beam_group``: of a beam search, the beams that it is one of. ``started``: its
+    request's detokenizer knows it. ``end``: how its tokens ended it, if they did; ``scores``: what clients asked to
+    know of them.
     """
 
     id: int
@@ -115,7 +114,7 @@ class Sequence:
     tokens: array[int]
     hashes: list[bytes]
     state: State = State.WAITING
-    replica: Replica | None = None
+    replica: str | None = None
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
@@ -130,7 +129,7 @@ class Sequence:
     scores_again: bool = False
     end: int = END_NONE
     scores: Scores = field(default_factory=Scores)
-    lanes: Lanes | None = None
+    beam_group: BeamGroup | None = None
     num_losses: int = 0
     num_tokens_at_loss: int = 0
 
@@ -148,12 +147,12 @@ class Sequence:
     @property
     def head(self) -> Sequence:
         """The sequence that waits, is admitted, preempted and ended for all beams of its search; or itself."""
-        return self if self.lanes is None else self.lanes.leader
+        return self if self.beam_group is None else self.beam_group.leader
 
     @property
     def num_slots(self) -> int:
         """How many slots it takes, with all its beams."""
-        return 1 if self.lanes is None else self.lanes.width
+        return 1 if self.beam_group is None else self.beam_group.width
 
     @property
     def key(self) -> Key:
@@ -198,6 +197,50 @@ class Sequence:
         for first in range(start, end + 1, block_size):
             parent = hash_next(parent, tokens[first : first + block_size].tobytes())
             hashes.append(parent)
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The sequences of one beam search: which is which beam (:mod:`actors.scheduler.lanes` says how they fork).
+
+    ``leader`` stands for all of them as long as they wait; ``ids`` are those of the others, ``choice_ids`` those under
+    which the answer is told. ``sampling`` makes executors report candidates. While the search runs, each of its
+    ``members`` has a slot: ``beams[i]`` is the member of running beam i, which is its ``choice_index``, None where it
+    has still to follow, and ``parked`` are members without a beam. The candidates of ``num_missing`` beams have not
+    come; of the others ``top_ids`` and ``top_bits`` [beams, num_candidates] hold the tokens and their log
+    probabilities' bits.
+    """
+
+    leader: Sequence
+    ids: list[int]
+    choice_ids: list[int]
+    search: BeamSearch
+    sampling: SamplingParams
+    members: list[Sequence]
+    beams: list[Sequence | None] = field(default_factory=list)
+    parked: list[Sequence] = field(default_factory=list)
+    num_missing: int = 0
+    top_ids: Int32Array = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    top_bits: Int32Array = field(default_factory=lambda: np.empty((0, 0), np.int32))
+
+    @property
+    def width(self) -> int:
+        """How many beams go on."""
+        return self.search.width
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every running beam has its member."""
+        return None not in self.beams
+
+    def disband(self) -> None:
+        """All have left their slots: the leader goes on, or ends, for all."""
+        self.members, self.parked, self.beams = [self.leader], [], []
+
+
+def blocks_needed(request: Request, num_tokens: Count, block_size: int) -> Count:
+    """Blocks in which ``num_tokens`` computed tokens of a request, or of each of its beams, always fit."""
+    return peak_blocks(len(request.prompt), num_tokens, max(1, request.sampling.beam_width), block_size)
 
 
 def seed_of(request_id: str, sampling: SamplingParams, choice_index: int) -> int:

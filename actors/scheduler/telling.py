@@ -8,28 +8,27 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from actors.scheduler.lanes import Lanes
 from actors.scheduler.output import Scores, SequenceOutput
-from actors.scheduler.sequence import Request, Sequence
+from actors.scheduler.sequence import BeamGroup, Request, Sequence
 from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestMoved, RequestTimed, SequenceEnded, SequenceStarted
 from bus.messages.field_types import no_ints
 
 
 def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
     """A sequence with all of its output so far. Of a beam search that is over, all choices, best first."""
-    if sequence.lanes is None:
+    if sequence.beam_group is None:
         tokens = sequence.tokens[len(sequence.request.prompt) :]
         output = SequenceOutput(tokens, sequence.end, sequence.scores)
         yield _started(sequence, sequence.id, sequence.choice_index, output, num_cached)
         return
-    choices = zip(sequence.lanes.choice_ids, _beams(sequence.lanes), strict=True)
+    choices = zip(sequence.beam_group.choice_ids, _beams(sequence.beam_group), strict=True)
     for choice_index, (choice_id, output) in enumerate(choices):
         yield _started(sequence, choice_id, choice_index, output, num_cached)
 
 
 def void(sequence: Sequence) -> Iterator[SequenceEnded]:
     """What was told of a sequence is not to be followed up."""
-    for sequence_id in (sequence.id,) if sequence.lanes is None else sequence.lanes.choice_ids:
+    for sequence_id in (sequence.id,) if sequence.beam_group is None else sequence.beam_group.choice_ids:
         yield SequenceEnded(sequence_id=sequence_id, reason="abort")
 
 
@@ -46,10 +45,10 @@ def times_of(request: Request) -> RequestTimed:
     )
 
 
-def _beams(lanes: Lanes) -> Iterator[SequenceOutput]:
+def _beams(group: BeamGroup) -> Iterator[SequenceOutput]:
     """The choices of a search."""
-    reports = lanes.leader.request.sampling.logprobs is not None
-    for found in lanes.search.best(len(lanes.choice_ids)):
+    reports = group.leader.request.sampling.logprobs is not None
+    for found in group.search.best(len(group.choice_ids)):
         scores = Scores()
         if reports:
             counts = np.full(len(found.tokens), found.top_ids.shape[1], np.int32)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from actors.scheduler.plan import PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.sequence import Sequence, Swapped
 from bus.messages import Int32Array
-
-if TYPE_CHECKING:
-    from actors.scheduler.replica import Replica
 
 MAX_DEMOTIONS = 512
 """Cached blocks that one plan copies out at most: what a prompt chunk of 8192 tokens needs."""
@@ -56,6 +52,7 @@ class HostTier:
         self._blocks = blocks
         self._index = index
         self._builder = builder
+        self._replica = joined.replica
         self._mode = mode
         self._block_size = joined.block_size
         self._block_tokens = self._copy_tokens(joined)
@@ -90,7 +87,7 @@ class HostTier:
         self._blocks.on_evict = self._demote if pays and self.pool.num_blocks else None
 
     # -- preemption ---------------------------------------------------------------------------------------------------
-    def swap_out(self, replica: Replica, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
+    def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
         """Keep the first ``num_computed`` tokens of a sequence that is about to lose its device blocks, of which
         ``num_listed`` are full and hashed. False if that does not pay, or there is no room."""
         num_blocks = -(-num_computed // self._block_size)
@@ -114,7 +111,7 @@ class HostTier:
                 self._copy_out(sequence.blocks[i], host)
                 if i < num_listed:
                     self.pool.index.insert(sequence.hashes[i], host)
-        sequence.swapped = Swapped(replica, [host for host in hosts if host is not None], num_computed)
+        sequence.swapped = Swapped(self._replica, [host for host in hosts if host is not None], num_computed)
         self._swapped[sequence.id] = sequence
         return True
 
@@ -247,7 +244,7 @@ class HostTier:
         for load in self._loads.values():
             yield from load.hosts
 
-    def check_integrity(self, replica: Replica, occupied: Iterable[Sequence]) -> None:
+    def check_integrity(self, occupied: Iterable[Sequence]) -> None:
         """Loads, swapped sequences and the pool agree.
 
         Raises:
@@ -262,6 +259,6 @@ class HostTier:
         for sequence in self._swapped.values():
             swapped = sequence.swapped
             assert swapped is not None
-            assert swapped.replica is replica, f"sequence {sequence.id} is swapped out elsewhere"
+            assert swapped.replica == self._replica, f"sequence {sequence.id} is swapped out elsewhere"
             assert not sequence.entered, f"sequence {sequence.id} runs and is swapped out"
             assert len(swapped.host_blocks) == -(-swapped.num_tokens // self._block_size)

@@ -1,4 +1,4 @@
-"""Sequences without a slot, in the order in which they get one (:mod:`actors.scheduler.order`).
+"""Sequences without a slot, in the order in which they get one (:mod:`actors.scheduler.order`), and jobs to promote.
 
 A preempted sequence keeps its arrival, so it comes back before everything of its priority that arrived later. A key may
 not change while its sequence is in here.
@@ -6,11 +6,12 @@ not change while its sequence is in here.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from actors.scheduler.order import Key
-from actors.scheduler.sequence import Sequence, State
+from actors.scheduler.order import JOB, Key
+from actors.scheduler.sequence import Request, Sequence, State
 
 
 class Waiting:
@@ -59,3 +60,47 @@ class Waiting:
             assert sequence.state in (State.WAITING, State.LANDING), f"sequence {sequence.id} is {sequence.state}"
             assert sequence.slot == -1, f"waiting sequence {sequence.id} has a slot"
             assert not sequence.blocks, f"waiting sequence {sequence.id} holds blocks"
+
+
+class Jobs:
+    """The jobs that have not been promoted, first due first."""
+
+    def __init__(self, aging_s: float) -> None:
+        self._aging_s = aging_s
+        self._keys: list[tuple[float, str]] = []
+        self._requests: dict[tuple[float, str], Request] = {}
+        self._next_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, request: Request) -> None:
+        """A job has arrived."""
+        key = request.due_s, request.id
+        insort(self._keys, key)
+        self._requests[key] = request
+
+    def discard(self, request: Request) -> None:
+        """A request has ended; nothing happens if it is no job."""
+        key = request.due_s, request.id
+        if self._requests.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def pop_due(self, now_s: float) -> Request | None:
+        """The job to promote now, if there is one: it is no job any more then."""
+        if not self._keys or self._keys[0][0] > now_s or now_s < self._next_s:
+            return None
+        self._next_s = now_s + self._aging_s
+        return self._requests.pop(self._keys.pop(0))
+
+    def check_integrity(self) -> None:
+        """The order holds, and all are jobs that live.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        assert self._keys == sorted(self._requests), "keys and jobs differ"
+        for (due_s, name), request in self._requests.items():
+            assert (request.due_s, request.id) == (due_s, name), f"job {name} is listed under a wrong key"
+            assert request.level == JOB, f"job {name} was promoted"
+            assert request.num_live, f"job {name} is over"

@@ -64,18 +64,6 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             "detokenizer": self.detokenizers,
         }
 
-    def to_args(self) -> list[str]:
-        """Command line that gives these settings again, without secrets: only what differs from the defaults."""
-        from actors.settings.sources import to_args
-
-        return to_args(self)
-
-    def to_env(self) -> dict[str, str]:
-        """The secrets among these settings, as environment variables: what :meth:`to_args` leaves out."""
-        from actors.settings.sources import to_env
-
-        return to_env(self)
-
     def replace(self, **changes: Any) -> Settings:
         """A copy with some settings changed, checked again."""
         return dataclasses.replace(self, **changes)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.cli import COMMANDS, build_parser, main, version
+from actors.cli import COMMANDS, build_parser, main
 from actors.settings import KINDS
+from actors.version import version
 
 ROOT = Path(__file__).parents[2]
 

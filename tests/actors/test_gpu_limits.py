@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import actors.executor.actor
-import actors.serve
+import actors.gpu_limits
 from actors.cli import main
 from actors.executor.actor import ExecutorActor
 from actors.gpu_limits import check_gpu
@@ -53,7 +53,7 @@ def test_no_heads_of_256_with_little_shared_memory(wide: Path, capability: int) 
 
 def test_serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a line on standard error, and 2."""
-    monkeypatch.setattr(actors.serve, "first_target", lambda: Target(86, 84))
+    monkeypatch.setattr(actors.gpu_limits, "first_target", lambda: Target(86, 84))
     assert main(["serve", "model", "--kv-cache-dtype", "fp8"]) == 2
     assert "use --kv-cache-dtype int8" in capsys.readouterr().err
 

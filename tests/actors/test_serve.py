@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from actors.one_machine import check_one_process, uses_one_process
 from actors.readiness import ingress_addresses
-from actors.serve import banner, bus_text, check_one_process, ready_text, uses_one_process
+from actors.serve import banner, bus_text, ready_text
 from actors.settings import Settings, SettingsError
 from bus.contract import LeaseInfo
 

@@ -10,7 +10,7 @@ import pytest
 from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
-from web.routes.generation import Completion
+from web.endpoints import Completion
 
 
 async def post(http, served, path="/v1/completions", **options):

@@ -10,20 +10,14 @@ from itertools import count
 from bus.backoff import Backoff
 from web.asked import Asked
 from web.context import bus_request_ids
+from web.endpoints import ENDPOINTS, Endpoint, tell_report
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from web.inbox import Inbox
 from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
 from web.lengths import num_bytes
 from web.limits import max_body_bytes
 from web.model import ServedModel
-from web.routes.embeddings import EMBEDDING
-from web.routes.generation import CHAT, COMPLETION, Endpoint, tell_report
 
-ENDPOINTS: dict[str, Endpoint] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/v1/embeddings": EMBEDDING,
-}
 MAX_TRIES = 6
 """Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""
 ELSEWHERE_S, MOST_ELSEWHERE_S = 5.0, 60.0

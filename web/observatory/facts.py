@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from actors.cli import version
 from actors.settings import Settings
+from actors.version import version
 from web.model import ServedModel
 
 

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from web.body_schema import Parser
 from web.fields import Schema
+from web.reply import json_response
+
+__all__ = ["EVENTS", "JSON", "About", "Handler", "Route", "json_response"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -45,8 +47,3 @@ class Route:
     name: str
     handler: Handler
     about: About = About()
-
-
-def json_response(data: Any, status: int = 200) -> web.Response:
-    """JSON by orjson."""
-    return web.Response(status=status, body=orjson.dumps(data), content_type="application/json")

@@ -14,10 +14,10 @@ from bus.messages import BatchQueued
 from web.answer_schemas import COUNT, TEXT, TIME, nullable, record
 from web.auth import API_KEY, ApiKey
 from web.context import CONTEXT
+from web.endpoints import ENDPOINTS
 from web.errors import ApiError, bad_field, overloaded
 from web.fields import Fields
 from web.files.store import OVER, Record, Store, new_id, page, shown
-from web.jobs.worker import ENDPOINTS
 from web.model import ServedModel
 from web.routes import About, Route, json_response
 from web.routes.files import LIST, MAX_EXPIRY_S, MIN_EXPIRY_S, limit_of, store_of

@@ -7,48 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from web.answer_schemas import COUNT, TEXT, TIME, USAGE, array, record
-from web.calls import Call, Choice
-from web.embeddings import as_bytes, embedding, metadata, parse_embedding, state_of
-from web.report import EmbeddingForm, Report
+from web.embeddings import parse_embedding
+from web.endpoints import BYTES, EMBEDDING
 from web.routes import JSON, About, Route
-from web.routes.generation import Endpoint, generate
-from web.sse import usage_of
-
-BYTES = "application/octet-stream"
-
-
-class Embedding(Endpoint):
-    """Whole answers only: there are no chunks."""
-
-    id_prefix = "embd-"
-    object = "list"
-    parse = staticmethod(parse_embedding)
-
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        vector = embedding(state_of(choice.request.prompt), form_of(choice.request.call))
-        return {"index": choice.index, "object": "embedding", "embedding": vector}
-
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        return {"data": [self.choice(choice) for choice in call.choices]}
-
-    def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
-        form = form_of(call)
-        if not form.is_body:
-            return super().response(call, public_id, created_s, model)
-        body, told = as_bytes(call, form)
-        head = {"id": public_id, "created": created_s, "model": model}
-        headers = {"metadata": metadata(head, told, usage_of(call.requests))} if form.encoding == "bytes" else {}
-        return web.Response(body=body, content_type=BYTES, headers=headers)
-
-
-def form_of(call: Call) -> EmbeddingForm:
-    """How the embeddings of a call are told."""
-    assert call.report is not None
-    assert call.report.embedding is not None
-    return call.report.embedding
-
-
-EMBEDDING = Embedding()
+from web.routes.generation import generate
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:

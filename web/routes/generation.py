@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -12,111 +11,25 @@ from typing import Any
 
 from aiohttp import web
 
-from web import null_fields
 from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
 from web.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from web.aside import aside
 from web.asked import Asked
 from web.auth import API_KEY
-from web.calls import Call, Choice
+from web.calls import Call
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from web.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
 from web.errors import ApiError, too_late
 from web.keep_alive import changes
 from web.lengths import check_length, num_bytes
 from web.limits import LONG_ANSWER_NUMBERS
-from web.model import ServedModel
-from web.report import Report
-from web.reported import (
-    ReportedChatChunks,
-    ReportedCompletionChunks,
-    chat_choice,
-    chat_extras,
-    completion_choice,
-    shown_choices,
-)
+from web.reply import send
 from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption
 from web.returning import ReturningChunks
-from web.routes import EVENTS, JSON, About, Route, json_response
+from web.routes import EVENTS, JSON, About, Route
 from web.schemas import parse_chat, parse_completion
-from web.sse import ChatChunks, Chunks, CompletionChunks, EventStream, usage_of
-from web.timings import timings_of
-
-
-class Endpoint(ABC):
-    """What the two endpoints differ in."""
-
-    id_prefix: str
-    """Of the ids of its answers, up to what the client may give."""
-    nulls = choice_nulls = null_fields.NONE
-    """Of a whole answer, and of each of its choices."""
-    object: str
-    chunks: type[Chunks]
-    reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
-    parse: Callable[[dict[str, Any], ServedModel], Asked]
-
-    @abstractmethod
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        """A choice of a whole answer, without its finish fields."""
-
-    @abstractmethod
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        """Choices, and whatever else belongs into the answer, with what ``report`` asks for."""
-
-    def translated(self, chunks: Chunks, public_id: str, model: str) -> Chunks:
-        """Chunks in the endpoint's own shape."""
-        return chunks
-
-    def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
-        """The whole answer."""
-        more = {"metrics": timings_of(call)} if call.tells_times else {}
-        if call.report is not None:
-            head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-            told = {**head, **self.nulls, **self.reported(call, call.report)}
-            return {**told, "usage": usage_of(call.requests), **more}
-        choices = [
-            {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
-             "stop_reason": choice.stop_reason, **self.choice_nulls}
-            for choice in call.choices
-        ]  # fmt: skip
-        head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests), **more}
-
-    def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
-        """It as it is sent."""
-        return json_response(self.answer(call, public_id, created_s, model))
-
-
-class Completion(Endpoint):
-    id_prefix = "cmpl-"
-    nulls, choice_nulls = null_fields.COMPLETION, null_fields.COMPLETION_CHOICE
-    object = "text_completion"
-    chunks = CompletionChunks
-    reported_chunks = ReportedCompletionChunks
-    parse = staticmethod(parse_completion)
-
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        return {"index": choice.index, "text": choice.take_text()}
-
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        return {"choices": [completion_choice(index, choice, report) for index, choice in shown_choices(call, report)]}
-
-
-class Chat(Endpoint):
-    id_prefix = "chatcmpl-"
-    nulls, choice_nulls = null_fields.CHAT, null_fields.CHAT_CHOICE
-    object = "chat.completion"
-    chunks = ChatChunks
-    reported_chunks = ReportedChatChunks
-    parse = staticmethod(parse_chat)
-
-    def choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.take_text(), "refusal": None, **null_fields.MESSAGE}
-        return {"index": choice.index, "message": message}
-
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        choices = [chat_choice(index, choice, report) for index, choice in shown_choices(call, report)]
-        return {"choices": choices, **chat_extras(call, report)}
+from web.sse import Chunks, EventStream
 
 
 async def generate(
@@ -207,28 +120,6 @@ def num_numbers(call: Call) -> int:
     return per_token * sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 
-async def send(request: web.Request, response: web.Response) -> web.Response:
-    """Write a whole response now: when this returns, the client has it as far as we can know."""
-    await response.prepare(request)
-    await response.write_eof()
-    return response
-
-
-def tell_report(call: Call, asked: Asked) -> None:
-    """Tell the call what its answer reports."""
-    call.tell(asked.report)
-    if asked.report is not None and asked.truncate_prompt_tokens is None:
-        for request, prompt in zip(call.requests, asked.prompts, strict=True):
-            request.prompt_text = prompt.text
-
-
-def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int) -> Chunks:
-    """Who writes the call's chunks."""
-    if asked.report is None:
-        return endpoint.chunks(public_id, created_s, asked.model, asked.stream_options)
-    return endpoint.reported_chunks(public_id, created_s, asked.model, asked.stream_options, asked.report)
-
-
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
@@ -249,9 +140,6 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         return await events.end(chunks.failed(error))
     finally:
         events.close()
-
-
-COMPLETION, CHAT = Completion(), Chat()
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

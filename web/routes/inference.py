@@ -8,11 +8,12 @@ from aiohttp import web
 
 from web.answer_schemas import COUNT, OBJECT, TEXT, TIME, USAGE, array, nullable, record
 from web.calls import Call, Choice
+from web.endpoints import Endpoint
 from web.report import Report
 from web.resume import RESUMPTION_HEADERS
 from web.routes import EVENTS, JSON, About, Route
 from web.routes.aborts import abort_requests, parse_abort
-from web.routes.generation import Endpoint, generate
+from web.routes.generation import generate
 from web.shapes.tokens import TokenChunks, token_choice, whole
 from web.token_body import parse_generate
 

@@ -9,10 +9,10 @@ from aiohttp import web
 from web.answer_schemas import OBJECT
 from web.auth import API_KEY
 from web.context import CONTEXT
+from web.endpoints import CHAT, COMPLETION, EMBEDDING, Endpoint
 from web.errors import bad_field
 from web.routes import EVENTS, JSON, About, Route
-from web.routes.embeddings import EMBEDDING
-from web.routes.generation import CHAT, COMPLETION, Endpoint, generate
+from web.routes.generation import generate
 from web.sagemaker import SESSION, SessionAsked
 
 ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}

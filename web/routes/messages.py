@@ -10,10 +10,11 @@ from web.answer_schemas import COUNT, OBJECT, TEXT, array, record
 from web.asked import Asked
 from web.calls import Call
 from web.context import CONTEXT
+from web.endpoints import Chat
 from web.errors import ApiError
 from web.model import ServedModel
 from web.routes import EVENTS, JSON, About, Route, json_response
-from web.routes.generation import Chat, generate
+from web.routes.generation import generate
 from web.routes.tokens import ask_tokenizer
 from web.schemas import parse_chat, parse_prompt
 from web.shapes.messages import MessageEvents, message_of, read_count, read_message

@@ -22,6 +22,7 @@ from web.aside import aside
 from web.asked import Asked
 from web.auth import API_KEY
 from web.context import CONTEXT, Context
+from web.endpoints import CHAT, make_chunks, tell_report
 from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from web.files.store import page
 from web.lengths import check_length, num_bytes
@@ -32,7 +33,6 @@ from web.resume import Had, Place
 from web.returning import CatchUp
 from web.routes import EVENTS, JSON, About, Route, json_response
 from web.routes.files import limit_of
-from web.routes.generation import CHAT, make_chunks, tell_report
 from web.schemas import parse_chat
 from web.shapes.response_events import OVER, ResponseEvents, new_response
 from web.shapes.response_input import INCLUDES, Wanted, chat_body, read_response

@@ -9,8 +9,9 @@ import random
 import pytest
 from world import World, request
 
-from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Jobs, Order
+from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
 from actors.scheduler.sequence import make_request
+from actors.scheduler.waiting import Jobs
 from bus.messages import TokenizedRequest
 
 AGING_S = 30.0

@@ -10,6 +10,7 @@ from world import World, request
 
 from actors.scheduler.events import HostTierGrown, ReplicaSuspended
 from actors.scheduler.membership import Membership
+from actors.scheduler.preemption import preempt
 from actors.scheduler.replica import Replica
 from actors.scheduler.tiers import MAX_DEMOTIONS
 from bus.contract import LeaseInfo
@@ -122,7 +123,7 @@ def test_steps_that_others_can_fill_do_not_wait_for_a_load() -> None:
     for _ in range(6):
         world.step()
     (victim,) = (each for each in replica(world).running.occupied() if each.request.id == "b")
-    replica(world).preempt(victim)
+    preempt(replica(world), victim)
     world.core.planner.requeue(replica(world))
     while not executor.num_copied[1]:
         world.step()
@@ -153,7 +154,7 @@ def test_what_is_left_on_the_device_is_not_loaded() -> None:
     for _ in range(4):
         world.step()
     (victim,) = replica(world).running.occupied()
-    replica(world).preempt(victim)
+    preempt(replica(world), victim)
     world.core.planner.requeue(replica(world))
     world.run()
 

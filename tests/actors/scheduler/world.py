@@ -127,10 +127,10 @@ class World:
 
     def _check_salts(self) -> None:
         """No block is in the tables of two tenants."""
-        salts: dict[tuple[int, int], str | None] = {}
+        salts: dict[tuple[str | None, int], str | None] = {}
         for sequence in self.core.lifecycle.sequences.values():
             for block in sequence.blocks:
-                salt = salts.setdefault((id(sequence.replica), block), sequence.request.salt)
+                salt = salts.setdefault((sequence.replica, block), sequence.request.salt)
                 assert salt == sequence.request.salt, f"{sequence.request.id} has a block of another tenant"
 
     def join(self, executor: FakeExecutor | None = None, **options: Any) -> FakeExecutor:
@@ -173,7 +173,7 @@ class World:
             case ToReplica(replica, plan):
                 for new in plan.new_sequences:
                     sequence = self.core.lifecycle.sequences[new.sequence_id]
-                    unheard = sequence.lanes is None and not sequence.request.away
+                    unheard = sequence.beam_group is None and not sequence.request.away
                     assert new.sequence_id in self.heard or not unheard, "a plan came before its SequenceStarted"
                 self.plans.append((replica, plan))
                 self.executors[replica].submit(plan)

@@ -264,11 +264,10 @@ def _mark_extras(work: StepWork, kinds: Int32Array, ruled_until: Int32Array) -> 
     work.extra_random = bool(every_kind & RANDOM)
     work.extra_truncated = bool(every_kind & TRUNCATED)
     work.extra_penalized = bool(every_kind & PENALIZED)
-    work.extra_masked = bool(every_kind & (MASKED | CONSTRAINED))
+    work.extra_masked = bool(every_kind & MASKED)
     work.extra_worded = bool(every_kind & WORDED)
     if every_kind & CONSTRAINED:
         work.constrained = rows[kinds & CONSTRAINED != 0].astype(np.int32)
-        work.deltas["constrained_slots"] = work.sample_slots[work.constrained]
 
 
 def _kinds(new: NewSequence, top_k: int, vocab_size: int) -> int:

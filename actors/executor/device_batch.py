@@ -6,6 +6,7 @@ import torch
 
 from actors.executor.layout import NUM_COLUMNS, BatchLimits
 from actors.executor.ops import Ops
+from actors.executor.step_masks import StepMasks
 
 
 class DeviceBatch:
@@ -15,7 +16,8 @@ class DeviceBatch:
     read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see :mod:`actors.executor.layout`); ``seeds``
     [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S, K], K growing as needed; ``masks`` [S, ceil(V / 32)]
     int32, bits of the tokens allowed (empty until needed); ``word_tokens``, ``word_lens`` [S, F] int32, F growing.
-    The first four are parts of one array (:class:`~actors.executor.layout.SlotLayout`).
+    The first four are parts of one array (:class:`~actors.executor.layout.SlotLayout`). ``num_growths`` counts how
+    often a table was exchanged for a larger one. ``step_masks`` are those of one step alone.
     """
 
     def __init__(self, ops: Ops, limits: BatchLimits, device: torch.device) -> None:
@@ -27,6 +29,8 @@ class DeviceBatch:
         self.columns = self._words[layout.columns :][: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         self.block_tables = self._words[layout.block_tables :][: size * layout.table_width].view(size, -1)
         self.tokens = self._words[layout.tokens :].view(size, -1)
+        self.num_growths = 0
+        self.step_masks = StepMasks(limits.max_num_seqs, limits.vocab_size, device)
         self._make_rules(size, 0)
         self.masks = torch.empty((size, 0), dtype=torch.int32, device=device)
         self.word_tokens = torch.zeros((size, 0), dtype=torch.int32, device=device)
@@ -55,6 +59,7 @@ class DeviceBatch:
         width = len(deltas["rule_ids"]) // len(slots)
         if width > self.rule_ids.shape[1]:
             old = (self.rule_ids, self.rule_values, self.rule_until)
+            self.num_growths += 1
             self._make_rules(len(self.seeds), width)
             for new, kept in zip((self.rule_ids, self.rule_values, self.rule_until), old, strict=True):
                 new[:, : kept.shape[1]] = kept
@@ -65,18 +70,15 @@ class DeviceBatch:
     def _set_masks(self, deltas: dict[str, torch.Tensor]) -> None:
         rows = deltas["mask_words"].view(len(deltas["mask_slots"]), -1)
         if not self.masks.shape[1]:
+            self.num_growths += 1
             self.masks = torch.full((len(self.seeds), rows.shape[1]), -1, dtype=torch.int32, device=self._device)
         self.masks[deltas["mask_slots"].long()] = rows
-
-    def constrain(self, slots: torch.Tensor, masks: torch.Tensor) -> None:
-        """What these ``slots`` [C] int64 may sample in this step: ``masks`` [C, ceil(V / 32)] on the host, pinned if
-        that matters."""
-        self.masks.index_copy_(0, slots, masks.to(self._device, non_blocking=True))
 
     def _set_words(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["word_slots"].long()
         width = len(deltas["word_tokens"]) // len(slots)
         if width > self.word_tokens.shape[1]:
+            self.num_growths += 1
             missing = width - self.word_tokens.shape[1]
             self.word_tokens = torch.nn.functional.pad(self.word_tokens, (0, missing))
             self.word_lens = torch.nn.functional.pad(self.word_lens, (0, missing))

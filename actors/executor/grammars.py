@@ -6,7 +6,9 @@ while the device works. Steps without such sequences wait for nothing.
 
 Masks are filled in parallel. Copies of a matcher share its lexer, which one thread at a time may use. So slots are
 divided into lanes: sequences of the same grammar begin with copies of one matcher in the same lane, of another one in
-another lane. These are made ready in threads of their own, from the moment that a plan with the grammar arrives.
+another lane. There are more lanes than threads: few masks take a hundred times as long as most, and the others of their
+lane wait meanwhile. What sequences begin with is made ready in threads of their own, from the moment that a plan with
+the grammar arrives, the first mask included.
 
 Whose token a row's is, is remembered when the step is launched. When its tokens land, the slot may be another
 sequence's, or the same one's again, which was told of the token as it entered.
@@ -37,7 +39,8 @@ if TYPE_CHECKING:  # imported when the first grammar comes
 
 MAX_KEPT = 1024
 """Matchers that are kept ready for sequences to come: one for each grammar and lane that it was used in."""
-MAX_LANES = 8
+MAX_THREADS = 8
+LANES_PER_THREAD = 4
 MAX_YIELD_S = 0.01
 """How long other work on a step's tokens is put off for the next step's masks, at most."""
 
@@ -98,7 +101,8 @@ class Grammars:
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
         self._waits = False
         self._filling = threading.Event()
-        self._num_lanes = min(MAX_LANES, len(os.sched_getaffinity(0)))
+        self._num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._num_lanes = LANES_PER_THREAD * self._num_threads
         self._fillers: LLExecutor | None = None
         self._masks = torch.empty((0, -(-limits.vocab_size // 32)), dtype=torch.int32)
 
@@ -132,13 +136,13 @@ class Grammars:
         """The matcher that sequences of a grammar begin with in a lane."""
         with self._building:
             if self._builders is None:
-                self._builders = ThreadPoolExecutor(self._num_lanes, thread_name_prefix="grammar")
+                self._builders = ThreadPoolExecutor(self._num_threads, thread_name_prefix="grammar")
                 self._vocabulary = self._builders.submit(self._load)
             vocabulary = self._vocabulary
             assert vocabulary is not None
             start = self._starts.get((grammar, lane))
             if start is None:
-                start = self._builders.submit(lambda: make_matcher(vocabulary.result(), grammar))
+                start = self._builders.submit(lambda: _make_start(vocabulary.result(), grammar))
                 self._starts[grammar, lane] = start
                 if len(self._starts) > MAX_KEPT:
                     self._starts.popitem(last=False)
@@ -250,5 +254,16 @@ class Grammars:
         if self._fillers is None:
             from llguidance import LLExecutor
 
-            self._fillers = LLExecutor(self._num_lanes)
+            self._fillers = LLExecutor(self._num_threads)
         return self._fillers
+
+
+def _make_start(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher whose copies know their first mask, which takes longer than others.
+
+    Raises:
+        GrammarError: as :func:`make_matcher`; a mask that is not possible is found by whoever asks for it.
+    """
+    matcher = make_matcher(vocabulary, grammar)
+    matcher.compute_bitmask()
+    return matcher

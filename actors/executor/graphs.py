@@ -2,14 +2,18 @@
 
 A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
 sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
-serves any content. A few are captured before the engine is ready; they need all the kernels there are, and one of them
-holds any step that another graph would. The others are captured by a thread of its own beside the steps: capturing
-computes nothing on the device.
+serves any content. What rows ask for beyond plain sampling is a graph of its own behind it
+(:mod:`actors.executor.resampling`), captured once a step has missed it.
+
+A few graphs are captured before the engine is ready; they need all the kernels there are, and one of them holds any
+step that another graph would. The others are captured by a thread of its own beside the steps: capturing computes
+nothing on the device.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import queue
 import threading
 import time
@@ -26,8 +30,11 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
 from actors.executor.models import Model, Piece, Tokens
 from actors.executor.pieces import Pieces, borrow, capture_pieces, run_pieces
-from actors.executor.step_work import StepWork
+from actors.executor.resampling import Resampling
+from actors.executor.step_work import Extras, StepWork
 from actors.executor.upload import Uploader
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -51,23 +58,32 @@ class Passes(Protocol):
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
 
+    def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
+
+
+Wanted = Bucket | Resampling
+"""What a graph can be of."""
+
 
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
-        self._captured: dict[Bucket, _Captured | Pieces] = {}
+        self._captured: dict[Wanted, _Captured | Pieces | None] = {}
+        """None: it cannot be captured."""
         self._later = deque(buckets.later())
-        self._planned = {*buckets.first(), *self._later}
-        self._missed: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
-        self._asked: set[Bucket] = set()
+        self._planned: set[Wanted] = {*buckets.first(), *self._later}
+        self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
+        self._asked: set[Wanted] = set()
         self._closed = False
         self._undisturbed = threading.Event()
         self._undisturbed.set()
         self.resting = False
         """Nothing is being captured. Any thread."""
         self._pool: Any = None
+        self._resampling_pool: Any = None
+        """Another one: what a pass leaves in the first is read by what is captured here."""
 
     def bucket(self, work: StepWork) -> Bucket | None:
         """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
@@ -77,10 +93,7 @@ class Graphs:
         bucket = self.buckets.fitting(work)
         if bucket is None or bucket in self._captured:
             return bucket
-        if bucket not in self._asked:
-            self._asked.add(bucket)
-            self._planned.add(bucket)
-            self._missed.put(bucket)
+        self._ask(bucket)
         return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
 
     def replay(self, runner: Passes, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,6 +102,25 @@ class Graphs:
         assert isinstance(captured, _Captured)
         captured.graph.replay()
         return captured.logits, captured.sampled
+
+    def can_resample(self, wanted: Resampling) -> bool:
+        """Whether there is a graph for it. If one could be captured, that is the next to be."""
+        if wanted not in self._captured:
+            self._ask(wanted)
+        return self._captured.get(wanted) is not None
+
+    def resample(self, runner: Passes, wanted: Resampling) -> torch.Tensor:
+        """Launch, behind the replay of its bucket; returns tokens [rows], valid until another one is launched."""
+        captured = self._captured[wanted]
+        assert isinstance(captured, _Captured)
+        captured.graph.replay()
+        return captured.sampled
+
+    def _ask(self, wanted: Wanted) -> None:
+        if wanted not in self._asked:
+            self._asked.add(wanted)
+            self._planned.add(wanted)
+            self._missed.put(wanted)
 
     def piece(self, runner: Passes, bucket: Bucket, num_tokens: int) -> Piece:
         """What stands for the model's own piece in a step of so many tokens that is padded to ``bucket``."""
@@ -121,13 +153,16 @@ class Graphs:
         while not self._closed:
             try:
                 self.resting = not self._later
-                bucket = self._missed.get(block=self.resting)
+                wanted = self._missed.get(block=self.resting)
                 self.resting = False
             except queue.Empty:
-                bucket = self._later.popleft()
-            if bucket is not None and bucket not in self._captured:
+                wanted = self._later.popleft()
+            if wanted is not None and wanted not in self._captured:
                 began_s = time.time()
-                self._capture(runner, bucket)
+                if isinstance(wanted, Resampling):
+                    self._capture_resampling(runner, wanted)
+                else:
+                    self._capture(runner, wanted)
                 captured(began_s)
 
     @contextmanager
@@ -171,13 +206,29 @@ class Graphs:
             ) from error
         self._captured[bucket] = _Captured(graph, borrow(logits), sampled)
 
+    def _capture_resampling(self, runner: Passes, wanted: Resampling) -> None:
+        """Steps do without if it fails."""
+        captured = self._captured[wanted.bucket]
+        assert isinstance(captured, _Captured)
+        try:
+            self._resampling_pool = self._resampling_pool or torch.cuda.graph_pool_handle()
+            with self._capturing(self._resampling_pool) as graph:
+                sampled = runner.sample_with_extras(wanted.extras, captured.logits, any_random=True)
+        except Exception:
+            log.warning("cannot capture sampling of %s", wanted, exc_info=True)
+            self._captured[wanted] = None
+        else:
+            self._captured[wanted] = _Captured(graph, captured.logits, sampled)
+
     @contextmanager
-    def _capturing(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """What is launched in this block goes into a new graph, what is allocated comes from the pool."""
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+    def _capturing(self, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+        """What is launched in this block goes into a new graph, what is allocated comes from the pool, that of passes
+        unless another one is named."""
+        if pool is None:
+            pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield graph
             except BaseException:

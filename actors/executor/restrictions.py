@@ -31,7 +31,7 @@ class Restrictions:
     def enter(self, new: NewSequence) -> None:
         """Note the rows of a sequence that enters its slot."""
         slot, words = new.slot, long_words(new, self._vocab_size)
-        masked = bool(new.allowed_token_ids or new.allowed_tokens or new.grammar)  # a grammar's masks come later
+        masked = bool(new.allowed_token_ids or new.allowed_tokens)
         if masked or slot in self._masked:
             self._new_masks.append((slot, new))
             (self._masked.add if masked else self._masked.discard)(slot)

@@ -15,10 +15,11 @@ from actors.executor.layers.attention import LastTokens, attention_shape
 from actors.executor.layout import BatchLimits
 from actors.executor.models import AttentionBatch, Model, Piece, Tokens
 from actors.executor.ops import Ops
+from actors.executor.resampling import resampling_of
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
-from actors.executor.step_work import StepWork
+from actors.executor.step_work import Extras, StepWork
 from actors.executor.upload import Uploader, tail_capacity
 from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
@@ -111,7 +112,7 @@ class Runner:
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
-            sampled = self._resample(work, deltas, logits, sampled)
+            sampled = self._sample_again(work, bucket, deltas, logits, sampled)
         if "score_rows" in deltas:
             assert work.scoring is not None
             assert self.scores is not None
@@ -249,27 +250,56 @@ class Runner:
             return logits, torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         return logits, self.sample_plainly(logits, any_random=work.any_random)
 
+    def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
+        """The same with ``extras``, for which ``logits`` change."""
+        header, count = self.uploader.header, len(logits)
+        slots, indexes = header.sample_slots[:count], header.indexes[:count]
+        places = header.mask_places[:count]
+        tokens = self._sampler.extras(extras, logits, slots, indexes, places, any_random=any_random)
+        self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], tokens)
+        return tokens
+
+    def _sample_again(
+        self,
+        work: StepWork,
+        bucket: Bucket | None,
+        deltas: dict[str, torch.Tensor],
+        logits: torch.Tensor,
+        sampled: torch.Tensor,
+    ) -> torch.Tensor:
+        """``sampled`` with other tokens in the extra rows, which are also put into the token store: from a graph, if
+        there is one behind that of ``bucket``."""
+        if len(work.constrained):
+            self.state.step_masks.make()
+        if self.graphs is not None and bucket is not None:
+            wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
+            if wanted is not None and self.graphs.can_resample(wanted):
+                self._send_masks(work)
+                return self.graphs.resample(self, wanted)
+        return self._resample(work, deltas, logits, sampled)
+
+    def _send_masks(self, work: StepWork) -> None:
+        """Masks come as late as they can: the host may have to wait for them, and what it launches behind them, the
+        device waits for."""
+        if len(work.constrained):
+            self.state.step_masks.send(self.fill_masks(work))
+
     def _resample(
         self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        """``sampled`` with other tokens in the extra rows, which are also put into the token store. Masks come as late
-        as they can: the host may have to wait for them, and what it launches behind them, the device waits for."""
+        """The same, kernel by kernel."""
         header, rows = self.uploader.header, deltas["extra_rows"]
-        columns = header.sample_slots, header.indexes, header.positions
         every_row = len(rows) == len(work.positions)
-        if every_row:
-            slots, indexes, positions = (column[: len(rows)] for column in columns)
-        else:
-            slots, indexes, positions = (column.index_select(0, rows) for column in columns)
         may_change = every_row and work.scoring is None
         logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
-        if "constrained_slots" in deltas:
-            constrained = deltas["constrained_slots"].long()  # launched before the host waits
-            self.state.constrain(constrained, self.fill_masks(work))
-        tokens = self._sampler.extras(work, logits, slots, indexes)
-        self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
         if every_row:
-            return tokens
+            self._send_masks(work)
+            return self.sample_with_extras(work.extras, logits, any_random=work.extra_random)
+        columns = header.sample_slots, header.indexes, header.positions, header.mask_places
+        slots, indexes, positions, places = (column.index_select(0, rows) for column in columns)
+        self._send_masks(work)  # all before is launched while the host waits
+        tokens = self._sampler.extras(work.extras, logits, slots, indexes, places, any_random=work.extra_random)
+        self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
         sampled[rows.long()] = tokens
         return sampled
 

@@ -1,5 +1,6 @@
 """From logits to tokens. Plain sampling is cheap enough for every row of every step and runs inside the CUDA graphs;
-everything else (truncation, penalties, bans and biases) is done again, eagerly, for the rows that asked for it."""
+everything else (truncation, penalties, masks, bans and biases) is done again for the rows that asked for it. It changes
+nothing for others."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.layout import FREQUENCY, MIN_P, PRESENCE, PROMPT_LEN, REPETITION, TEMPERATURE, TOP_K, TOP_P
 from actors.executor.ops import Ops
-from actors.executor.step_work import StepWork
+from actors.executor.step_work import Extras
 
 
 class Sampler:
@@ -49,20 +50,32 @@ class Sampler:
         )
         return sampled
 
-    def extras(self, work: StepWork, logits: torch.Tensor, slots: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
-        """Tokens [E] int32 of rows with these ``logits`` [E, V], which change, ``slots`` and ``indexes`` [E]. Order as
-        in vLLM: bans and biases, penalties, temperature, min-p, top-k, top-p."""
+    def extras(
+        self,
+        extras: Extras,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        indexes: torch.Tensor,
+        mask_places: torch.Tensor,
+        *,
+        any_random: bool,
+    ) -> torch.Tensor:
+        """Tokens [E] int32 of rows with these ``logits`` [E, V], which change, ``slots``, ``indexes`` and, if any is
+        constrained, places among the step's masks [E]. Order as in vLLM: bans and biases, penalties, temperature,
+        min-p, top-k, top-p."""
         state = self._state
-        if work.extra_ruled:
+        if extras.ruled:
             self._ops.apply_logit_rules(logits, slots, indexes, state.rule_ids, state.rule_values, state.rule_until)
-        if work.extra_masked:
+        if extras.masked:
             self._ops.apply_token_masks(logits, slots, state.masks)
-        if work.extra_worded:
+        if extras.constrained:
+            self._ops.apply_token_masks(logits, mask_places, state.step_masks.masks)
+        if extras.worded:
             prompt_lens = state.columns[PROMPT_LEN].index_select(0, slots)
             self._ops.apply_bad_words(
                 logits, state.tokens, slots, prompt_lens, indexes, state.word_tokens, state.word_lens
             )
-        if work.extra_penalized:
+        if extras.penalized:
             columns = state.columns.index_select(1, slots)
             floats = columns.view(torch.float32)
             self._ops.apply_penalties(
@@ -75,4 +88,4 @@ class Sampler:
                 floats[PRESENCE],
                 floats[FREQUENCY],
             )
-        return self._sample(logits, slots, indexes, any_random=work.extra_random, any_truncation=work.extra_truncated)
+        return self._sample(logits, slots, indexes, any_random=any_random, any_truncation=extras.truncated)

@@ -14,6 +14,22 @@ from bus.messages.field_types import no_ints
 BoolArray = NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is done to the logits of some rows of a step beyond plain sampling; temperatures count where they are set.
+
+    ``ruled``: bans and biases. ``masked``: masks that a sequence has for good. ``constrained``: masks of grammars, anew
+    for each step. ``worded``: bad words of several tokens. ``penalized``: any penalty. ``truncated``: top-k, top-p or
+    min-p."""
+
+    ruled: bool = False
+    masked: bool = False
+    constrained: bool = False
+    worded: bool = False
+    penalized: bool = False
+    truncated: bool = False
+
+
 @dataclass(slots=True)
 class StepWork:
     """One step, checked: R rows of T tokens together, of which N sample a token.
@@ -59,3 +75,10 @@ class StepWork:
     @property
     def decode_only(self) -> bool:
         return self.num_decodes == len(self.slots)
+
+    @property
+    def extras(self) -> Extras:
+        return Extras(
+            self.extra_ruled, self.extra_masked, len(self.constrained) > 0, self.extra_worded, self.extra_penalized,
+            self.extra_truncated,
+        )  # fmt: skip

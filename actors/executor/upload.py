@@ -20,8 +20,10 @@ from actors.executor.step_work import StepWork
 from bus.messages import Int32Array
 from kernels.attention_spans import MERGE_FIELDS, SPAN_FIELDS, QuerySpans
 
-SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, SAMPLE_LENS, POSITIONS, INDEXES = range(9)
-NUM_ROWS = 9
+(
+    SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, SAMPLE_LENS, POSITIONS, INDEXES, MASK_PLACES,
+) = range(10)  # fmt: skip
+NUM_ROWS = 10
 COPY_INTS = 1024
 """Copies to the device are multiples of it."""
 
@@ -30,8 +32,9 @@ COPY_INTS = 1024
 class Header:
     """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts, and so are
     ``hidden_index`` and ``sample_lens`` (context lengths); ``decode_lens`` is for those of them that are padded to a
-    bucket. All but the first two have room for every slot: four are by row of the pass (use the first R), five by
-    sampled token (the first N)."""
+    bucket. ``mask_places`` is for steps with rows that follow a grammar: which of the step's masks each row has, -1 for
+    none. All but the first two have room for every slot: four are by row of the pass (use the first R), six by sampled
+    token (the first N)."""
 
     merges: torch.Tensor
     spans: torch.Tensor
@@ -44,6 +47,7 @@ class Header:
     sample_lens: torch.Tensor
     positions: torch.Tensor
     indexes: torch.Tensor
+    mask_places: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -178,6 +182,9 @@ def _pack_rows(rows: Int32Array, work: StepWork) -> None:
     rows[SAMPLE_SLOTS, :num_sampled] = work.sample_slots
     rows[POSITIONS, :num_sampled] = work.positions
     rows[INDEXES, :num_sampled] = work.indexes
+    if len(work.constrained):
+        rows[MASK_PLACES, :num_sampled] = -1
+        rows[MASK_PLACES, work.constrained] = np.arange(len(work.constrained))
     if work.decode_only:
         return  # the others are for steps with prompts
     rows[DECODE_LENS, :num_decodes] = work.starts[:num_decodes] + 1
@@ -199,6 +206,7 @@ def _pad_rows(rows: Int32Array, work: StepWork, padded_rows: int, dummy_slot: in
     rows[SAMPLE_LENS, unsampled] = 0
     rows[POSITIONS, unsampled] = -1
     rows[INDEXES, unsampled] = 0
+    rows[MASK_PLACES, unsampled] = -1
 
 
 def _pack_tail(target: Int32Array, start: int, deltas: dict[str, Int32Array]) -> dict[str, tuple[int, int]]:

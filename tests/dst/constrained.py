@@ -115,7 +115,8 @@ def try_here(folder: str) -> Callable[[GrammarChecker, StructuredOutput], Any]:
 def seal(patch: pytest.MonkeyPatch, folder: str) -> None:
     """No threads, no processes."""
     patch.setattr(grammars, "ThreadPoolExecutor", Here)
-    patch.setattr(grammars, "MAX_LANES", LANES)
+    patch.setattr(grammars, "MAX_THREADS", 1)
+    patch.setattr(grammars, "LANES_PER_THREAD", LANES)
     patch.setattr(grammars, "make_matcher", made)
     patch.setattr("llguidance.LLExecutor", InTurn)
     patch.setattr(GrammarChecker, "_try", try_here(folder))

@@ -1,14 +1,15 @@
 """What a grammar adds to a decode step: the engine alone, as in :mod:`tests.gpu.bench_step`, with 64 sequences.
 
-    python -m tests.gpu.bench_grammars llama8b qwen06b [--batch 64] [--lanes 8 4 1] [--tokenizer tokenizer.json]
+    python -m tests.gpu.bench_grammars llama8b qwen06b [--batch 64] [--threads 8 4 1] [--tokenizer tokenizer.json]
 
-Each model's step with plain sampling, with top-p (which is sampled apart from the graph, as grammars are), and with all
+Each model's step with plain sampling, with top-p (which is sampled behind the pass, as grammars are), and with all
 sequences following one JSON schema: a long array of objects with strings, numbers, enums and patterns; by so many
-threads (``--lanes``), and once with masks that are never filled, which is the least that a grammar can add. Masks of
-some states take long, so the mean counts beside the median. Without a tokenizer nearly all tokens are a blank and a
-number.
+``--threads``, and once with masks that are never filled, which is the least that a grammar can add. "Launched" is
+without the graphs of sampling, kernel by kernel. Masks of some states take long, so the mean counts beside the median.
+Without a tokenizer nearly all tokens are a blank and a number.
 
-Where the time of a step goes is told by its moments, in the device thread but for the second:
+Where the time of a step goes is told by its moments, median/mean in microseconds, in the device thread but for the
+second:
 
     wait      from asking for the tokens of the step before until they are there
     hand      from their being there (in the completion thread) until the device thread has them
@@ -29,15 +30,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from actors.bench.shapes import SHAPES, write_model_folder
 from actors.executor import engine
 from actors.executor.actor import SWITCH_INTERVAL_S
-from actors.executor.grammars import Grammars, _Constrained
+from actors.executor.grammars import LANES_PER_THREAD, Grammars, _Constrained
 from actors.executor.step_work import StepWork
 from actors.grammar import write_grammar
 from bus.messages import Int32Array, StructuredOutput
@@ -74,9 +77,10 @@ class Timed(Grammars):
         self._landed_s: deque[float] = deque()
         self._at_s = time.perf_counter()
 
-    def use(self, lanes: int, *, filled: bool) -> None:
+    def use(self, threads: int, *, filled: bool) -> None:
         """From now on; nothing is under way."""
-        self._num_lanes, self._fillers, self.filled = lanes, None, filled
+        self._num_threads, self._num_lanes = threads, LANES_PER_THREAD * threads
+        self._fillers, self.filled = None, filled
         self._asked = _Constrained(no_ints(), [])
         self.times.clear()
 
@@ -114,36 +118,58 @@ class Timed(Grammars):
         self._note("fill")
 
     def told(self) -> str:
-        """Medians in microseconds."""
+        """Medians and means in microseconds."""
         found = ((moment, self.times[moment]) for moment in MOMENTS if self.times[moment])
-        return ", ".join(f"{moment} {statistics.median(each) * 1e6:.0f}" for moment, each in found)
+        return ", ".join(
+            f"{moment} {statistics.median(each) * 1e6:.0f}/{statistics.mean(each) * 1e6:.0f}" for moment, each in found
+        )
 
 
-def variants(lanes: list[int]) -> dict[str, tuple[dict[str, Any], int, bool]]:
-    """By name: parameters of the sequences, threads, and whether masks are filled."""
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Parameters of the sequences, threads, whether masks are filled, whether sampling may come from graphs."""
+
+    params: dict[str, Any]
+    threads: int = 1
+    filled: bool = True
+    graphs: bool = True
+
+
+def variants(threads: list[int]) -> dict[str, Variant]:
+    """By name."""
     wanted = StructuredOutput(kind="json", text=json.dumps(SCHEMA), field="bench")
     grammar = {"grammar": write_grammar(wanted)}
     return {
-        "plain": ({}, 1, True),
-        "top-p": ({"top_p": 0.9}, 1, True),
-        "unfilled": (grammar, 1, False),
-        **{f"{count} threads": (grammar, count, True) for count in lanes},
+        "plain": Variant({}),
+        "top-p": Variant({"top_p": 0.9}),
+        "top-p, launched": Variant({"top_p": 0.9}, graphs=False),
+        "penalties": Variant({"presence_penalty": 0.1}),
+        "penalties, launched": Variant({"presence_penalty": 0.1}, graphs=False),
+        "unfilled": Variant(grammar, filled=False),
+        "unfilled, launched": Variant(grammar, filled=False, graphs=False),
+        **{f"{count} threads": Variant(grammar, count) for count in threads},
+        f"{threads[0]} threads, launched": Variant(grammar, threads[0], graphs=False),
     }
 
 
-def bench_variant(driver: Driver, batch: int, params: dict[str, Any], lanes: int, *, filled: bool) -> dict[str, Any]:
-    """Figures of one variant; the first time warms up."""
-    grammars = driver.engine._grammars
+def bench_variant(driver: Driver, batch: int, variant: Variant) -> dict[str, Any]:
+    """Figures of one variant; the first time warms up, and has graphs captured that are missing."""
+    grammars, graphs = driver.engine._grammars, driver.engine._loaded.runner.graphs
     assert isinstance(grammars, Timed)
-    for _ in range(2):
-        grammars.use(lanes, filled=filled)
-        row = measure(driver, batch, **params)
+    assert graphs is not None
+    with pytest.MonkeyPatch.context() as patch:
+        if not variant.graphs:
+            patch.setattr(graphs, "can_resample", lambda wanted: False)
+        for _ in range(2):
+            grammars.use(variant.threads, filled=variant.filled)
+            row = measure(driver, batch, **variant.params)
+            driver.synchronize()
     row["step_mean_ms"] = row["device_ms"] / row["busy_share"]
     row["moments"] = grammars.told()
     return row
 
 
-def bench_model(name: str, batch: int, lanes: list[int], tokenizer: Path | None) -> dict[str, Any]:
+def bench_model(name: str, batch: int, threads: list[int], tokenizer: Path | None) -> dict[str, Any]:
     """All variants in one engine."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -156,13 +182,13 @@ def bench_model(name: str, batch: int, lanes: list[int], tokenizer: Path | None)
         )
         driver.synchronize()  # all graphs are there
         rows: dict[str, dict[str, Any]] = {}
-        for variant, (params, count, filled) in variants(lanes).items():
-            rows[variant] = row = bench_variant(driver, batch, params, count, filled=filled)
-            added = row["step_ms"] / rows["plain"]["step_ms"] - 1
+        for variant, wanted in variants(threads).items():
+            rows[variant] = row = bench_variant(driver, batch, wanted)
+            added, mean = (row[each] / rows["plain"][each] - 1 for each in ("step_ms", "step_mean_ms"))
             print(
-                f"{name} batch {batch} {variant:>10}: step {row['step_ms']:.3f} ms "
-                f"(mean {row['step_mean_ms']:.3f}, p99 {row['step_p99_ms']:.3f}), "
-                f"device {row['device_ms']:.3f}, host {row['host_ms']:.3f}, {added:+.1%}; {row['moments']}",
+                f"{name} batch {batch} {variant:>19}: step {row['step_ms']:.3f} ms {added:+.1%} "
+                f"(mean {row['step_mean_ms']:.3f} {mean:+.1%}, p99 {row['step_p99_ms']:.3f}), "
+                f"device {row['device_ms']:.3f}, host {row['host_ms']:.3f}; {row['moments']}",
                 flush=True,
             )
         driver.close()
@@ -173,13 +199,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lanes", type=int, nargs="+", default=[8, 4, 2, 1])
+    parser.add_argument("--threads", type=int, nargs="+", default=[8, 12, 4, 1])
     parser.add_argument("--tokenizer", type=Path)
     arguments = parser.parse_args()
     engine.Grammars = Timed  # type: ignore[misc]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     names = arguments.models
-    print(json.dumps([bench_model(name, arguments.batch, arguments.lanes, arguments.tokenizer) for name in names]))
+    print(json.dumps([bench_model(name, arguments.batch, arguments.threads, arguments.tokenizer) for name in names]))
 
 
 if __name__ == "__main__":

@@ -38,19 +38,19 @@ def test_token_logprobs(compute: Callable[..., torch.Tensor], vocab: int, num_to
 
 @pytest.mark.parametrize("apply", [apply_token_masks, apply_token_masks_reference])
 def test_token_masks(apply: Callable[..., None], device: torch.device) -> None:
-    """Only tokens whose bit is set are left; every row has its slot's mask."""
+    """Only tokens whose bit is set are left; every row has its own mask, or none."""
     vocab = 1100
     masks = torch.randint(-(2**31), 2**31, (5, -(-vocab // 32)), dtype=torch.int32)
     masks[2] = -1
-    slots = torch.tensor([3, 2, 0], dtype=torch.int32)
-    logits = torch.randn(3, vocab)
+    places = torch.tensor([3, 2, -1, 0], dtype=torch.int32)
+    logits = torch.randn(4, vocab)
     expected = logits.clone()
-    for row, slot in enumerate(slots.tolist()):
+    for row, place in enumerate(places.tolist()):
         for token in range(vocab):
-            if not int(masks[slot, token // 32]) >> (token % 32) & 1:
+            if place >= 0 and not int(masks[place, token // 32]) >> (token % 32) & 1:
                 expected[row, token] = -math.inf
     result = logits.to(device)
-    apply(result, slots.to(device), masks.to(device))
+    apply(result, places.to(device), masks.to(device))
     assert torch.equal(result.cpu(), expected)
 
 

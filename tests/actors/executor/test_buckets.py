@@ -14,10 +14,11 @@ import torch
 
 from actors.bench.shapes import write_model_folder
 from actors.executor.buckets import SLOW_SIZES, Bucket, Buckets, decode_sizes, token_sizes
-from actors.executor.graphs import Graphs, empty_step
+from actors.executor.graphs import Graphs, _Captured, empty_step
 from actors.executor.loading import graph_tokens, pieces_tokens
+from actors.executor.resampling import Resampling, resampling_of
 from actors.executor.runner import Runner
-from actors.executor.step_work import StepWork
+from actors.executor.step_work import Extras, StepWork
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 
@@ -191,6 +192,35 @@ def test_how_many_graphs_are_captured() -> None:
     graphs.capture_missing(runner, captured)
     few = len(buckets.first())
     assert [*seen, graphs.progress] == [(0, planned), (few, planned), (few, planned + 1), (planned + 1, planned + 1)]
+
+
+def test_sampling_again_is_captured_once_a_step_has_missed_it() -> None:
+    """For each bucket and what is asked for, once; where it fails steps do without."""
+    graphs = CountingGraphs(Buckets(64, 256, 64))
+    wanted, other = Resampling(Bucket(8, 8), Extras(truncated=True), 0), Resampling(Bucket(8, 8), Extras(), 0)
+    graphs._captured[wanted.bucket] = cast("Any", _Captured(cast("Any", None), torch.empty(0), torch.empty(0)))
+
+    assert [graphs.can_resample(each) for each in (wanted, other, wanted)] == [False] * 3
+    assert [graphs._missed.get(), graphs._missed.get()] == [wanted, other]
+    assert graphs._missed.empty()
+    assert not graphs.complete
+    graphs._capture_resampling(cast("Any", None), wanted)  # there is no GPU here
+    assert not graphs.can_resample(wanted)
+    assert graphs._missed.empty()
+    graphs._captured[other] = graphs._captured[wanted.bucket]
+    assert graphs.can_resample(other)
+
+
+def test_scores_and_penalties_of_many_rows_are_sampled_without_a_graph() -> None:
+    """The first need the logits as they are, the others gigabytes of a graph's own."""
+    work, bucket = rows_of(1, num_decodes=1), Bucket(256, 256)
+
+    assert resampling_of(work, bucket, 3, 150_000) == Resampling(bucket, Extras(), 3)
+    work.extra_penalized = True
+    assert resampling_of(work, bucket, 3, 150_000) is None
+    assert resampling_of(work, Bucket(64, 64), 3, 150_000) == Resampling(Bucket(64, 64), Extras(penalized=True), 3)
+    work.scoring = cast("Any", object())
+    assert resampling_of(work, Bucket(64, 64), 3, 150_000) is None
 
 
 def test_steps_that_do_not_suit_a_bucket_have_none() -> None:

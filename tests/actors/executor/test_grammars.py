@@ -14,9 +14,11 @@ import pytest
 from tokenizers import Tokenizer
 
 import actors.shipped_model
+from actors.executor.buckets import Buckets
 from actors.grammar import write_grammar
 from actors.model_config import ModelConfig
 from bus.messages import END_GRAMMAR, END_STOP, StructuredOutput
+from tests.actors.executor.eager_graphs import use_eager_graphs
 from tests.engine_driver import Driver, Grown
 from tests.json_schemas import schemas
 
@@ -144,6 +146,33 @@ def test_a_slot_forgets_its_grammar(driver):
 
     assert after.output == alone.output
     assert beside.output == before.output
+
+
+def test_graphs_change_nothing(driver, monkeypatch):
+    """Sequences with grammars, beside others with other wishes and with none, say the same where their steps are padded
+    and all rows of a step are sampled again."""
+    others: list[dict[str, Any]] = [{}, {"temperature": 1.0, "top_p": 0.8}, {"presence_penalty": 0.5}]
+
+    def run() -> list[list[int]]:
+        scheduler = driver.scheduler(64)
+        for i in range(24):
+            wanted = constrained(**LETTERS) | {"temperature": i % 4 / 2}
+            scheduler.add(PROMPT, 60, seed=i, **(wanted if i % 2 else others[i // 2 % 3]))
+        leaving = [scheduler.all[6]]
+
+        def preempt(_: object) -> None:
+            if leaving and len(leaving[0].output) == 9:
+                scheduler.preempt(leaving.pop())
+
+        driver.drive(scheduler, depth=1, on_result=preempt)
+        assert not leaving
+        return [sequence.output for sequence in scheduler.all.values()]
+
+    plain = run()
+    graphs = use_eager_graphs(driver, monkeypatch, Buckets(100, 256, 16))
+
+    assert run() == plain
+    assert {each.extras.constrained for each in graphs.resampled} == {True, False}
 
 
 def test_a_grammar_that_cannot_be_followed_ends_its_sequence_alone(driver):

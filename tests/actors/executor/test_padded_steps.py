@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,50 +9,22 @@ import pytest
 import torch
 
 from actors.executor.buckets import Bucket, Buckets
-from actors.executor.graphs import Graphs, padded_pass
-from actors.executor.layers.attention import KernelPass
 from actors.executor.models import Piece
 from actors.executor.pieces import Pieces
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
-from actors.executor.upload import Uploader
 from bus.messages import StepResult
-from kernels.paged_attention import AttentionShape
+from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
 from tests.actors.executor.small_engine import MAX_TOKENS, outputs
 from tests.engine_driver import Driver
-
-
-class EagerGraphs(Graphs):
-    """Runs what the graph of a bucket holds, instead of the graph, with garbage wherever no input of the step is."""
-
-    def __init__(self, buckets: Buckets) -> None:
-        super().__init__(buckets)
-        self.replayed: set[Bucket] = set()
-
-    def bucket(self, work: StepWork) -> Bucket | None:
-        return self.buckets.fitting(work)
-
-    def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        self.replayed.add(bucket)
-        for inputs in (runner._input_ids, runner._positions, runner._slot_mapping, runner._context_lens):
-            inputs.fill_(10**6)
-        return padded_pass(runner, bucket)
 
 
 @pytest.fixture
 def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> EagerGraphs:
     """The driver's engine runs padded steps of up to 6 rows and 40 tokens, with decodes apart unless told otherwise."""
-    runner, apart = driver.engine._loaded.runner, getattr(request, "param", True)
-    buckets = Buckets(6, 40, 4, decodes_apart=apart)
+    apart = getattr(request, "param", True)
     monkeypatch.setattr(driver.engine._loaded.batch, "_decodes_apart", apart)
-    limits = runner.limits
-    uploader = Uploader(torch.device("cpu"), limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans)
-    graphs = EagerGraphs(buckets)
-    monkeypatch.setattr(runner, "buckets", buckets)
-    monkeypatch.setattr(runner, "uploader", uploader)
-    monkeypatch.setattr(runner, "graphs", graphs)
-    monkeypatch.setattr(runner.model, "_begin", partial(KernelPass, runner._ops, AttentionShape(4, 2, 32, 4)))
-    return graphs
+    return use_eager_graphs(driver, monkeypatch, Buckets(6, 40, 4, decodes_apart=apart))
 
 
 @pytest.mark.parametrize(("budget", "padded"), [(3, True), (16, True), (24, False), (40, True)], indirect=["padded"])
@@ -94,6 +65,53 @@ def test_padded_steps_with_extras_and_scores_have_the_same_tokens(
     for (_, scores), (_, wanted) in zip(again, plain, strict=True):
         assert scores == pytest.approx(wanted, abs=1e-4)
     assert any(bucket.spans for bucket in graphs.replayed)
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
+    {"repetition_penalty": 1.3, "temperature": 0.9, "presence_penalty": 0.5},
+    {"logit_bias": {11: 4.0, 12: -3.0}, "min_tokens": 5, "end_token_ids": (1, 2, 3)},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(5, 300, 2))},
+    {"bad_words_token_ids": ((7,), (9, 4), (12, 200, 31))},
+]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("kinds", [KINDS, KINDS[2:3], KINDS[:1] + KINDS[5:6]])
+def test_rows_sampled_again_behind_a_graph_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, kinds: list[dict[str, Any]], apart: bool
+) -> None:
+    """Whatever rows ask for, beside rows that ask for less; in slots where others asked for more before."""
+
+    def run() -> list[list[int]]:
+        scheduler = driver.scheduler(24)
+        crowd = [
+            scheduler.add(prompt, MAX_TOKENS, seed=i, **kinds[i % len(kinds)]) for i, prompt in enumerate(prompts * 2)
+        ]
+        driver.drive(scheduler)
+        return [sequence.output for sequence in crowd]
+
+    plain = run()
+    monkeypatch.setattr(driver.engine._loaded.batch, "_decodes_apart", apart)
+    graphs = use_eager_graphs(driver, monkeypatch, Buckets(6, 40, 4, decodes_apart=apart))
+
+    assert run() == plain
+    assert graphs.resampled
+    assert {each.bucket for each in graphs.resampled} <= graphs.replayed
+
+
+def test_logits_that_are_scored_are_left_alone(driver: Driver, prompts: list[list[int]], padded: EagerGraphs) -> None:
+    """A graph samples from them in place: steps with scores do without."""
+    scheduler = driver.scheduler(24)
+    for prompt in prompts[:4]:
+        scheduler.add(prompt, MAX_TOKENS, logprobs=1, logit_bias={7: 3.0})
+
+    driver.drive(scheduler)
+
+    assert padded.replayed
+    assert not padded.resampled
 
 
 class EagerPieces(EagerGraphs):

@@ -56,6 +56,21 @@ def test_padding_rows_name_the_dummy_slot_and_no_token() -> None:
     assert header.positions[:4].tolist() == [21, -1, -1, -1]
 
 
+def test_rows_that_follow_a_grammar_are_told_which_mask_is_theirs() -> None:
+    """Others, and rows of nothing, have none."""
+    batch = PersistentBatch(LIMITS)
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 64, 1)
+    grammars = ["", "a", "b"]
+    batch.apply(entering(*(new(i + 1, i, 4, grammar=each, num_blocks=1) for i, each in enumerate(grammars))))
+    work = batch.apply(plan(3, slots=[2, 0, 1], num_scheduled=[1, 1, 1]))
+
+    uploader.send(work, Bucket(4, 4))
+
+    assert work.constrained.tolist() == [0, 2]
+    assert (work.extras.constrained, work.extras.masked) == (True, False)
+    assert uploader.header.mask_places[:4].tolist() == [0, -1, 1, -1]
+
+
 def test_padding_of_a_mixed_step_samples_nothing_and_cuts_nothing() -> None:
     """Decodes have their lengths, other rows are cut as it was said; what is left over is nothing."""
     batch = running()

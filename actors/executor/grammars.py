@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # imported when the first grammar comes
 MAX_KEPT = 1024
 """Matchers that are kept ready for sequences to come: one for each grammar and lane that it was used in."""
 MAX_THREADS = 8
-LANES_PER_THREAD = 4
+LANES_PER_THREAD = 2
+"""More make it less likely that slow masks wait for each other, but each lane's lexer learns a grammar anew."""
 MAX_YIELD_S = 0.01
 """How long other work on a step's tokens is put off for the next step's masks, at most."""
 
@@ -70,10 +71,12 @@ class _Follower:
 
 @dataclass(frozen=True, slots=True)
 class _Constrained:
-    """The constrained rows of a step [C], and who follows each of them."""
+    """The constrained rows of a step [C], and who follows each of them. ``order``: of them, lane by lane, so that
+    threads seldom meet in one."""
 
     rows: Int32Array
     followers: list[_Follower]
+    order: list[int]
 
 
 class Grammars:
@@ -96,7 +99,7 @@ class Grammars:
         self._starts: OrderedDict[tuple[str, int], Future[LLMatcher]] = OrderedDict()
         self._followers: dict[int, _Follower] = {}
         self._awaited: deque[_Constrained] = deque()
-        self._asked = _Constrained(no_ints(), [])
+        self._asked = _Constrained(no_ints(), [], [])
         self._to_fill: list[tuple[LLMatcher, int]] = []
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
         self._waits = False
@@ -206,19 +209,21 @@ class Grammars:
         if not len(self._masks):
             shape = (self._limits.max_num_seqs, self._masks.shape[1])
             self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._pinned)
-        before = self._asked.followers
+        before = self._asked
         followers = [self._followers[slot] for slot in work.sample_slots[work.constrained].tolist()]
-        self._asked = _Constrained(work.constrained, followers)
-        if followers != before:
-            self._begin(followers)
+        if followers == before.followers:
+            self._asked = _Constrained(work.constrained, followers, before.order)
+        else:
+            self._begin(work, followers)
 
-    def _begin(self, followers: list[_Follower]) -> None:
-        """Whose masks to fill, where: lane by lane, so that threads seldom meet in one."""
+    def _begin(self, work: StepWork, followers: list[_Follower]) -> None:
+        """Whose masks to fill, where."""
         for follower in followers:
             if follower.matcher is None and not follower.over:
                 follower.begin()
-        places = sorted(enumerate(followers), key=lambda row: row[1].lane)
-        self._to_fill = [(each.matcher, place) for place, each in places if each.matcher is not None]
+        order = sorted(range(len(followers)), key=lambda place: followers[place].lane)
+        self._asked = _Constrained(work.constrained, followers, order)
+        self._to_fill = [(matcher, place) for place in order if (matcher := followers[place].matcher) is not None]
 
     def _fill(self) -> None:
         """Masks of all that are followed, in the buffer."""
@@ -240,7 +245,9 @@ class Grammars:
     def _follow(self, step: _Constrained, tokens: Int32Array) -> None:
         """Go on with those of a step's tokens [N] that are constrained."""
         ahead: list[tuple[LLMatcher, int]] = []
-        for follower, token in zip(step.followers, tokens[step.rows].tolist(), strict=True):
+        followers, sampled = step.followers, tokens[step.rows].tolist()
+        for place in step.order:
+            follower, token = followers[place], sampled[place]
             if follower.over or follower.matcher is None:
                 continue
             if token in self._ends:

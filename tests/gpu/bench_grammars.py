@@ -77,11 +77,11 @@ class Timed(Grammars):
         self._landed_s: deque[float] = deque()
         self._at_s = time.perf_counter()
 
-    def use(self, threads: int, *, filled: bool) -> None:
+    def use(self, threads: int, lanes_each: int, *, filled: bool) -> None:
         """From now on; nothing is under way."""
-        self._num_threads, self._num_lanes = threads, LANES_PER_THREAD * threads
+        self._num_threads, self._num_lanes = threads, lanes_each * threads
         self._fillers, self.filled = None, filled
-        self._asked = _Constrained(no_ints(), [])
+        self._asked = _Constrained(no_ints(), [], [])
         self.times.clear()
 
     def landed(self, tokens: Int32Array) -> None:
@@ -127,10 +127,12 @@ class Timed(Grammars):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Parameters of the sequences, threads, whether masks are filled, whether sampling may come from graphs."""
+    """Parameters of the sequences, threads and lanes of each, whether masks are filled, whether sampling may come from
+    graphs."""
 
     params: dict[str, Any]
     threads: int = 1
+    lanes_each: int = LANES_PER_THREAD
     filled: bool = True
     graphs: bool = True
 
@@ -148,6 +150,7 @@ def variants(threads: list[int]) -> dict[str, Variant]:
         "unfilled": Variant(grammar, filled=False),
         "unfilled, launched": Variant(grammar, filled=False, graphs=False),
         **{f"{count} threads": Variant(grammar, count) for count in threads},
+        **{f"{threads[0]} with {lanes} lanes": Variant(grammar, threads[0], lanes) for lanes in (1, 4)},
         f"{threads[0]} threads, launched": Variant(grammar, threads[0], graphs=False),
     }
 
@@ -161,7 +164,7 @@ def bench_variant(driver: Driver, batch: int, variant: Variant) -> dict[str, Any
         if not variant.graphs:
             patch.setattr(graphs, "can_resample", lambda wanted: False)
         for _ in range(2):
-            grammars.use(variant.threads, filled=variant.filled)
+            grammars.use(variant.threads, variant.lanes_each, filled=variant.filled)
             row = measure(driver, batch, **variant.params)
             driver.synchronize()
     row["step_mean_ms"] = row["device_ms"] / row["busy_share"]

@@ -23,6 +23,7 @@ from actors.logs import get_logger
 from actors.metrics import Metrics
 from actors.probe import is_ready
 from actors.settings import Settings
+from actors.tasks import cancel, first_of, set_within
 from actors.usage import Usage
 from bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
 from bus.streams import Names
@@ -204,7 +205,7 @@ class Actor(ABC):
             self.on_ready()
         serving = asyncio.create_task(self._serve_and_drain(), name=f"{self.name}:serve")
         try:
-            await _first(serving, self.draining)
+            await first_of(serving, self.draining)
             if self.draining.is_set() and not serving.done():
                 await asyncio.wait([serving], timeout=self.settings.drain_timeout_s)
             if not serving.done():
@@ -212,7 +213,7 @@ class Actor(ABC):
                 return
             await serving
         finally:
-            await _cancel(serving)
+            await cancel(serving)
 
     async def _serve_and_drain(self) -> None:
         await self.serve()
@@ -222,13 +223,13 @@ class Actor(ABC):
         """False if the actor was told to drain before it had started."""
         starting = asyncio.create_task(self.start(), name=f"{self.name}:start")
         try:
-            await _first(starting, self.draining)
+            await first_of(starting, self.draining)
             if not starting.done():
                 return False
             await starting
             return True
         finally:
-            await _cancel(starting)
+            await cancel(starting)
 
     async def _guard(self, coro: Coroutine[Any, Any, None]) -> None:
         """Run ``coro``; the one place where a failed spawned task ends the actor with its error."""
@@ -240,7 +241,7 @@ class Actor(ABC):
                 self._failed.result()
             await task
         finally:
-            await _cancel(task)
+            await cancel(task)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -256,8 +257,8 @@ class Actor(ABC):
         """Stop, end all tasks (heartbeat and metrics last, so that the lease outlives the work), release the lease."""
         assert self._failed is not None
         await self._within(limit_s, "stop", self.stop())
-        await _cancel(*(task for task in self._tasks if task not in last))
-        await _cancel(*last)
+        await cancel(*(task for task in self._tasks if task not in last))
+        await cancel(*last)
         self._health.tell(False)
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # mark as seen: run() has raised it or something earlier
@@ -299,7 +300,7 @@ class Actor(ABC):
                 if not told:
                     self.log.warning("bus unavailable", error=describe(error))
             told = True
-            await _wait(self.draining, pause_s)
+            await set_within(self.draining, pause_s)
         return False
 
     async def _heartbeat(self) -> None:
@@ -311,7 +312,7 @@ class Actor(ABC):
         while True:
             pause_s = min(RETRY_S, ttl_s / 3) if self.bus_is_away else ttl_s / 3
             doubtful_s = self._doubtful_until_s - time.monotonic()
-            await _wait(self._beat_now, min(pause_s, doubtful_s) if doubtful_s > 0 else pause_s)
+            await set_within(self._beat_now, min(pause_s, doubtful_s) if doubtful_s > 0 else pause_s)
             self._beat_now.clear()
             began_s = time.monotonic()
             try:
@@ -362,7 +363,7 @@ class Actor(ABC):
             usage.measure()
             await self.publish_metrics()
             await asyncio.sleep(METRICS_LEAST_S)
-            await _wait(self._publish_now, METRICS_INTERVAL_S - METRICS_LEAST_S)
+            await set_within(self._publish_now, METRICS_INTERVAL_S - METRICS_LEAST_S)
 
     async def publish_metrics(self) -> None:
         """Put all metrics on the bus, and the wall clock's ``time_s`` when they were so, as happens once a second."""
@@ -375,27 +376,3 @@ class Actor(ABC):
 def describe(error: BaseException) -> str:
     """``ValueError: text`` on one line."""
     return f"{type(error).__name__}: {error}".strip().rstrip(":")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    """Until the event is set, at most ``timeout_s``."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-
-
-async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Until the task is done or the event is set."""
-    waiter = asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await _cancel(waiter)
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel and wait until all have ended; their errors have been reported elsewhere."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.gather(*tasks, return_exceptions=True)

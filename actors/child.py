@@ -7,9 +7,15 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import actors
+
+PACKAGES = Path(actors.__file__).resolve().parents[1]
+"""The folder from which Python imports Pagebus."""
 TAIL_LINES = 20
 LINE_LIMIT = 2**20
 """Longest line of output, bytes; a longer one is passed on in pieces."""
@@ -18,6 +24,15 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_S = 60.0
 """A process that ran this long is not in a crash loop; deaths further apart than that make none either."""
 CRASH_LOOP = 5
+
+
+def python_path(environ: Mapping[str, str]) -> str:
+    """``PYTHONPATH`` of a Python process that is to import the same Pagebus, whatever its working directory holds.
+
+    An editable installation is found without: its folder, with all that lies beside Pagebus, is not for everybody.
+    """
+    searched = {Path(each).resolve() for each in sys.path}
+    return os.pathsep.join(filter(None, (str(PACKAGES) if PACKAGES in searched else "", environ.get("PYTHONPATH"))))
 
 
 def die_with_parent() -> Callable[[], None]:

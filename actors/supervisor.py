@@ -14,11 +14,10 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from actors import logs
 from actors.actor import describe
-from actors.child import Child, Restarts
+from actors.child import Child, Restarts, python_path
 from actors.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from actors.progress import Progress
 from actors.readiness import where_it_answers
@@ -28,7 +27,6 @@ from bus.contract import Bus, BusError, LeaseInfo
 from bus.private_redis import PrivateRedis
 
 POLL_S = 0.05
-PACKAGES = Path(__file__).resolve().parents[1]
 """The folder that holds our packages."""
 WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "executor", "detokenizer"))
 """Order of the drain."""
@@ -75,8 +73,8 @@ def plan_children(
             if kind == "executor" and cuda:
                 variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
             variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
-            # -P and PYTHONPATH: our packages, whatever folders named `web` or `bus` the working directory holds.
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
+            # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
+            variables["PYTHONPATH"] = python_path(environ)
             known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
             module = ("actors.executor",) if known_gpu else ("actors.cli", "actor", kind)
             command = (sys.executable, "-P", "-m", *module, *to_args(own))

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.bench.shapes import SHAPES, write_model_folder
-from actors.child import die_with_parent
+from actors.child import die_with_parent, python_path
 from actors.probe import http_status, url_of
 from actors.readiness import ingress_addresses
 from actors.settings import Settings
 from actors.settings.sources import child_environment, to_args
-from actors.supervisor import PACKAGES
 from bus.connect import open_bus
 from bus.contract import Bus
 from bus.private_redis import PrivateRedis
@@ -95,7 +94,7 @@ async def deployed(settings: Settings, log: Path) -> AsyncIterator[Deployment]:
 
 async def _spawn(settings: Settings, log: Path) -> asyncio.subprocess.Process:
     environ = child_environment(settings, os.environ)
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
+    environ["PYTHONPATH"] = python_path(environ)
     command = (sys.executable, "-P", "-m", "actors.cli", "serve", *to_args(settings))
     with log.open("wb") as out:
         return await asyncio.create_subprocess_exec(

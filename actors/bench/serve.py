@@ -23,10 +23,10 @@ from actors.bench.deployment import BenchError
 from actors.bench.figures import Figures, summary
 from actors.bench.graphs import told_by_metrics, until_captured
 from actors.bench.load import ENDPOINTS, Spec, make_calls, warm_up_calls
+from actors.child import python_path
 from actors.progress import Progress
 from actors.settings import SettingsError
 from actors.simulator.workloads import WORKLOADS
-from actors.supervisor import PACKAGES
 
 SPREAD_S = 3.0
 """What processes get to start and to make their prompts, before the first call is due."""
@@ -198,7 +198,7 @@ async def served_model(spec: Spec) -> str:
 
 async def _run_part(spec: Spec, part: int, begin_s: float, take: Any) -> None:
     """One process's part of the calls."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))}
+    environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "actors.bench.client", str(part), env=environ, limit=2**26,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

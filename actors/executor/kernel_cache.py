@@ -20,13 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from actors.child import die_with_parent
+from actors.child import PACKAGES, die_with_parent, python_path
 from actors.model_config import ModelConfig
 from actors.settings import GROUPS, Settings
 from actors.settings.sources import to_args
 from kernels.target import Target
 
-PACKAGES = Path(__file__).resolve().parents[2]
 SOURCES = ("kernels", "actors/executor")
 """Where it is decided what is launched, and with what."""
 INDIFFERENT = {
@@ -127,7 +126,7 @@ class KernelBuild:
             "--target", name, "--multiprocessors", str(target.num_multiprocessors),
         ]  # fmt: skip
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGES), environ.get("PYTHONPATH"))))
+        environ["PYTHONPATH"] = python_path(environ)
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ, preexec_fn=die_with_parent()
         )

@@ -107,13 +107,13 @@ class LongPrompts:
 
     def _attend(self, rows: Batch) -> None:
         cache, config = self._runner.kv_cache, self._runner.model.config
-        q, *projected = _projected(self._runner, sum(row.num_queries for row in rows))
+        q, keys, values = _projected(self._runner, sum(row.num_queries for row in rows))
         k_cache, v_cache, scales = layer_pages(cache, 0, config)
         if is_float8(cache.dtype):
             scales = torch.ones(2, config.num_kv_heads, device=cache.device)
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
-        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, tuple(projected))
+        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
 
 
 def _takes_own(settings: Settings, runner: Runner) -> bool:

@@ -116,9 +116,9 @@ async def test_serve(tmp_path: Path, options: list[str]) -> None:
     path = tmp_path / "r.json"
     async with serving(Path(actors.shipped_model.__file__).parent) as client:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "actors.cli", "bench", "serve", "--base-url", client.url, "--workload", "chat256",
-            "--num-prompts", "8", "--scale", "0.05", "--max-concurrency", "3", "--num-warmups", "1",
-            "--goodput", "ttft:1e9", "--json", str(path), *options,
+            sys.executable, "-m", "actors.cli", "bench", "serve", "--base-url", client.url,
+            "--workload", "chat256", "--num-prompts", "8", "--scale", "0.05", "--max-concurrency", "3",
+            "--num-warmups", "1", "--goodput", "ttft:1e9", "--json", str(path), *options,
         )  # fmt: skip
         assert await process.wait() == 0
     figures = {name: each["median"] for name, each in json.loads(path.read_text())["points"][0]["figures"].items()}

@@ -105,7 +105,7 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
 
 async def test_slow_body(serve, http, monkeypatch):
     """A body that does not come is a 408."""
-    monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("web.arrival.BODY_TIMEOUT_S", 0.01)
     served = await serve()
     gate = asyncio.Event()
 

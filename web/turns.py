@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from web.aside import aside
 from web.errors import overloaded
@@ -83,7 +83,7 @@ class Turns:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():  # the turn has come to somebody who is gone
                 self._next(client)
-            else:
+            elif future in waiting:
                 waiting.remove(future)
             raise
 
@@ -121,7 +121,7 @@ class Turn:
         self._client = client
         self._alone = alone
         self._took_s = 0.0
-        self._working: asyncio.Future[object] | None = None
+        self._working: asyncio.Future[Any] | None = None
         """What goes on without a client."""
         self.begun = self.held = False
         """Whether it has been taken once; whether it is now."""
@@ -141,8 +141,8 @@ class Turn:
         self._took_s += seconds
 
     async def work(self, work: Callable[[], T], *, long: bool) -> T:
-        """What ``work`` returns or raises, done beside the loop if it is ``long``; its time is charged. The turn is not
-        over before it is, even if the client is gone."""
+        """What ``work`` returns or raises, done beside the loop if it is ``long``; its time is charged. Even if the
+        client is gone, the turn is not over before it is."""
         if not long:
             return self._timed(work)
         working = asyncio.ensure_future(aside(lambda: self._timed(work)))
@@ -176,6 +176,6 @@ class Turn:
         else:
             self._working.add_done_callback(self._worked)
 
-    def _worked(self, working: asyncio.Future[object]) -> None:
+    def _worked(self, working: asyncio.Future[Any]) -> None:
         working.exception()  # nobody is there to be told
         self.give_up()

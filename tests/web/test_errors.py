@@ -11,6 +11,7 @@ from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
 from web.endpoints import Completion
+from web.limits import TURN_BODY_BYTES
 
 
 async def post(http, served, path="/v1/completions", **options):
@@ -103,19 +104,21 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
     assert threads == [True, True, False, True, False]
 
 
-async def test_slow_body(serve, http, monkeypatch):
-    """A body that does not come is a 408."""
+@pytest.mark.parametrize("begin", [b"{", b"{" + b" " * TURN_BODY_BYTES])
+async def test_slow_body(serve, http, monkeypatch, begin):
+    """A body that does not come to its end is a 408, and holds up nobody."""
     monkeypatch.setattr("web.arrival.BODY_TIMEOUT_S", 0.01)
     served = await serve()
     gate = asyncio.Event()
 
     async def chunks():
-        yield b"{"
+        yield begin
         await gate.wait()
 
     asking = asyncio.create_task(post(http, served, data=chunks()))
     status, answer, _ = await asking
     gate.set()
+    assert served.actor.context.bodies.turns.num_waiting().total() == 0
 
     assert (status, shape(answer)["reason"]) == (408, "body_timeout")
 

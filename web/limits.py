@@ -62,6 +62,8 @@ BYTES_PER_BRACKET = 16
 takes a hundred in memory, and nothing else is done while all are made."""
 LONG_BODY_BYTES = 2**18
 """It takes milliseconds to check one that is longer."""
+MANY_PROMPTS = 128
+"""It takes milliseconds to make the messages, or the answers, of more."""
 LONG_ANSWER_NUMBERS = 2**14
 """So many log probabilities take milliseconds to write."""
 MAX_LINE_BYTES = 8190

@@ -10,8 +10,9 @@ import pytest
 from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
+from web.asked import Asked
 from web.endpoints import Completion
-from web.limits import TURN_BODY_BYTES
+from web.limits import MANY_PROMPTS, TURN_BODY_BYTES
 
 
 async def post(http, served, path="/v1/completions", **options):
@@ -95,13 +96,16 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
 
     monkeypatch.setattr(Completion, "parse", staticmethod(note(Completion.parse)))
     monkeypatch.setattr(Completion, "answer", note(Completion.answer))
+    monkeypatch.setattr(Asked, "messages_for_bus", note(Asked.messages_for_bus))
     short, long = {"prompt": [5], "logprobs": 1}, {"prompt": [5] * 100_000, "logprobs": 1}
     assert (await post(http, served, json=short))[0] == 200
     assert (await post(http, served, json=long))[0] == 400
     monkeypatch.setattr("web.routes.generation.LONG_ANSWER_NUMBERS", 1)
     assert (await post(http, served, json=short))[0] == 200
 
-    assert threads == [True, True, False, True, False]
+    assert (await post(http, served, json={"prompt": ["x"] * (MANY_PROMPTS + 1)}))[0] == 200
+
+    assert threads == [True, True, True] + [False] + [True, True, False] + [True, False, False]
 
 
 @pytest.mark.parametrize("begin", [b"{", b"{" + b" " * TURN_BODY_BYTES])

@@ -102,10 +102,10 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
     assert (await post(http, served, json=long))[0] == 400
     monkeypatch.setattr("web.routes.generation.LONG_ANSWER_NUMBERS", 1)
     assert (await post(http, served, json=short))[0] == 200
-
     assert (await post(http, served, json={"prompt": ["x"] * (MANY_PROMPTS + 1)}))[0] == 200
 
-    assert threads == [True, True, True] + [False] + [True, True, False] + [True, False, False]
+    on_loop, read_beside, told_beside = [True, True, True], [False, True], [True, True, False]
+    assert threads == [*on_loop, *read_beside, *told_beside, True, False, False]
 
 
 @pytest.mark.parametrize("begin", [b"{", b"{" + b" " * TURN_BODY_BYTES])

@@ -1,20 +1,24 @@
-"""Reading request bodies, within limits of size and time, and of all that are being read at once."""
+"""Reading request bodies, within limits of size and time, and of all that are being read at once.
+
+Long ones are read in turn (:mod:`web.turns`), and what they wait for their turn is not of their time.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from web.aside import aside
+from web.arrival import Arrival
 from web.auth import API_KEY, KeyRing
+from web.connection import network_of
 from web.errors import ApiError, overloaded
-from web.limits import BODY_TIMEOUT_S, BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
+from web.limits import BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
 from web.room import most_of
 from web.schemas import parse_json
+from web.turns import Turn, Turns
 
 T = TypeVar("T")
 
@@ -25,6 +29,7 @@ class Bodies:
     def __init__(self, max_bytes: int, keys: KeyRing) -> None:
         self.max_bytes = max_bytes
         self._keys = keys
+        self.turns = Turns()
         self.num_bytes: Counter[str] = Counter()
         """By the name of the key."""
 
@@ -34,35 +39,45 @@ class Bodies:
         Raises:
             ApiError: as of :meth:`read` and ``parse``; 400, it is no object.
         """
-        body = await self.read(request)
-        return await aside(lambda: parse(parse_json(body)), long=len(body) > LONG_BODY_BYTES)
+        with self._turn_of(request) as turn:
+            body = await self._read(request, turn)
+            return await turn.work(lambda: parse(parse_json(body)), long=len(body) > LONG_BODY_BYTES)
 
     async def read(self, request: web.Request) -> bytes:
         """The body of a request.
 
         Raises:
-            ApiError: 408, 413, 415 or 429.
+            ApiError: 408, 413, 415 or 429; 400, it has too many brackets.
         """
+        with self._turn_of(request) as turn:
+            return await self._read(request, turn)
+
+    def _turn_of(self, request: web.Request) -> Turn:
+        """Of a key, or of an address where there are no keys."""
+        if not self._keys.is_empty:
+            return self.turns.of(request[API_KEY].name, alone=self._keys.has_one)
+        peer = request.transport and request.transport.get_extra_info("peername")
+        address = network_of(str(peer[0])) if isinstance(peer, tuple) else ""
+        return self.turns.of(address, alone=False)
+
+    async def _read(self, request: web.Request, turn: Turn) -> bytes:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             text = "Content-Encoding is not supported: send the body as it is."
             raise ApiError(415, text, code="unsupported_encoding")
         if (request.content_length or 0) > self.max_bytes:
             raise self._too_large()
-        body, key = bytearray(), request[API_KEY].name
+        arrival, body, key = Arrival(request, turn), bytearray(), request[API_KEY].name
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for chunk in request.content.iter_any():
-                    self.num_bytes[key] += len(chunk)
-                    body += chunk
-                    if len(body) > self.max_bytes:
-                        raise self._too_large()
-                    most = most_of(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
-                    if self.num_bytes[key] > most:
-                        raise overloaded("bytes of request bodies", most, 1)
+            while chunk := await arrival.next():
+                self.num_bytes[key] += len(chunk)
+                body += chunk
+                if len(body) > self.max_bytes:
+                    raise self._too_large()
+                most = most_of(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
+                if self.num_bytes[key] > most:
+                    raise overloaded("bytes of request bodies", most, 1)
         except web.RequestPayloadError:
             raise ApiError(400, "The body is not encoded as its headers say.", code="invalid_http") from None
-        except TimeoutError:
-            raise ApiError(408, f"The body did not arrive within {BODY_TIMEOUT_S:g} s.", code="body_timeout") from None
         finally:
             self.num_bytes[key] -= len(body)
             if not self.num_bytes[key]:

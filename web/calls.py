@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -117,6 +118,17 @@ class KeptChoice(Choice):
             self.said.append(self.texts[-1])
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The prompts of one client's calls that have several (:mod:`web.fanout`). ``name``: client and priority."""
+
+    name: tuple[str, int]
+    num_ahead: int = 0
+    """Sent, and nothing of them has come back."""
+    waiting: deque[deque[OpenRequest]] = field(default_factory=deque)
+    """Not sent, call by call."""
+
+
 class OpenRequest:
     """One prompt that the system works on; times are of the monotonic clock."""
 
@@ -127,6 +139,8 @@ class OpenRequest:
         "choices",
         "finished_s",
         "first_token_seen",
+        "is_sent",
+        "lane",
         "message",
         "needs_prompt",
         "num_bytes",
@@ -169,6 +183,10 @@ class OpenRequest:
         """What was asked of the system."""
         self.num_bytes = 0
         """About how long that is."""
+        self.is_sent = True
+        """Whether it has been; if not, others of its call are first."""
+        self.lane: Lane | None = None
+        """Where it counts until something of it has come, if it is one of several prompts."""
         self.peers: list[OpenRequest] = []
         """All who read it or have read it, if there are several."""
         self.prompt_text: str | None = None

@@ -37,6 +37,7 @@ from bus.outbox import OUTBOX_LIMIT, Outbox
 from bus.streams import Names
 from web.calls import Call, Choice, KeptChoice, OpenRequest
 from web.errors import ApiError, aborted, from_failure, internal, unavailable
+from web.fanout import Fanout
 from web.mailbox import Mailbox
 from web.metrics import IngressMetrics
 from web.questions import Questions
@@ -86,6 +87,7 @@ class Inbox:
         self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
         self.questions = Questions(outbox, names.control, address)
         self._readers = Readers()
+        self._fanout = Fanout(self._send)
         self._looked_s = 0.0
         self.on_closed: Callable[[], None] = lambda: None
         """Called when a call is over."""
@@ -129,9 +131,16 @@ class Inbox:
                 request = self._tracing.begin(request, opened)
             opened.message, opened.num_bytes = request, num_bytes
             self._readers.add(opened)
-            outbox.publish(self._names.requests, request, num_bytes=num_bytes)
+        self._fanout.submit(requests[0].client, requests[0].priority, call.requests)
         self._idle.clear()
         return call
+
+    def _send(self, request: OpenRequest) -> None:
+        """Put it on its way, for the first time or as another attempt."""
+        assert request.message is not None
+        request.asked_s = time.monotonic()
+        outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
+        outbox.publish(self._names.requests, request.message, num_bytes=request.num_bytes)
 
     def _is_kept(self, request: GenerateRequest) -> bool:
         """Whether somebody wants to log what is said."""
@@ -145,8 +154,11 @@ class Inbox:
             return False
         call.closed, stays = True, call.resumable and not delivered
         running = [request for request in call.requests if self._readers.remove(request)]
+        self._fanout.close(call.requests, goes_on=stays)
         for request in running:
             self._metrics.aborted(request)
+            if not request.is_sent:
+                continue
             abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
             self._outbox.publish(self._names.control, abort)
         done = [request for request in call.requests if request.num_unfinished == 0 and request.is_read_by_all]
@@ -172,7 +184,7 @@ class Inbox:
     def ask_again(self) -> None:
         """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
         A request that is under way is told again from its first token on, and what is here of it already is dropped."""
-        self._ask_again(self.open_requests(), "the bus may have lost them")
+        self._ask_again([each for each in self.open_requests() if each.is_sent], "the bus may have lost them")
 
     def ask_for_silent(self) -> None:
         """Ask again for those of which nothing has come for long. They may only wait for their turn, and keep it; but
@@ -181,7 +193,7 @@ class Inbox:
         if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
             return
         self._looked_s = now_s
-        silent = [each for each in self._readers.newest.values() if each.is_silent(now_s)]
+        silent = [each for each in self._readers.newest.values() if each.is_sent and each.is_silent(now_s)]
         for request in silent:
             request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
         self._ask_again(silent, "they are silent")
@@ -189,9 +201,8 @@ class Inbox:
     def _ask_again(self, requests: Collection[OpenRequest], reason: str) -> None:
         now_s = time.monotonic()
         for request in requests:
-            outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
-            again = request.ask_again(now_s, uuid.uuid4().hex)
-            outbox.publish(self._names.requests, again, num_bytes=request.num_bytes)
+            request.ask_again(now_s, uuid.uuid4().hex)
+            self._send(request)
         if requests:
             self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)
 
@@ -287,6 +298,8 @@ class Inbox:
             request = readers.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
+            if request.lane is not None:
+                self._fanout.come(request)
             choice = request.choices[index]
             new_tokens = num_tokens - choice.num_tokens
             is_new = new_tokens > 0 or choice.num_chars < offset + len(text) < NOT_BEFORE
@@ -369,6 +382,7 @@ class Inbox:
 
     def _over(self, request: OpenRequest) -> None:
         """Nothing more comes for it."""
+        self._fanout.come(request)
         self._readers.remove(request)
         if not self._readers.newest:
             self._idle.set()

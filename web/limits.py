@@ -62,6 +62,8 @@ BYTES_PER_BRACKET = 16
 takes a hundred in memory, and nothing else is done while all are made."""
 LONG_BODY_BYTES = 2**18
 """It takes milliseconds to check one that is longer."""
+MANY_PROMPTS = 128
+"""It takes milliseconds to make the messages, or the answers, of more."""
 LONG_ANSWER_NUMBERS = 2**14
 """So many log probabilities take milliseconds to write."""
 MAX_LINE_BYTES = 8190
@@ -72,6 +74,14 @@ HEAD_TIMEOUT_S = 10.0
 KEEPALIVE_S = 75.0
 """How long a connection may be silent between requests."""
 BODY_TIMEOUT_S = 30.0
+TURN_BODY_BYTES = 2**16
+"""Bodies that are longer are read one at a time of each client."""
+BODY_STALL_S = 0.05
+"""Whose body does not go on for so long loses its turn until it does."""
+READ_S_PER_BYTE = 2e-9
+"""Processor time that it takes to receive a body, about."""
+MAX_WAITING_BODIES = 2048
+"""Long bodies that wait for their turn, of all clients; each has some 400 KB in buffers."""
 MAX_BODIES_BYTES = 512 * 2**20
 """Of all bodies that are being read at once."""
 BYTES_PER_TOKEN = 4

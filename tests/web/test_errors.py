@@ -10,7 +10,9 @@ import pytest
 from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
+from web.asked import Asked
 from web.endpoints import Completion
+from web.limits import MANY_PROMPTS, TURN_BODY_BYTES
 
 
 async def post(http, served, path="/v1/completions", **options):
@@ -94,28 +96,33 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
 
     monkeypatch.setattr(Completion, "parse", staticmethod(note(Completion.parse)))
     monkeypatch.setattr(Completion, "answer", note(Completion.answer))
+    monkeypatch.setattr(Asked, "messages_for_bus", note(Asked.messages_for_bus))
     short, long = {"prompt": [5], "logprobs": 1}, {"prompt": [5] * 100_000, "logprobs": 1}
     assert (await post(http, served, json=short))[0] == 200
     assert (await post(http, served, json=long))[0] == 400
     monkeypatch.setattr("web.routes.generation.LONG_ANSWER_NUMBERS", 1)
     assert (await post(http, served, json=short))[0] == 200
+    assert (await post(http, served, json={"prompt": ["x"] * (MANY_PROMPTS + 1)}))[0] == 200
 
-    assert threads == [True, True, False, True, False]
+    on_loop, read_beside, told_beside = [True, True, True], [False, True], [True, True, False]
+    assert threads == [*on_loop, *read_beside, *told_beside, True, False, False]
 
 
-async def test_slow_body(serve, http, monkeypatch):
-    """A body that does not come is a 408."""
-    monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.01)
+@pytest.mark.parametrize("begin", [b"{", b"{" + b" " * TURN_BODY_BYTES])
+async def test_slow_body(serve, http, monkeypatch, begin):
+    """A body that does not come to its end is a 408, and holds up nobody."""
+    monkeypatch.setattr("web.arrival.BODY_TIMEOUT_S", 0.01)
     served = await serve()
     gate = asyncio.Event()
 
     async def chunks():
-        yield b"{"
+        yield begin
         await gate.wait()
 
     asking = asyncio.create_task(post(http, served, data=chunks()))
     status, answer, _ = await asking
     gate.set()
+    assert served.actor.context.bodies.turns.num_waiting().total() == 0
 
     assert (status, shape(answer)["reason"]) == (408, "body_timeout")
 

@@ -102,7 +102,7 @@ async def good_streams(port: int, done: asyncio.Event) -> int:
 @pytest.mark.timeout(60 + COUNT)
 async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     """Every answer is a clean one, the good streams do not notice, and nothing is left over."""
-    monkeypatch.setattr("web.bodies.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("web.arrival.BODY_TIMEOUT_S", 0.2)
     monkeypatch.setattr("web.connection.HEAD_TIMEOUT_S", 0.2)
     monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 60.0)
     served = await serve(files_dir=str(tmp_path))

@@ -23,7 +23,7 @@ from web.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
 from web.errors import ApiError, too_late
 from web.keep_alive import changes
 from web.lengths import check_length, num_bytes
-from web.limits import LONG_ANSWER_NUMBERS
+from web.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
 from web.reply import send
 from web.resume import RESUMPTION_HEADERS, Resumption, read_resumption
 from web.returning import ReturningChunks
@@ -74,7 +74,8 @@ async def answer(
         public_id = endpoint.id_prefix + resumption.request_id
         ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
     arrived_s = time.time()
-    messages = asked.messages_for_bus(ids, context.address, arrived_s)
+    make = partial(asked.messages_for_bus, ids, context.address, arrived_s)
+    messages = await aside(make, long=len(ids) > MANY_PROMPTS)
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
@@ -101,7 +102,8 @@ async def answer(
         else:
             await call.finished()
             write = partial(endpoint.response, call, public_id, int(arrived_s), asked.model)
-            response = await send(request, await aside(write, long=num_numbers(call) > LONG_ANSWER_NUMBERS))
+            is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
+            response = await send(request, await aside(write, long=is_long))
         delivered = call.done
         return response
     finally:

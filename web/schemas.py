@@ -291,15 +291,18 @@ def read_truncation_side(fields: Fields, default: Side) -> Side:
 
 
 @cache
-def _prompt_schema(vocab_size: int | None) -> Schema:
+def prompt_schema(vocab_size: int | None) -> dict[str, Any]:
+    """Of what :func:`read_prompts` takes."""
     text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
     many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))
     return {"anyOf": [text, ids, *many]}
 
 
-def read_prompts(fields: Fields, name: str, vocab_size: int | None) -> tuple[Prompt, ...]:
-    """A string, strings, token ids, or lists of token ids."""
-    value = fields.take(name, _prompt_schema(vocab_size))
+def read_prompts(
+    fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None
+) -> tuple[Prompt, ...]:
+    """A string, strings, token ids, or lists of token ids. ``schema``: of what the caller takes in their place, too."""
+    value = fields.take(name, schema or prompt_schema(vocab_size))
     if value is None:
         raise bad_field(name, "is required")
     if isinstance(value, str):

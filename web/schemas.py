@@ -94,14 +94,12 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "metadata": is_metadata,
     "prompt_cache_key": _is_name,
     "prompt_cache_retention": _is_name,
-    "return_token_offsets": lambda value: isinstance(value, bool),
     "safety_identifier": _is_name,
     "service_tier": lambda value: value in ("auto", "default"),
     "store": lambda value: value is False,
     "user": _is_name,
 }
-"""Fields of OpenAI's API that need no behaviour, with what they may be. ``return_token_offsets`` is for the routes that
-render a prompt: those that generate tell none, as in vLLM."""
+"""Fields of OpenAI's API that need no behaviour, with what they may be."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -165,6 +163,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
         report=report,
+        token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
@@ -210,6 +209,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
         report=report,
+        token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
@@ -218,7 +218,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
 def parse_prompt(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of a chat of which only the prompt counts: whether it could be answered is not asked."""
     asked = parse_chat(data, replace(model, auto_tools=True))
-    return replace(asked, sampling=SamplingParams())
+    return replace(asked, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:
@@ -298,9 +298,7 @@ def prompt_schema(vocab_size: int | None) -> dict[str, Any]:
     return {"anyOf": [text, ids, *many]}
 
 
-def read_prompts(
-    fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None
-) -> tuple[Prompt, ...]:
+def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None) -> tuple[Prompt, ...]:
     """A string, strings, token ids, or lists of token ids. ``schema``: of what the caller takes in their place, too."""
     value = fields.take(name, schema or prompt_schema(vocab_size))
     if value is None:

@@ -29,8 +29,9 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     body |= {name: list(getattr(sampling, name)) for name in LISTS if getattr(sampling, name)}
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.structured_output is not None:
-        body["structured_outputs"] = _structured(sampling.structured_output)
+    if (output := sampling.structured_output) is not None:
+        body["structured_outputs"] = None if output.kind == "anything" else _structured(output)
+        body["thinking_token_budget"] = output.thinking_tokens
     return {name: value for name, value in body.items() if value is not None}
 
 

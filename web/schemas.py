@@ -34,7 +34,7 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
-from web.reasoning import read_reasoning
+from web.reasoning import read_reasoning, read_thoughts_of_prompt
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
@@ -61,7 +61,6 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "prompt_embeds": _NEVER,
     "return_prompt_text": (False,),
     "suffix": ("",),
-    "thinking_token_budget": (-1,),
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
@@ -144,7 +143,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     sampling, report = read_completion_report(
         fields, sampling, model, echo=echo, prompt_only=max_tokens == 0, stream=stream
     )
-    sampling = read_structured(fields, sampling)
+    sampling = read_thoughts_of_prompt(fields, read_structured(fields, sampling), model)
     check_width(sampling, model)
     prompts = read_prompts(fields, "prompt", model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:

@@ -16,6 +16,7 @@ from actors.token_bits import fits
 from actors.tokenizer.chat import ChatTemplate, Rendered
 from actors.tokenizer.pieces import Piece, Placed, continued, placed
 from actors.tokenizer.refusal import Refusal
+from actors.tokenizer.thoughts import thought_in
 from bus.messages import GenerateRequest, Int32Array, PromptReply, RequestFailed, SamplingParams, TokenizedRequest
 from bus.messages.field_types import no_ints
 
@@ -74,6 +75,10 @@ class Encoder:
         """Whether it takes so long to encode that others are not to wait for it."""
         texts = (str(message.get("content") or "") for message in request.messages or () if isinstance(message, dict))
         return _length(request) + sum(map(len, texts)) > HEAVY_LENGTH
+
+    def thought_in(self, ids: Int32Array, reasoning: str) -> int:
+        """With how many tokens of reasoning a prompt ends; -1: with none."""
+        return -1 if self._backend is None else thought_in(ids, self._backend, reasoning)
 
     def close(self) -> None:
         """End what renders chats."""

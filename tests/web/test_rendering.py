@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_backend import MODEL
+
+from web.rendered import sampling_body
+from web.schemas import parse_chat
+from web.token_body import parse_generate
 
 COMPLETION, CHAT = "/v1/completions/render", "/v1/chat/completions/render"
 MESSAGES = [{"role": "user", "content": "a cat"}]
@@ -50,3 +56,14 @@ async def test_what_is_rendered_is_truncated(serve, http):
     kept = rendered.truncate_prompt_tokens, rendered.truncation_side, rendered.sampling.max_tokens
     assert kept == (-1, "right", 7)
     assert tokenized.truncate_prompt_tokens is None
+
+
+def test_a_budget_of_thoughts_is_rendered():
+    """Alone, and beside a structured output; where it is computed the prompt's tokens say what is reasoning."""
+    model = replace(MODEL, reasoning_parser="qwen3")
+    for more in ({}, {"structured_outputs": {"regex": "a"}}):
+        asked = parse_chat({"messages": MESSAGES, "thinking_token_budget": 0, **more}, model)
+        told = sampling_body(asked.sampling)
+        assert (told["thinking_token_budget"], told.get("structured_outputs")) == (0, more.get("structured_outputs"))
+        output = parse_generate({"token_ids": [1], "sampling_params": told}, model).sampling.structured_output
+        assert (output.thinking_tokens, output.prompt_thought) == (0, -1)

@@ -171,7 +171,7 @@ def tell_prompt(request: GenerateRequest) -> PromptReply:
         ranks=np.full(scored, 7, np.int32),
         top_ids=np.tile(np.arange(21, 21 + (num_top or 0), dtype=np.int32), scored),
         top_bits=np.tile(-0.25 * np.arange(1, 1 + (num_top or 0), dtype=np.float32), scored).view(np.int32),
-        token_offsets=offsets if request.return_token_offsets else offsets[:0],
+        token_offsets=offsets if request.return_token_offsets and not len(request.prompt_token_ids) else offsets[:0],
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.grammars.literals import Literals
 from actors.grammars.structural_tags import TagWriter
-from actors.grammars.thoughts import UnboundedThoughts, before_answer, before_anything
+from actors.grammars.thoughts import UnboundedThoughts, before_answer, before_anything, within_anything
 from actors.model_config import ModelConfig
 from actors.reasoning import FORMATS
 from actors.text_tokenizer import TokenizerError, load_tokenizer
@@ -50,16 +50,24 @@ def write_grammar(wanted: StructuredOutput, vocabulary: LLTokenizer | None = Non
     literals = Literals(vocabulary)
     try:
         if wanted.kind == "anything":
-            return before_anything(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens or 0)
+            return _write_anything(wanted, literals)
         grammar = _write(wanted, literals)
         if not wanted.reasoning:
             return grammar
-        thoughts = before_answer(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens)
+        begun = wanted.prompt_thought is not None
+        thoughts = before_answer(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens, begun=begun)
     except UnboundedThoughts:
         raise GrammarError("needs a model whose marks of reasoning are tokens") from None
     parts = [{"lark_grammar": grammar}] if wanted.kind == "grammar" else json.loads(grammar)["grammars"]
     parts[0]["name"] = "answer"
     return json.dumps({"grammars": [{"lark_grammar": thoughts}, *parts]})
+
+
+def _write_anything(wanted: StructuredOutput, literals: Literals) -> str:
+    form, budget = FORMATS[wanted.reasoning], wanted.thinking_tokens or 0
+    if wanted.prompt_thought is None:
+        return before_anything(form, literals, budget)
+    return within_anything(form, literals, budget, wanted.prompt_thought)
 
 
 def _write(wanted: StructuredOutput, literals: Literals) -> str:

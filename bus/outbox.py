@@ -170,6 +170,8 @@ class Outbox:
                 try:
                     await self._check_survival()
                     await self._send_next()
+                    if self._queue:
+                        await asyncio.sleep(0)  # a bus that answers at once would let nobody else have a turn
                 except BusUnavailable as error:
                     self.retries += 1
                     self.trouble = str(error)

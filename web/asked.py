@@ -60,6 +60,8 @@ class Asked:
     """What the client's header may say instead, and counts then."""
     report: Report | None = None
     """What the answer tells besides text; None: nothing."""
+    token_offsets: bool = False
+    """Whether a rendered prompt says where in its text its tokens are."""
 
     def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
         """One message per prompt, in order."""

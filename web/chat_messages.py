@@ -63,10 +63,11 @@ def read_messages(fields: Fields) -> tuple[Message, ...]:
     if not given:
         problem = "is required" if given is None else "must not be empty"
         raise bad_field("messages", problem)
-    return tuple(_read_message(message, f"messages[{index}]") for index, message in enumerate(given))
+    return tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(given))
 
 
-def _read_message(message: object, path: str) -> Message:
+def read_message(message: object, path: str) -> Message:
+    """One of them, which stands at ``path``."""
     if type(message) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(message)}", code="invalid_type")
     fields = Fields(message, path)

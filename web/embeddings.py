@@ -12,15 +12,17 @@ import orjson
 from bus.messages import SamplingParams
 from web.asked import Asked, Prompt, StreamOptions
 from web.calls import Call
-from web.chat_messages import read_messages, read_template_kwargs
+from web.chat_messages import read_template_kwargs
+from web.conversations import SHAPES, are_messages, read_conversations
 from web.errors import bad_field
-from web.fields import Fields
+from web.fields import Fields, Schema
 from web.limits import INT32_MAX, MAX_CHOICES
 from web.model import ServedModel
 from web.number_formats import DTYPES, ORDERS, to_bytes
 from web.report import EmbeddingForm, Float32Array, PromptInfo, Report
 from web.schemas import (
     HARMLESS,
+    prompt_schema,
     read_model,
     read_priority,
     read_prompts,
@@ -42,10 +44,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_embedding(data: dict[str, Any], model: ServedModel) -> Asked:
-    """The body of ``POST /v1/embeddings``: of texts or tokens (``input``), or of a conversation (``messages``)."""
+    """The body of ``POST /v1/embeddings``: of texts or tokens (``input``), or of conversations (in either field)."""
     fields = Fields(data)
     name = read_model(fields, model)
-    asked = _read_chat(fields, name, model) if fields.peek("messages") is not None else _read_input(fields, name, model)
+    if fields.peek("messages") is not None:
+        if fields.peek("input") is not None:
+            raise bad_field("messages", "cannot be given beside input")
+        asked = _read_chats(fields, name, model, read_conversations(fields, "messages", {"anyOf": list(SHAPES)}))
+    elif are_messages(fields.peek("input")):
+        asked = _read_chats(fields, name, model, read_conversations(fields, "input", _input_schema(model)))
+    else:
+        asked = _read_input(fields, name, model)
     asked = replace(
         asked,
         truncate_prompt_tokens=read_truncation(fields, model),
@@ -67,23 +76,24 @@ def _asked(name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_sp
                  add_special_tokens=add_special_tokens)  # fmt: skip
 
 
+def _input_schema(model: ServedModel) -> Schema:
+    return {"anyOf": [*prompt_schema(model.vocab_size)["anyOf"], *SHAPES]}
+
+
 def _read_input(fields: Fields, name: str, model: ServedModel) -> Asked:
-    prompts = read_prompts(fields, "input", model.vocab_size)
+    prompts = read_prompts(fields, "input", model.vocab_size, _input_schema(model))
     if len(prompts) > MAX_CHOICES:
         raise bad_field("input", f"must have at most {MAX_CHOICES} items, got {len(prompts)}")
     return _asked(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
 
 
-def _read_chat(fields: Fields, name: str, model: ServedModel) -> Asked:
-    """A conversation as the template renders it, by default without the beginning of an answer."""
-    if fields.peek("input") is not None:
-        raise bad_field("messages", "cannot be given beside input")
-    prompt = Prompt(messages=read_messages(fields))
+def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> Asked:
+    """Conversations as the template renders them, by default without the beginning of an answer."""
     generates = fields.boolean("add_generation_prompt", False)
     continues = fields.boolean("continue_final_message", False)
     if generates and continues:
         raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
-    asked = _asked(name, (prompt,), model, add_special_tokens=fields.boolean("add_special_tokens", False))
+    asked = _asked(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", False))
     return replace(
         asked,
         add_generation_prompt=generates,

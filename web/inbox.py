@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 HEAVY_BYTES = 2**16
 """Requests that are larger wait for their turn apart from others."""
+TURN_S = 0.005
+"""Of work with replies, after which others have a turn: answers with many log probabilities take long to read."""
 LOOK_S = 3.0
 """Between two looks for requests that are silent."""
 
@@ -240,7 +242,12 @@ class Inbox:
         await self._patience.for_ever(self._read)
 
     async def _read(self) -> None:
-        for entry in await self.mailbox.read():
+        entries = await self.mailbox.read()
+        began_s = time.perf_counter()
+        for entry in entries:
+            if time.perf_counter() - began_s > TURN_S:
+                await asyncio.sleep(0)
+                began_s = time.perf_counter()
             problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)

@@ -40,6 +40,17 @@ def read_reasoning(
     return sampling, parsing
 
 
+def read_thoughts_of_prompt(fields: Fields, sampling: SamplingParams, model: ServedModel) -> SamplingParams:
+    """Take ``thinking_token_budget`` of a completion, whose prompt says whether the model reasons. A structured output
+    comes behind reasoning that the prompt has begun."""
+    budget, name = _read_budget(fields, model), model.reasoning_parser
+    if not name:
+        return sampling
+    bounded = _with_reasoning(sampling, name, budget)
+    output = bounded.structured_output
+    return bounded if output is None else replace(bounded, structured_output=replace(output, prompt_thought=-1))
+
+
 def _read_budget(fields: Fields, model: ServedModel) -> int | None:
     """How many tokens of reasoning there may be; None: any number."""
     budget = fields.integer("thinking_token_budget", None, -1, INT32_MAX)

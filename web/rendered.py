@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from bus.messages import SamplingParams, StructuredOutput
 from web.asked import Asked
+from web.report import PromptInfo
 
 PLAIN = (
     "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -17,7 +17,7 @@ PLAIN = (
 )  # fmt: skip
 LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 ABSENT = (
-    "token_offsets", "features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids",
+    "features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids",
     "parse_context", "kv_transfer_params", "ec_transfer_params",
 )  # fmt: skip
 """What nothing is known of here, and vLLM sends as null."""
@@ -29,8 +29,9 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     body |= {name: list(getattr(sampling, name)) for name in LISTS if getattr(sampling, name)}
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
-    if sampling.structured_output is not None:
-        body["structured_outputs"] = _structured(sampling.structured_output)
+    if (output := sampling.structured_output) is not None:
+        body["structured_outputs"] = None if output.kind == "anything" else _structured(output)
+        body["thinking_token_budget"] = output.thinking_tokens
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -39,12 +40,13 @@ def _structured(output: StructuredOutput) -> dict[str, Any]:
     return {output.kind: value, **({} if output.any_whitespace else {"disable_any_whitespace": True})}
 
 
-def rendered(asked: Asked, request_id: str, token_ids: Sequence[int]) -> dict[str, Any]:
+def rendered(asked: Asked, request_id: str, prompt: PromptInfo) -> dict[str, Any]:
     """One prompt of a call."""
     options = {"include_usage": asked.stream_options.usage, "continuous_usage_stats": asked.stream_options.continuous}
     return {
         "request_id": request_id,
-        "token_ids": list(token_ids),
+        "token_ids": prompt.ids,
+        "token_offsets": prompt.offsets or None,
         "sampling_params": sampling_body(asked.sampling),
         "model": asked.model,
         "output_mode": "tokens",

@@ -107,11 +107,13 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """The prompt of a request. ``text`` is what its tokens say, ``state`` [H] its pooled hidden state."""
+    """The prompt of a request. ``text`` is what its tokens say, ``state`` [H] its pooled hidden state. ``offsets``: of
+    each token its first character in the text that was encoded, and the one behind its last; empty: not known."""
 
     text: str
     tokens: list[Token]
     state: Float32Array | None = None
+    offsets: Sequence[list[int]] = ()
 
     @property
     def ids(self) -> list[int]:
@@ -142,7 +144,8 @@ def read_prompt(reply: PromptReply) -> PromptInfo:
         return PromptInfo(reply.text, [], reply.pooled_bits.view("<f4"))
     ids = reply.token_ids.tolist()
     if reply.num_top is None or len(ids) < 2:
-        return PromptInfo(reply.text, [Token(token_id) for token_id in ids])
+        offsets = reply.token_offsets.reshape(-1, 2).tolist()
+        return PromptInfo(reply.text, [Token(token_id) for token_id in ids], offsets=offsets)
     counts = reply.ranks * 0 + reply.num_top
     scored = read_tokens(reply.token_ids[1:], reply.token_bits, counts, (reply.top_ids, reply.top_bits))
     for token, rank in zip(scored, reply.ranks.tolist(), strict=True):

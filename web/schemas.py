@@ -34,7 +34,7 @@ from web.limits import (
     MAX_TIMEOUT_S,
 )
 from web.model import ServedModel
-from web.reasoning import read_reasoning
+from web.reasoning import read_reasoning, read_thoughts_of_prompt
 from web.report_fields import read_chat_report, read_completion_report
 from web.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from web.structured import read_structured
@@ -61,7 +61,6 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "prompt_embeds": _NEVER,
     "return_prompt_text": (False,),
     "suffix": ("",),
-    "thinking_token_budget": (-1,),
 }
 UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "audio": _NEVER,
@@ -94,14 +93,12 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "metadata": is_metadata,
     "prompt_cache_key": _is_name,
     "prompt_cache_retention": _is_name,
-    "return_token_offsets": lambda value: isinstance(value, bool),
     "safety_identifier": _is_name,
     "service_tier": lambda value: value in ("auto", "default"),
     "store": lambda value: value is False,
     "user": _is_name,
 }
-"""Fields of OpenAI's API that need no behaviour, with what they may be. ``return_token_offsets`` is for the routes that
-render a prompt: those that generate tell none, as in vLLM."""
+"""Fields of OpenAI's API that need no behaviour, with what they may be."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -146,7 +143,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     sampling, report = read_completion_report(
         fields, sampling, model, echo=echo, prompt_only=max_tokens == 0, stream=stream
     )
-    sampling = read_structured(fields, sampling)
+    sampling = read_thoughts_of_prompt(fields, read_structured(fields, sampling), model)
     check_width(sampling, model)
     prompts = read_prompts(fields, "prompt", model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
@@ -165,6 +162,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
         report=report,
+        token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
@@ -210,6 +208,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
         report=report,
+        token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return asked
@@ -218,7 +217,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
 def parse_prompt(data: dict[str, Any], model: ServedModel) -> Asked:
     """The body of a chat of which only the prompt counts: whether it could be answered is not asked."""
     asked = parse_chat(data, replace(model, auto_tools=True))
-    return replace(asked, sampling=SamplingParams())
+    return replace(asked, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:
@@ -291,15 +290,16 @@ def read_truncation_side(fields: Fields, default: Side) -> Side:
 
 
 @cache
-def _prompt_schema(vocab_size: int | None) -> Schema:
+def prompt_schema(vocab_size: int | None) -> dict[str, Any]:
+    """Of what :func:`read_prompts` takes."""
     text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
     many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))
     return {"anyOf": [text, ids, *many]}
 
 
-def read_prompts(fields: Fields, name: str, vocab_size: int | None) -> tuple[Prompt, ...]:
-    """A string, strings, token ids, or lists of token ids."""
-    value = fields.take(name, _prompt_schema(vocab_size))
+def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None) -> tuple[Prompt, ...]:
+    """A string, strings, token ids, or lists of token ids. ``schema``: of what the caller takes in their place, too."""
+    value = fields.take(name, schema or prompt_schema(vocab_size))
     if value is None:
         raise bad_field(name, "is required")
     if isinstance(value, str):

@@ -17,6 +17,7 @@ SAMPLING = (
     "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "logprobs", "prompt_logprobs", "bad_words",
     "allowed_token_ids", "structured_outputs", "truncate_prompt_tokens", "detokenize",
+    "thinking_token_budget",
 )  # fmt: skip
 """Of ``sampling_params``: those that mean what the field of a completion does."""
 COMMON = ("model", "request_id", "cache_salt", "priority", "stream", "stream_options")
@@ -28,7 +29,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "ec_transfer_params": (),
 }
-TEXTS = ("stop", "bad_words", "structured_outputs")
+TEXTS = ("stop", "bad_words", "structured_outputs", "thinking_token_budget")
 """What only a tokenizer understands."""
 
 

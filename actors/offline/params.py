@@ -121,11 +121,14 @@ class SamplingParams:
     most 128."""
     repetition_detection: RepetitionDetectionParams | None = None
     """When an output that repeats itself is ended; None: never."""
+    thinking_token_budget: int | None = None
+    """Tokens that reasoning may have, where a model has a ``reasoning_parser``; -1 or None: any number."""
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens"):
             _check_integer(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "best_of"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "best_of",
+                     "thinking_token_budget"):  # fmt: skip
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name))
         _check(self.best_of is None or self.best_of >= self.n, "best_of", f"at least n ({self.n})", self.best_of)

@@ -22,8 +22,9 @@ from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
 from actors.tokenizer.grammar_check import GrammarChecker
 from actors.tokenizer.heavy import Heavy
 from actors.tokenizer.refusal import Refusal
+from actors.tokenizer.thoughts import behind_prompt
 from bus.contract import BusUnavailable, Entry, EntryId
-from bus.messages import GenerateRequest, Message, PromptReply, TokenizedRequest
+from bus.messages import GenerateRequest, Message, PromptReply, StructuredOutput, TokenizedRequest
 from bus.streams import TOKENIZER_GROUP
 
 READ_COUNT = 128
@@ -158,9 +159,9 @@ class TokenizerActor(Actor):
         return isinstance(entry.message, GenerateRequest) and self._encoder.is_heavy(entry.message)
 
     def _needs_trial(self, entry: Entry) -> bool:
-        """Whether the entry's request wants a grammar that has not been tried yet."""
+        """Whether the entry's request wants a grammar that has not been tried yet, or that its prompt decides."""
         wanted = entry.message.sampling.structured_output if isinstance(entry.message, GenerateRequest) else None
-        return wanted is not None and self._grammars.known(wanted) is None
+        return wanted is not None and (wanted.prompt_thought is not None or self._grammars.known(wanted) is None)
 
     async def _process(self, entries: Sequence[Entry]) -> None:
         """Encode (off the loop, if it takes long), store the outcomes, then ack."""
@@ -168,7 +169,7 @@ class TokenizerActor(Actor):
         requests = [entry.message for entry in good if isinstance(entry.message, GenerateRequest)]
         checked = [await self._with_grammar(request) for request in requests]
         encoded = iter(await self._encode([each for each in checked if isinstance(each, GenerateRequest)]))
-        outcomes = [each if isinstance(each, Outcome) else next(encoded) for each in checked]
+        outcomes = [each if isinstance(each, Outcome) else await self._behind_prompt(next(encoded)) for each in checked]
         replies = [self._address(entry, outcome) for entry, outcome in zip(good, outcomes, strict=True)]
         if replies:
             await self.patience.until_taken(lambda: self.bus.publish(replies))
@@ -186,8 +187,25 @@ class TokenizerActor(Actor):
     async def _with_grammar(self, request: GenerateRequest) -> GenerateRequest | Outcome:
         """The request with the grammar that its structured output comes to, or its refusal."""
         wanted = request.sampling.structured_output
-        if wanted is None:
+        if wanted is None or wanted.prompt_thought is not None:
             return request
+        return await self._checked(request, wanted)
+
+    async def _behind_prompt(self, outcome: Outcome) -> Outcome:
+        """The outcome with the grammar that its structured output comes to behind this prompt, or its refusal."""
+        request, reply = outcome.request, outcome.reply
+        wanted = request.sampling.structured_output
+        if wanted is None or not isinstance(reply, TokenizedRequest):
+            return outcome
+        assert self._encoder is not None
+        found = self._encoder.thought_in(reply.prompt_token_ids, wanted.reasoning)
+        checked = await self._checked(request, behind_prompt(wanted, found))
+        if isinstance(checked, Outcome):
+            return checked
+        sampling = replace(reply.sampling, structured_output=None, grammar=checked.sampling.grammar)
+        return replace(outcome, reply=replace(reply, sampling=sampling))
+
+    async def _checked(self, request: GenerateRequest, wanted: StructuredOutput) -> GenerateRequest | Outcome:
         try:
             verdict = await self._grammars.check(wanted)
         except (OSError, TimeoutError, ValueError) as error:

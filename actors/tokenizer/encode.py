@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,11 @@ from tokenizers import Tokenizer
 from actors.block_hash import hash_blocks, hashes_to_array
 from actors.token_bits import fits
 from actors.tokenizer.chat import ChatTemplate, Rendered
+from actors.tokenizer.pieces import Piece, Placed, continued, placed
 from actors.tokenizer.refusal import Refusal
+from actors.tokenizer.thoughts import thought_in
 from bus.messages import GenerateRequest, Int32Array, PromptReply, RequestFailed, SamplingParams, TokenizedRequest
+from bus.messages.field_types import no_ints
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
 MAX_BAD_WORD_TOKENS = 1024
@@ -73,6 +76,10 @@ class Encoder:
         texts = (str(message.get("content") or "") for message in request.messages or () if isinstance(message, dict))
         return _length(request) + sum(map(len, texts)) > HEAVY_LENGTH
 
+    def thought_in(self, ids: Int32Array, reasoning: str) -> int:
+        """With how many tokens of reasoning a prompt ends; -1: with none."""
+        return -1 if self._backend is None else thought_in(ids, self._backend, reasoning)
+
     def close(self) -> None:
         """End what renders chats."""
         if self._chat is not None:
@@ -86,7 +93,7 @@ class Encoder:
     def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
         """One outcome per request, in order. Never raises for what a request holds."""
         taken_s = time.time()
-        prompts: list[str | Int32Array | Exception] = [self._prompt(request) for request in requests]
+        prompts: list[str | Int32Array | Placed | Exception] = [self._prompt(request) for request in requests]
         for special in (False, True):
             rows = [
                 i
@@ -98,7 +105,7 @@ class Encoder:
                 prompts[i] = ids
         return [self._finish(request, prompt, taken_s) for request, prompt in zip(requests, prompts, strict=True)]
 
-    def _prompt(self, request: GenerateRequest) -> str | Int32Array | Exception:
+    def _prompt(self, request: GenerateRequest) -> str | Int32Array | Placed | Exception:
         """Token ids, the text still to be encoded, or why there is neither."""
         try:
             if request.messages is None and request.prompt is None:
@@ -109,9 +116,12 @@ class Encoder:
             length = sum(map(len, rendered.pieces))
             if self._max_chars and length > self._max_chars and request.truncate_prompt_tokens is None:
                 raise self._too_long(request, f"more than {self._limits.max_model_len}")
-            if len(rendered.pieces) == 1:
+            if len(rendered.pieces) == 1 and not request.return_token_offsets:
                 return rendered.pieces[0]
-            return self._encode_pieces(rendered, request.add_special_tokens)
+            pieces = list(self._encode_pieces(rendered, request.add_special_tokens))
+            if request.return_token_offsets:
+                return placed(pieces)
+            return np.array([token for piece in pieces for token in piece.ids], np.int32)
         except Exception as error:
             return error
 
@@ -128,19 +138,24 @@ class Encoder:
                 return [_text_error(texts[0], error)]
         return [ids for text in texts for ids in self._encode_texts([text], add_special_tokens)]
 
-    def _encode_pieces(self, rendered: Rendered, add_special_tokens: bool) -> Int32Array:
+    def _encode_pieces(self, rendered: Rendered, add_special_tokens: bool) -> Iterator[Piece]:
         """A chat in which clients wrote special tokens: those are encoded as the characters they are."""
         assert self._backend is not None
-        plain = self._plain_tokenizer()
-        ids: list[int] = []
-        for i, piece in enumerate(rendered.pieces):
+        for i, text in enumerate(rendered.pieces):
             if i == 0:
-                ids += self._backend.encode(piece, add_special_tokens=add_special_tokens).ids
-            elif piece:
-                ids += _continue(plain if i % 2 else self._backend, piece)
-            if i % 2 and piece and self._backend.token_to_id(piece) in ids[-len(piece) :]:
-                raise Refusal(f"messages: {piece!r} cannot be written as plain text here", param="messages")
-        return np.array(ids, np.int32)
+                yield self._encode_first(text, add_special_tokens)
+            elif text:
+                piece = continued(self._plain_tokenizer() if i % 2 else self._backend, text)
+                if i % 2 and self._backend.token_to_id(text) in piece.ids:
+                    raise Refusal(f"messages: {text!r} cannot be written as plain text here", param="messages")
+                yield piece
+
+    def _encode_first(self, text: str, add_special_tokens: bool) -> Piece:
+        assert self._backend is not None
+        try:
+            return Piece(text, self._backend.encode(text, add_special_tokens=add_special_tokens))
+        except Exception as error:
+            raise _text_error(text, error) from None
 
     def _plain_tokenizer(self) -> Tokenizer:
         """A copy of the tokenizer that takes special tokens for plain text; made when first needed."""
@@ -152,13 +167,15 @@ class Encoder:
                 self._plain = plain
             return self._plain
 
-    def _finish(self, request: GenerateRequest, prompt: str | Int32Array | Exception, taken_s: float) -> Outcome:
+    def _finish(
+        self, request: GenerateRequest, prompt: str | Int32Array | Placed | Exception, taken_s: float
+    ) -> Outcome:
         """Check the prompt against the limits and complete the request."""
         try:
             if isinstance(prompt, Exception):
                 raise prompt
             if request.tokens_only:
-                return Outcome(request, self._told(request, np.asarray(prompt, np.int32)))
+                return Outcome(request, self._told(request, prompt))
             ids = self._checked(request, np.asarray(prompt, np.int32))
             sampling = self._resolved(request, len(ids))
             hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt) if self._limits.hashed else []
@@ -185,25 +202,24 @@ class Encoder:
         except Exception as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
 
-    def _told(self, request: GenerateRequest, ids: Int32Array) -> PromptReply:
+    def _told(self, request: GenerateRequest, prompt: str | Int32Array | Placed) -> PromptReply:
         """The tokens of a prompt, what they are called, and for a prompt of ids their text."""
         if self._backend is None:
             raise Refusal(NO_TOKENIZER)
+        found = prompt if isinstance(prompt, Placed) else Placed(np.asarray(prompt, np.int32), no_ints())
+        kept = self._kept(request, len(found.ids))
+        ids, offsets = found.ids[kept], found.offsets.reshape(-1, 2)[kept].reshape(-1)
         names = {token_id: self._backend.id_to_token(token_id) or "" for token_id in set(ids.tolist())}
         as_ids = request.prompt is None and request.messages is None
         skips = request.sampling.skip_special_tokens
         text = self._backend.decode(ids.tolist(), skip_special_tokens=skips) if as_ids else ""
-        return PromptReply(request_id=request.request_id, text=text, token_texts=names, token_ids=ids)
+        return PromptReply(request_id=request.request_id, text=text, token_texts=names, token_ids=ids,
+                           token_offsets=offsets)  # fmt: skip
 
     def _checked(self, request: GenerateRequest, ids: Int32Array) -> Int32Array:
         """The prompt's ids, truncated as asked for; never empty, never outside the vocabulary, never too long."""
         length, what = self._limits.max_model_len, _field(request)
-        keep = request.truncate_prompt_tokens
-        if keep is not None:
-            if keep < -1 or keep == 0 or keep > length:
-                raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
-            keep = max(1, length - (request.sampling.max_tokens or 1)) if keep == -1 else keep
-            ids = ids[:keep] if request.truncation_side == "right" else ids[-keep:]
+        ids = ids[self._kept(request, len(ids))]
         if len(ids) == 0:
             raise Refusal("The prompt is empty.", param=what)
         low, high = int(ids.min()), int(ids.max())
@@ -213,6 +229,16 @@ class Encoder:
         if len(ids) >= length:
             raise self._too_long(request, str(len(ids)))
         return ids
+
+    def _kept(self, request: GenerateRequest, num_tokens: int) -> slice:
+        """Which tokens of the prompt are left of so many when it has been truncated as asked for."""
+        length, keep = self._limits.max_model_len, request.truncate_prompt_tokens
+        if keep is None:
+            return slice(num_tokens)
+        if keep < -1 or keep == 0 or keep > length:
+            raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
+        keep = max(1, length - (request.sampling.max_tokens or 1)) if keep == -1 else keep
+        return slice(keep) if request.truncation_side == "right" else slice(max(0, num_tokens - keep), num_tokens)
 
     def _too_long(self, request: GenerateRequest, num_tokens: str) -> Refusal:
         return Refusal(
@@ -311,12 +337,3 @@ def _text_error(text: str, error: Exception) -> Exception:
     except UnicodeEncodeError:
         return Refusal("The prompt is not valid Unicode (it has lone surrogates).", param="prompt")
     return error
-
-
-def _continue(tokenizer: Tokenizer, piece: str) -> list[int]:
-    """Ids of ``piece`` inside a text: encoded behind a line break, so that no space is put in front of it."""
-    before = tokenizer.encode("\n", add_special_tokens=False).ids
-    ids: list[int] = tokenizer.encode("\n" + piece, add_special_tokens=False).ids
-    if ids[: len(before)] == before:
-        return ids[len(before) :]
-    return list(tokenizer.encode(piece, add_special_tokens=False).ids)

@@ -51,6 +51,8 @@ class PromptReply:
     ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
     tokens from the second on, ``top_ids`` and ``top_bits`` [(P - 1) * num_top]. The texts are as in ReplyBatch.
     With pooling there are ``pooled_bits`` [hidden size] alone, a float32 vector as its bits.
+    ``token_offsets`` [2 * P], if they were asked for and the prompt is a text: of each token its first character there,
+    and the one behind its last.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class PromptReply:
     top_ids: Int32Array = field(default_factory=no_ints)
     top_bits: Int32Array = field(default_factory=no_ints)
     pooled_bits: Int32Array = field(default_factory=no_ints)
+    token_offsets: Int32Array = field(default_factory=no_ints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

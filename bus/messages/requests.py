@@ -46,6 +46,8 @@ class GenerateRequest:
     """The ingress wants to know when what happened (:class:`RequestTimed`)."""
     truncation_side: Literal["left", "right"] = "left"
     """Where ``truncate_prompt_tokens`` takes tokens away."""
+    return_token_offsets: bool = False
+    """With ``tokens_only``: the answer says where in the prompt's text its tokens are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ class StructuredOutput:
     (Lark or GBNF), a structural tag as JSON, or empty for an output that may be anything. ``any_whitespace``: whether
     JSON may be laid out freely. ``reasoning``: the parser of the reasoning that may stand, or stands, in front of it, a
     name of :data:`actors.reasoning.FORMATS`; empty: none. ``thinking_tokens``: how many tokens it may have; None: any
-    number.
+    number. ``prompt_thought``: with how many tokens of reasoning the prompt ends, -1: with none, where the client has
+    written it himself and the tokenizer has to look (before that, it is -1); None: the chat template decides.
     """
 
     kind: Literal["json", "regex", "choice", "grammar", "structural_tag", "anything"]
@@ -23,6 +24,7 @@ class StructuredOutput:
     any_whitespace: bool = True
     reasoning: str = ""
     thinking_tokens: int | None = None
+    prompt_thought: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig
+from actors.tokenizer.thoughts import behind_prompt, thought_in
 from bus.messages import StructuredOutput
 from tests.tokenizer_factory import byte_level, model_folder
 
@@ -130,9 +132,7 @@ def test_a_budget_of_thoughts(model, budget, opens, reasoning):
         matcher = model.matcher(**wanted)
         thought = model.spelled("s" * budget)
         assert matcher.consume_tokens(opened + thought)
-        allowed = allowed_tokens(matcher, model)
-        assert allowed - set(model.vocabulary.eos_tokens) == {mark}
-        assert bool(allowed & set(model.vocabulary.eos_tokens)) is (wanted["kind"] == "anything")
+        assert allowed_tokens(matcher, model) == {mark}
         assert matcher.consume_tokens([mark, *model.spelled("5")])
         assert matcher.is_accepting()
 
@@ -146,6 +146,85 @@ def test_whatever_comes_behind_a_budget(model):
 
     assert matcher.consume_tokens([*model.spelled("so"), special, mark, special, *model.spelled("\\n} </think>"), mark])
     assert len(allowed_tokens(matcher, model)) == model.tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize(("num_thought", "left"), [(0, 5), (2, 3), (5, 0), (9, 0)])
+def test_a_budget_behind_a_prompt_that_thinks(model, num_thought, left):
+    """What the prompt has used up of it counts; then the mark has to come, in front of any output."""
+    mark = model.token("</think>")
+    for wanted in ({"kind": "regex", "text": "[0-9]"}, {"kind": "anything", "text": ""}):
+        output = StructuredOutput(field="f", reasoning="qwen3", thinking_tokens=5, prompt_thought=-1, **wanted)
+        resolved = behind_prompt(output, num_thought)
+        if mark is None:
+            with pytest.raises(GrammarError, match="are tokens"):
+                write_grammar(resolved, model.vocabulary)
+            continue
+        matcher = make_matcher(model.vocabulary, write_grammar(resolved, model.vocabulary))
+        assert matcher.consume_tokens(model.spelled("s" * left))
+        assert allowed_tokens(matcher, model) == {mark}
+        assert matcher.consume_tokens([mark, *model.spelled("5")])
+        assert matcher.is_accepting()
+
+
+def test_a_thought_may_end_the_output(model):
+    """Where there is room left in its budget: then nothing of the output is an answer."""
+    if model.token("</think>") is None:
+        pytest.skip("marks are no tokens here")
+    for num_thought in (None, 1):
+        wanted = StructuredOutput(
+            kind="anything", text="", field="f", reasoning="qwen3", thinking_tokens=3, prompt_thought=num_thought
+        )
+        matcher = make_matcher(model.vocabulary, write_grammar(wanted, model.vocabulary))
+        assert matcher.consume_tokens(model.spelled("s"))
+        assert matcher.is_accepting()
+
+
+def test_a_budget_behind_a_prompt_that_does_not_think(model):
+    """The model writes what it likes; but each time that it begins to think, it has so many tokens for it."""
+    wanted = StructuredOutput(
+        kind="anything", text="", field="f", reasoning="qwen3", thinking_tokens=2, prompt_thought=-1
+    )
+    opens, closes = model.token("<think>"), model.token("</think>")
+    if opens is None:
+        with pytest.raises(GrammarError, match="are tokens"):
+            write_grammar(behind_prompt(wanted, -1), model.vocabulary)
+        return
+    matcher = make_matcher(model.vocabulary, write_grammar(behind_prompt(wanted, -1), model.vocabulary))
+    for _ in range(2):
+        assert matcher.consume_tokens([*model.spelled("so it goes"), closes])
+        assert len(allowed_tokens(matcher, model)) == model.tokenizer.get_vocab_size()
+        assert matcher.consume_tokens([opens, *model.spelled("ab")])
+        assert allowed_tokens(matcher, model) == {closes}
+        assert matcher.consume_tokens([closes])
+
+
+def test_a_structured_output_behind_a_prompt():
+    """Comes at once where the prompt does not think."""
+    wanted = StructuredOutput(
+        kind="regex", text="a", field="f", reasoning="qwen3", thinking_tokens=7, prompt_thought=-1
+    )
+    assert behind_prompt(wanted, -1) == StructuredOutput(kind="regex", text="a", field="f")
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "text", "count"),
+    [
+        ("qwen3", "ab", -1),
+        ("qwen3", "<think>", 0),
+        ("qwen3", "ab<think>cd", 2),
+        ("qwen3", "<think>ab</think>c", -1),
+        ("qwen3", "<think>ab</think>c<think>def", 3),
+        ("qwen3", "</think>", -1),
+        ("mistral", "<think>ab", -1),
+        ("mistral", "[THINK]ab", 2),
+        ("granite", "Here is my thought process:ab", -1),
+    ],
+)
+def test_thoughts_in_a_prompt(reasoning, text, count):
+    """Are those behind the last mark that opens, unless one that closes follows."""
+    tokenizer = tokenizer_with("added")
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+    assert thought_in(ids, tokenizer, reasoning) == count
 
 
 def allowed_tokens(matcher: LLMatcher, model: Model) -> set[int]:

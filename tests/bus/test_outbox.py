@@ -267,3 +267,16 @@ async def test_a_batch_of_long_messages_is_short(bus: CountingBus) -> None:
     assert bus.trips == [2, 2, 1, 1]
     told = [entry.message.request_id for entry in await bus.read({"s": START}, block_ms=0)]  # type: ignore[union-attr]
     assert told == list("012345")
+
+
+async def test_others_have_a_turn_between_batches(bus: CountingBus) -> None:
+    """Over a bus that is there at once, too: whoever queues a thousand messages does not stop the loop."""
+    outbox, depths = make_outbox(bus, limit=1000), []
+    for _ in range(1000):
+        outbox.publish("s", AbortRequest(request_id="r"))
+    async with running(outbox):
+        while outbox.depth:
+            depths.append(outbox.depth)
+            await asyncio.sleep(0)
+    assert depths[0] == 1000
+    assert len(set(depths)) == len(bus.trips) == 8

@@ -75,6 +75,43 @@ def test_a_message_that_is_continued(client, expects):
     assert answer.choices[0].message.content.startswith("It is a")
 
 
+@pytest.mark.parametrize("field", ["input", "messages"])
+def test_embeddings_of_conversations(client, expects, field):
+    """vLLM's: several of them, in either field, are as each of them alone."""
+    conversations = [[{"role": "user", "content": text}] for text in (expects.question, "Another one")]
+
+    def embed(value):
+        extra = {"extra_body": {"input": None, field: value}} if field == "messages" else {}
+        told = client.embeddings.create(model=expects.model, input=value if not extra else "", **extra)
+        return [each.embedding for each in told.data]
+
+    both = embed(conversations)
+    for vector, conversation in zip(both, conversations, strict=True):
+        (alone,) = embed(conversation)
+        assert vector == pytest.approx(alone, abs=1e-5)
+
+
+def test_offsets_of_a_rendered_prompt(client, expects):
+    """vLLM's ``return_token_offsets``: of each token, in the prompt; of token ids there are none."""
+    body = {"model": expects.model, "prompt": expects.prompt, "return_token_offsets": True}
+    (told,) = client.post("/completions/render", body=body, cast_to=object)
+    (ids,) = client.post("/completions/render", body={**body, "prompt": told["token_ids"]}, cast_to=object)
+
+    assert len(told["token_offsets"]) == len(told["token_ids"])
+    pieces = [expects.prompt[begin:end] for begin, end in told["token_offsets"]]
+    assert "".join(pieces).replace(" ", "") == expects.prompt.replace(" ", "")
+    assert ids["token_offsets"] is None
+
+
+def test_a_budget_of_thoughts_needs_reasoning(client, expects):
+    """Where the server reads none the field is a 400, but for -1."""
+    create = client.completions.create
+    assert create(model=expects.model, prompt="x", max_tokens=1, extra_body={"thinking_token_budget": -1}).choices
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(model=expects.model, prompt="x", extra_body={"thinking_token_budget": 5})
+    assert caught.value.param == "thinking_token_budget"
+
+
 @pytest.mark.parametrize(
     ("param", "options"),
     [

@@ -62,6 +62,15 @@ def ask(client: OpenAI, text: str, **more: Any) -> Any:
     )
 
 
+def test_a_budget_of_thoughts(tool_client):
+    """vLLM's field, of chats and of completions, is taken where the server reads reasoning."""
+    extra: Any = {"extra_body": {"thinking_token_budget": 5}}
+    chat = tool_client.chat.completions.create(model=MODEL.name, messages=[{"role": "user", "content": "x"}], **extra)
+    completion = tool_client.completions.create(model=MODEL.name, prompt="x", **extra)
+
+    assert (chat.choices[0].finish_reason, completion.choices[0].finish_reason) == ("stop", "stop")
+
+
 def test_calls_and_reasoning(tool_client):
     """Typed calls with arguments that can be parsed; what comes before them; the answer to them goes back."""
     choice = ask(tool_client, CALLS).choices[0]

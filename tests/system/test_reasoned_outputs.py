@@ -99,6 +99,32 @@ async def test_a_budget_of_any_answer(client):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("ids", [False, True])
+async def test_a_budget_of_completions(client, ids):
+    """Counts what the prompt, a text or its tokens, has used up; where the model opens a thought itself, it is bounded,
+    too. Beside a structured output that comes behind the thought."""
+    tokenizer = tokenizer_with("added")
+    opens, closes = (tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+    body = {"temperature": 1, "seed": 5, "max_tokens": 40, "thinking_token_budget": 6, "return_token_ids": True}
+
+    async def tokens(prompt: str, **more: Any) -> tuple[list[int], str]:
+        given = tokenizer.encode(prompt, add_special_tokens=False).ids if ids else prompt
+        answer = await client.post("completions", **{**body, "prompt": given, **more})
+        return answer["choices"][0]["token_ids"], answer["choices"][0]["text"]
+
+    for prompt, left in (("Hello<think>", 6), ("Hello<think>abcd", 2), ("Hello<think>abcdefgh", 0)):
+        told, _ = await tokens(prompt, ignore_eos=True)
+        assert closes in told[: left + 1]
+        unbounded, _ = await tokens(prompt, ignore_eos=True, thinking_token_budget=-1)
+        assert closes not in unbounded[: left + 1]
+        _, text = await tokens(prompt, structured_outputs={"choice": ["yes", "no"]}, skip_special_tokens=True)
+        assert text.endswith(("yes", "no"))
+    assert (await tokens("Hello", structured_outputs={"choice": ["yes", "no"]}))[1] in ("yes", "no")
+    likely = {"logit_bias": {str(opens): 100}, "max_tokens": 12, "thinking_token_budget": 3, "ignore_eos": True}
+    told, _ = await tokens("Hello", **likely)
+    assert told == [opens, opens, opens, opens, closes] * 2 + [opens, opens]
+
+
 async def test_too_costly_a_grammar_is_the_clients_error(client):
     """Found out while it is followed: a 400, and others are served."""
     costly = {"structured_outputs": {"grammar": COSTLY}}

@@ -16,9 +16,9 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import orjson
+from compatibility_fields import OURS, SAME, word_of
 from compatibility_routes import BODIES, FILE, QUERIES, Body, served_query, words
-from compatibility_words import ABSENT, DIFFERENT, WHY
+from compatibility_words import ABSENT, DIFFERENT
 from fake_backend import MODEL
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
@@ -30,7 +30,6 @@ from tests.vllm_names import fields_of as vllm_fields
 from tests.vllm_names import stored
 from web.app import ROUTES as ALL_ROUTES
 from web.body_schema import body_schema
-from web.limits import INT32_MAX, INT64_MAX
 from web.routes.generation import ROUTES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "compatibility"
@@ -78,76 +77,65 @@ def known_here() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return schemas["/v1/chat/completions"], schemas["/v1/completions"]
 
 
-def describe(name: str, schemas: Mapping[str, Any], others: Iterable[str]) -> str:
-    """What becomes of one field at one endpoint."""
-    if name not in others and name not in schemas:
-        return ""
-    schema = schemas.get(name)
-    if schema is None:
-        return "400"
-    values = [value for value in schema.get("enum", ()) if value is not None]
-    if values and name != "model" and schema.get("type") is None:
-        shown = [f"`{_json(value)}`" for value in values]
-        return f"only {' or '.join(filter(None, (', '.join(shown[:-1]), shown[-1])))}, else 400"
-    if "minimum" in schema or "exclusiveMinimum" in schema:
-        return f"served, {_range(schema)}"
-    return "served"
-
-
-def why(name: str, *here: str) -> str:
-    """Why the field is not served, where it is not."""
-    return WHY.get(name, "") if any(each.endswith("400") and not each.endswith("86400") for each in here) else ""
-
-
-def _range(schema: Mapping[str, Any]) -> str:
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
-    above = "above " if "exclusiveMinimum" in schema else ""
-    high = schema.get("maximum", INT64_MAX)
-    if high >= INT32_MAX:
-        return f"{above or 'from '}{low:g}" if low > -INT32_MAX else "any integer"
-    return f"{above}{low:g} to {high:g}"
-
-
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
-
-
 def table() -> str:
     """All fields, by name."""
     chat, completion = known_here()
     in_chat = OPENAI_CHAT | vllm_fields(CHAT) | set(OLD) | set(OWN)
     in_completion = OPENAI_COMPLETION | vllm_fields(COMPLETION) | set(OLD) | set(OWN)
-    lines = ["| field | of | chat | completions | why not |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| field | of | chat | completions | bounds, how, or why not |", "| --- | --- | --- | --- | --- |"]
     for name in sorted(in_chat | in_completion | set(chat) | set(completion)):
         openai = name in OPENAI_CHAT | OPENAI_COMPLETION
-        origin = "OpenAI" if openai else "Pagebus" if name in OWN else "vLLM"
-        here = describe(name, chat, in_chat), describe(name, completion, in_completion)
-        lines.append(f"| `{name}` | {origin} | {here[0]} | {here[1]} | {why(name, *here)} |")
+        origin = "OpenAI" if openai else "Pagebus" if name in OWN else "older vLLM" if name in OLD else "vLLM"
+        here = word_of(name, chat, in_chat, "/v1/chat/completions")
+        there = word_of(name, completion, in_completion, "/v1/completions")
+        words = [OURS if origin == "Pagebus" and word == SAME else word for word, _ in (here, there)]
+        lines.append(f"| `{name}` | {origin} | {words[0]} | {words[1]} | {_both(here[1], there[1])} |")
     return "\n".join(lines)
+
+
+def _both(here: str, there: str) -> str:
+    """What is said of a field of chats and of completions."""
+    if here and there and here != there:
+        return f"{here}; completions: {there}"
+    return here or there
 
 
 def body_table(body: Body) -> str:
     """All fields of a route's body, by name."""
     schemas = body.known()
     listed = body.api | body.vllm | body.own | set(schemas)
-    lines = [f"`POST {body.path}`", "", "| field | of | here | why not |", "| --- | --- | --- | --- |"]
+    lines = [f"`POST {body.path}`", "", "| field | of | here | bounds, how, or why not |", "| --- | --- | --- | --- |"]
     for name in sorted(listed):
         origin = body.inventor if name in body.api else "vLLM" if name in body.vllm else "Pagebus"
-        here = describe(name, schemas, listed)
-        lines.append(f"| `{name}` | {origin} | {here} | {why(name, here)} |")
+        word, text = word_of(name, schemas, listed, body.path)
+        lines.append(f"| `{name}` | {origin} | {OURS if origin == 'Pagebus' and word == SAME else word} | {text} |")
+    return "\n".join(lines)
+
+
+def queries_table() -> str:
+    """The parameters of vLLM's routes that have no body."""
+    ours = {f"{route.method} {route.path}": route for route in ALL_ROUTES}
+    lines = ["| route | parameter | here | bounds, how, or why not |", "| --- | --- | --- | --- |"]
+    for name, fields in stored()["routes"].items():
+        schemas = ours[name].about.query if name in ours else {}
+        if name.startswith("GET") or schemas:
+            for field in fields if name in ours else ():
+                complete = {field: {"type": "string", **schemas[field]}} if field in schemas else {}
+                word, text = word_of(field, complete, fields, name.split(" ")[1])
+                lines.append(f"| `{name}` | `{field}` | {word} | {text} |")
     return "\n".join(lines)
 
 
 def other_tables() -> str:
     """The routes besides chats and completions: bodies, then what has none."""
-    lines = ["| route | served | 400 |", "| --- | --- | --- |"]
+    lines = ["| route | same | absent |", "| --- | --- | --- |"]
     lines.append(f"| `POST /v1/files` (form) | {_names(FILE)} | |")
     for query in QUERIES:
         served = served_query(query)
         refused = query.api - served
         lines.append(f"| `GET {query.path}` | {_names(served)} | {_names(refused)} |")
     lines.append("| `GET /v1/models`, `GET /v1/models/{id}` | | |")
-    return "\n\n".join([*map(body_table, BODIES), "\n".join(lines)])
+    return "\n\n".join([*map(body_table, BODIES), "\n".join(lines), queries_table()])
 
 
 def flags_table() -> str:

@@ -164,7 +164,7 @@ EMBEDDING = Body(
         },
         {
             **CHAT, "add_generation_prompt": True, "continue_final_message": False, "chat_template": "x",
-            "chat_template_kwargs": {"a": 1},
+            "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low",
         },
     ),
     own=words("timeout"),

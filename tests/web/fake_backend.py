@@ -159,6 +159,8 @@ def tell_prompt(request: GenerateRequest) -> PromptReply:
     count, num_top = num_prompt_tokens(request), request.sampling.prompt_logprobs
     words = request.prompt.split() if request.prompt else [f"<{place}>" for place in range(count)]
     scored = 0 if num_top is None else max(count - 1, 0)
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    offsets = np.stack([ends - [len(word) for word in words], ends], axis=1).reshape(-1).astype(np.int32)
     return PromptReply(
         request_id=request.request_id,
         text=" ".join(words),
@@ -169,6 +171,7 @@ def tell_prompt(request: GenerateRequest) -> PromptReply:
         ranks=np.full(scored, 7, np.int32),
         top_ids=np.tile(np.arange(21, 21 + (num_top or 0), dtype=np.int32), scored),
         top_bits=np.tile(-0.25 * np.arange(1, 1 + (num_top or 0), dtype=np.float32), scored).view(np.int32),
+        token_offsets=offsets if request.return_token_offsets and not len(request.prompt_token_ids) else offsets[:0],
     )
 
 

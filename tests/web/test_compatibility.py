@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
+from compatibility_fields import HOW, HOW_AT
 from compatibility_routes import ANY, BODIES, QUERIES, RESPONSE, served_query
-from compatibility_words import ABSENT, DIFFERENT
-from fake_backend import MODEL
+from compatibility_words import ABSENT, DIFFERENT, WHY
 
 from tests.vllm_names import stored
-from tests.web.compatibility import body_table, known_here, pages, routes_table, table
+from tests.web.compatibility import body_table, known_here, pages, queries_table, routes_table, table
 from web.app import ROUTES
 from web.errors import ApiError
 from web.schemas import parse_chat, parse_completion
@@ -23,37 +25,49 @@ def test_the_table_is_up_to_date():
     assert {path.name: path.read_text() for path in pages()} == {path.name: text for path, text in pages().items()}
 
 
-def rows(column: int, what: str) -> list[str]:
-    """Names of the fields of which the table says so."""
-    cells = [[cell.strip() for cell in line.split("|")] for line in table().splitlines()[2:]]
-    return [row[1].strip("`") for row in cells if row[column] == what]
+def rows() -> list[list[str]]:
+    """The cells of chats and completions: field, origin, word of chats, of completions, text."""
+    return [[cell.strip() for cell in line.split("|")][1:-1] for line in table().splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("parse", "column"), [(parse_chat, 3), (parse_completion, 4)])
-def test_what_is_refused_is_named(parse, column):
-    """A field with a 400 in the table gets one, whatever its value."""
-    body = {"messages": [{"role": "user", "content": "x"}]} if column == 3 else {"prompt": "x"}
-    refused = rows(column, "400")
-    assert refused
-    for name in refused:
-        with pytest.raises(ApiError) as caught:
-            parse({**body, name: "something"}, MODEL)
-        assert (caught.value.status, caught.value.param) == (400, name)
+def refusal(parse: Callable[[], object]) -> tuple[int, str | None, str | None] | None:
+    """Status, field and code of what ``parse`` raises, if it does."""
+    try:
+        parse()
+    except ApiError as error:
+        return error.status, error.param, error.code
+    return None
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "column"),
+    [(parse_chat, {"messages": [{"role": "user", "content": "x"}]}, 2), (parse_completion, {"prompt": "x"}, 3)],
+)
+def test_what_is_absent_and_what_is_not(parse, body, column):
+    """A field that the table calls absent is refused as one that is not supported, but for values that ask for nothing;
+    the others are not."""
+    words = Counter()
+    for name, word in ((row[0].strip("`"), row[column]) for row in rows() if row[column]):
+        words[word] += 1
+        refused = refusal(lambda name=name: parse({**body, name: "something"}, ANY))
+        is_absent = refused in [(400, name, code) for code in ("unsupported_parameter", "unknown_parameter")]
+        assert is_absent is (word == "absent"), (name, refused)
+    assert set(words) == {"same", "different", "absent", "ours"}
 
 
 def test_every_field_of_the_parsers_is_in_the_table():
     """And has a word about it."""
-    for column, schemas in zip((3, 4), known_here(), strict=True):
-        assert set(schemas) <= {line.split("`")[1] for line in table().splitlines()[2:]} - set(rows(column, ""))
+    for column, schemas in zip((2, 3), known_here(), strict=True):
+        assert set(schemas) <= {row[0].strip("`") for row in rows() if row[column]}
 
 
 by_path = pytest.mark.parametrize("body", BODIES, ids=lambda body: body.path)
 
 
-def said(body) -> dict[str, str]:
-    """What the table of a route says, by field."""
+def said(body) -> dict[str, tuple[str, str]]:
+    """The word and the text that the table of a route has, by field."""
     cells = [[cell.strip() for cell in line.split("|")] for line in body_table(body).splitlines()[4:]]
-    return {row[1].strip("`"): row[3] for row in cells}
+    return {row[1].strip("`"): (row[3], row[4]) for row in cells}
 
 
 @by_path
@@ -61,7 +75,7 @@ def test_what_other_routes_serve(body):
     """There is a body with each field that is served, and it is taken as a whole."""
     for sample in body.samples:
         body.parse(dict(sample), ANY)
-    served = {name for name, what in said(body).items() if what.startswith("served")}
+    served = {name for name, (word, _) in said(body).items() if word != "absent"}
     assert served
     assert served <= {name for sample in body.samples for name in sample}
 
@@ -71,7 +85,7 @@ def test_what_other_routes_refuse(body):
     """The rest is a 400 that names the field, unless it is given one of the values that ask for nothing; so is a field
     that nobody knows, but for a server that was told to ignore those."""
     sample = dict(body.samples[-1])
-    limited = {name for name, what in said(body).items() if "400" in what} | {"no_such_field"}
+    limited = {name for name, (word, _) in said(body).items() if word == "absent"} | {"no_such_field"}
     for name in limited:
         with pytest.raises(ApiError) as caught:
             body.parse({**sample, name: "something"}, ANY)
@@ -135,27 +149,35 @@ def test_every_route_of_vllm_is_listed():
     assert DIFFERENT.keys() <= ours
 
 
+def told_of(route: str) -> dict[str, tuple[str, str]]:
+    """The word and the text of each field of a route of ours."""
+    path = ALIKE.get(route, route)
+    if path in ("POST /v1/chat/completions", "POST /v1/completions"):
+        column = 2 if "chat" in path else 3
+        return {row[0].strip("`"): (row[column], row[4]) for row in rows()}
+    bodies = [body for body in BODIES if f"POST {body.path}" == path]
+    if bodies:
+        return said(bodies[0])
+    cells = [[cell.strip() for cell in line.split("|")][1:-1] for line in queries_table().splitlines()[2:]]
+    return {row[1].strip("`"): (row[2], row[3]) for row in cells if row[0] == f"`{route}`"}
+
+
 @pytest.mark.parametrize("route", NAMES["routes"])
 def test_every_field_of_vllm_is_listed(route):
-    """Of each route that is here, in that route's table, or in the schema of its query; with a word about it."""
-    here = {f"{each.method} {each.path}": each for each in ROUTES}.get(route)
-    if here is None or not NAMES["routes"][route]:
+    """Of each route that is here, as the same, as different and how, or as absent and why; of the others, the table of
+    routes says that they are absent."""
+    if route not in {f"{each.method} {each.path}" for each in ROUTES}:
+        assert f"| `{route}` | absent |" in PAGES["routes.md"]
         return
-    route = ALIKE.get(route, route)
-    if route in ("POST /v1/chat/completions", "POST /v1/completions"):
-        listed = set(re.findall(r"^\| `(\w+)`", table(), re.M))
-    elif here.about.query:
-        listed = set(here.about.query)
-    else:
-        (body,) = [body for body in BODIES if f"POST {body.path}" == route]
-        listed = set(said(body))
-    assert set(NAMES["routes"][route]) - listed == set()
+    told = told_of(route)
+    for name in NAMES["routes"][route]:
+        word, text = told[name]
+        assert word in ("same", "different", "absent"), name
+        assert text or word == "same", name
 
 
-def test_what_is_not_served_says_why():
-    """Every field with a 400 has a reason (``WHY`` in compatibility_words.py)."""
-    told = table() + "".join(map(body_table, BODIES))
-    cells = [[cell.strip() for cell in line.split("|")] for line in told.splitlines() if line.startswith("| `")]
-    refused = {row[1].strip("`"): row[-2] for row in cells if any(re.search(r"(^|else )400$", cell) for cell in row)}
-    assert [name for name, text in refused.items() if not text] == []
-    assert len(refused) > 30
+def test_no_text_is_about_nothing():
+    """Each reason and each difference is of a field that some table lists, with that word."""
+    pages = table() + "".join(map(body_table, BODIES)) + queries_table()
+    for name, text in [*WHY.items(), *HOW.items(), *((name, text) for (_, name), text in HOW_AT.items() if text)]:
+        assert re.search(rf"^\|.*`{name}` \|.*{re.escape(text)}", pages, re.M), name

@@ -87,6 +87,19 @@ def test_a_conversation():
     assert asked.sampling.pooling == "last"
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_several_conversations(field, batched):
+    """As an array of them, in either field: each is a prompt, and the template is told the same of all."""
+    given = [[{"role": "user", "content": "a"}], [{"role": "system", "content": "b"}, {"role": "user", "content": "c"}]]
+    value = given if batched else given[1]
+
+    asked = parse_embedding({field: value, "add_generation_prompt": True}, MODEL)
+
+    assert [list(prompt.messages) for prompt in asked.prompts] == (given if batched else [given[1]])
+    assert (asked.add_generation_prompt, asked.add_special_tokens) == (True, False)
+
+
 def test_the_first_tokens_are_kept():
     """As in vLLM, where texts are embedded; the client may want the last."""
     assert parse_embedding({"input": "a"}, MODEL).truncation_side == "right"
@@ -135,6 +148,15 @@ def test_inputs(value, texts, ids):
         ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
         ({"input": "a", "messages": []}, "messages"),
         ({"messages": []}, "messages"),
+        ({"messages": "a"}, "messages"),
+        ({"messages": [[]]}, "messages[0]"),
+        ({"messages": [[{"role": "user", "content": "a"}], "b"]}, "messages[1]"),
+        ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user"}]]}, "messages[1][0].content"),
+        ({"messages": [{"role": "user", "content": "a"}, []]}, "messages[1]"),
+        ({"messages": [[{"role": "user", "content": "a"}]] * 1025}, "messages"),
+        ({"input": [[{"role": "nobody", "content": "a"}]]}, "input[0][0].role"),
+        ({"input": ["a", {"role": "user", "content": "a"}]}, "input[1]"),
+        ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"input": "a", "embed_dtype": "int8"}, "embed_dtype"),
         ({"input": "a", "endianness": "middle"}, "endianness"),
         ({"input": "a", "truncation_side": "both"}, "truncation_side"),

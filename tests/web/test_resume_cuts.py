@@ -61,7 +61,8 @@ class Pair:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
+async def pair(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    monkeypatch.setattr("web.inbox.TURN_S", 1e6)  # what is told in one go is taken in so, however slow the machine is
     server = MemoryServer()
     first = await start_served(lambda: MemoryBus(server), SERVED)
     settings = Settings(port=0, drain_timeout_s=0.05, lease_ttl_s=60.0)

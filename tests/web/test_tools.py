@@ -20,7 +20,7 @@ from web.asked import Asked
 from web.errors import ApiError
 from web.native_calls import ENVELOPES
 from web.parsing.output import OutputParser
-from web.schemas import parse_chat
+from web.schemas import parse_chat, parse_completion
 
 NULLS = {"annotations": None, "audio": None, "function_call": None}
 FOLDER = Path(actors.shipped_model.__file__).parent
@@ -180,6 +180,35 @@ def test_a_budget_of_thoughts():
     assert (wanted.kind, wanted.reasoning, wanted.thinking_tokens) == ("anything", "qwen3", 7)
     assert chat(thinking_token_budget=-1) == chat()
     assert refused(MODEL, thinking_token_budget=7).param == "thinking_token_budget"
+
+
+def test_a_budget_of_thoughts_in_a_completion():
+    """The tokenizer looks at the prompt; so it does for structured outputs, where the server knows of reasoning."""
+    model = replace(MODEL, reasoning_parser="qwen3")
+
+    def wanted(served=model, **more):
+        return parse_completion({"prompt": "x", **more}, served).sampling.structured_output
+
+    output = wanted(thinking_token_budget=7)
+    assert (output.kind, output.reasoning, output.thinking_tokens, output.prompt_thought) == (
+        "anything",
+        "qwen3",
+        7,
+        -1,
+    )
+    output = wanted(thinking_token_budget=0, structured_outputs={"regex": "a"})
+    assert (output.kind, output.reasoning, output.thinking_tokens, output.prompt_thought) == ("regex", "qwen3", 0, -1)
+    output = wanted(structured_outputs={"regex": "a"})
+    assert (output.reasoning, output.thinking_tokens, output.prompt_thought) == ("qwen3", None, -1)
+    assert (wanted(), wanted(thinking_token_budget=-1), wanted(MODEL, thinking_token_budget=-1)) == (None, None, None)
+    assert wanted(MODEL, structured_outputs={"regex": "a"}).prompt_thought is None
+    for more, served in (({"thinking_token_budget": 7}, MODEL), ({"thinking_token_budget": -2}, model)):
+        with pytest.raises(ApiError) as caught:
+            wanted(served, **more)
+        assert (caught.value.status, caught.value.param) == (400, "thinking_token_budget")
+    with pytest.raises(ApiError) as caught:
+        wanted(thinking_token_budget=7, bad_words=["x"])
+    assert caught.value.param == "bad_words"
 
 
 @pytest.mark.parametrize(("tool_parser", "reasoning_parser"), [("openai", ""), ("", "openai_gptoss")])

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_backend import MODEL, Delta, batch
+from fake_backend import CACHED_TOKENS, MODEL, Delta, batch
+
+from actors.settings.vllm_flags import ANY, FLAGS
 
 REASONING = replace(MODEL, reasoning_parser="qwen3")
 QUESTION = {"messages": [{"role": "user", "content": "x"}]}
@@ -50,6 +52,20 @@ async def test_reasoning_tokens_of_a_chat(serve, http, cuts):
     chunks = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
     counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in chunks]
     assert (counts[0], counts[-1], counts) == (0, 3, sorted(counts))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("completions", {"prompt": "a b"}), ("chat/completions", QUESTION), ("embeddings", {"input": "a b"})],
+)
+async def test_cached_tokens_are_always_told(serve, http, path, body):
+    """As by OpenAI; vLLM's flag for it is taken."""
+    served = await serve()
+    async with http.post(f"{served.url}/v1/{path}", json=body) as response:
+        details = (await response.json())["usage"]["prompt_tokens_details"]
+
+    assert (details["cached_tokens"], details["multimodal_tokens"]) == (CACHED_TOKENS, None)
+    assert FLAGS["--enable-prompt-tokens-details"].taken == ANY
 
 
 async def test_reasoning_tokens_of_a_response(serve, http):

@@ -14,7 +14,7 @@ from web.routes.generation import generate
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    """Turn texts, or a conversation, into vectors of length 1.
+    """Turn texts, or conversations, into vectors of length 1.
 
     They are the model's final hidden states, of the last token or the mean over all (`--pooling-type`).
     """
@@ -31,6 +31,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "texts": {"input": ["A cat", "A dog"]},
     "tokens": {"input": [1, 2, 3], "encoding_format": "base64", "dimensions": 8},
     "chat": {"messages": [{"role": "user", "content": "A cat"}], "chat_template_kwargs": {"enable_thinking": False}},
+    "chats": {"messages": [[{"role": "user", "content": "A cat"}], [{"role": "user", "content": "A dog"}]]},
     "bytes": {"input": "A cat", "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "little"},
 }
 ROUTES = (

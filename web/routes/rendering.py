@@ -12,7 +12,7 @@ import numpy as np
 from aiohttp import web
 
 from bus.messages import SamplingParams
-from web.answer_schemas import CHAT, COMPLETION, COUNT, OBJECT, TEXT, array, record
+from web.answer_schemas import CHAT, COMPLETION, COUNT, OBJECT, TEXT, array, nullable, record
 from web.asked import Asked, Prompt, StreamOptions
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN
 from web.derendered import (
@@ -81,7 +81,7 @@ async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[
     told, _ = await ask_for_all(request, asked)
     public_id = f"{prefix}-{request[REQUEST_ID]}"
     names = [public_id] if len(told) == 1 else [f"{public_id}-{index}" for index in range(len(told))]
-    return [rendered(asked, name, prompt.ids) for name, prompt in zip(names, told, strict=True)]
+    return [rendered(asked, name, prompt) for name, prompt in zip(names, told, strict=True)]
 
 
 async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[str]]:
@@ -108,7 +108,8 @@ def _answer(derender: Derender, kind: str, choices: Sequence[dict[str, Any]]) ->
     return {**head, "choices": choices, "usage": usage}
 
 
-RENDERED = record(request_id=TEXT, token_ids=array(COUNT), sampling_params=OBJECT, model=TEXT)
+RENDERED = record(request_id=TEXT, token_ids=array(COUNT), token_offsets=nullable(array(array(COUNT))),
+                  sampling_params=OBJECT, model=TEXT)  # fmt: skip
 _ABOUT = About(tag="Tokens", body=OBJECT)
 ROUTES = (
     Route("POST", "/v1/chat/completions/render", "render_chat", render_chat, replace(_ABOUT, answer=RENDERED)),

@@ -100,13 +100,15 @@ async def ask_for_all(request: web.Request, asked: Asked) -> tuple[list[PromptIn
     """What tokenizers make of each prompt of a call."""
     context, key = request.app[CONTEXT], request[API_KEY]
     sampling = SamplingParams(max_tokens=1, skip_special_tokens=asked.sampling.skip_special_tokens)
-    asked = replace(asked, sampling=sampling)
+    asked, room = replace(asked, sampling=sampling), asked.sampling.max_tokens
     with context.admission.admitted(key, asked, context.model):
         public_id, count = f"tok-{request[REQUEST_ID]}", len(asked.prompts)
         ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=count)
         messages = [
-            replace(each, tokens_only=True) for each in asked.messages_for_bus(ids, context.address, time.time())
-        ]
+            replace(each, tokens_only=True, return_token_offsets=asked.token_offsets,
+                    sampling=replace(sampling, max_tokens=room))
+            for each in asked.messages_for_bus(ids, context.address, time.time())
+        ]  # fmt: skip
         call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(asked, None))
         try:
             await call.finished()

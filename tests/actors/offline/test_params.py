@@ -26,8 +26,10 @@ def test_what_is_sent() -> None:
     assert fields["structured_outputs"] == {"choice": ["x"]}
     assert "detokenize" not in fields
     detection = RepetitionDetectionParams(max_pattern_size=3, min_count=2)
-    fields = SamplingParams(logprob_token_ids=(3, 4), detokenize=False, repetition_detection=detection).to_request()
+    fields = SamplingParams(logprob_token_ids=(3, 4), detokenize=False, repetition_detection=detection,
+                            thinking_token_budget=0).to_request()  # fmt: skip
     assert (fields["logprobs"], fields["logprob_token_ids"], fields["detokenize"]) == (0, [3, 4], False)
+    assert fields["thinking_token_budget"] == 0
     assert fields["repetition_detection"] == {"max_pattern_size": 3, "min_pattern_size": 0, "min_count": 2}
 
 

@@ -288,11 +288,14 @@ class Call:
             if not choice.changed:
                 choice.changed = True
                 self._changed.append(choice)
-            new = choice.num_tokens - choice.num_handed
-            ended = choice.finish_reason is not None
-            self._due |= self.interval == 1 or new >= self.interval or not choice.num_handed or ended
+            self._due = self._due or self.interval == 1 or self._is_due(choice)
         if self._due or self._num_unfinished == 0:
             self._wake()
+
+    def _is_due(self, choice: Choice) -> bool:
+        """Whether a choice has as much new as is handed out together, its beginning, or its end."""
+        new = choice.num_tokens - choice.num_handed
+        return new >= self.interval or not choice.num_handed or choice.finish_reason is not None
 
     def fail(self, error: ApiError) -> None:
         """The call ends with ``error``; the first one counts."""

@@ -300,36 +300,30 @@ class Inbox:
         now_s = time.monotonic()
         reported = reported_tokens(batch) if len(batch.token_counts) else {}
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
-        rows = enumerate(zip(*columns, strict=True))
-        for row, (request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset) in rows:
+        rows = zip(range(len(columns[0])), *columns, strict=True)
+        for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
             request = readers.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
             if request.lane is not None:
                 self._fanout.come(request)
             choice = request.choices[index]
+            if choice.finish_reason is not None:
+                continue
             new_tokens = num_tokens - choice.num_tokens
-            is_new = new_tokens > 0 or choice.num_chars < offset + len(text) < NOT_BEFORE
-            if choice.finish_reason is not None or (not is_new and finish is None):
+            if finish is None and new_tokens <= 0 and not choice.num_chars < offset + len(text) < NOT_BEFORE:
                 continue
-            num_known = num_tokens - len(reported[row]) if row in reported else 0
-            early = finish is not None and request.needs_prompt and request.prompt is None
-            gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
-            if request.attempt and (gap or early):
-                continue  # meant for the connection before this one, which had more: everything is told again
-            if finish in ("error", "abort"):
-                self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
-                continue
-            if early:
-                self._log.error("a choice ended before its prompt was told", request_id=request_id)
-                self._fail(request, internal(), others_run=request.num_unfinished > 1)
-                continue
+            if finish is not None or request.attempt:
+                num_known = num_tokens - len(reported[row]) if row in reported else 0
+                if self._is_passed_over(choice, finish, offset, num_known):
+                    continue
             request.num_prompt_tokens = num_prompt
             request.num_cached_tokens = num_cached
             if num_tokens > choice.num_counted:
                 self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
                 choice.num_counted = num_tokens
-            choice.num_tokens = max(num_tokens, choice.num_tokens)
+            if new_tokens > 0:
+                choice.num_tokens = num_tokens
             choice.add_text(text, offset)
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
@@ -343,6 +337,21 @@ class Inbox:
                 self._choice_finished(choice, finish, num_tokens, now_s)
             request.call.touched(choice)
         return ""
+
+    def _is_passed_over(self, choice: Choice, finish: str | None, offset: int, num_known: int) -> bool:
+        """Whether nothing is to be taken of news of ``choice`` that begin at the character ``offset``, behind
+        ``num_known`` tokens: they are not for this connection, or its request has failed."""
+        request = choice.request
+        early = finish is not None and request.needs_prompt and request.prompt is None
+        gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
+        if request.attempt and (gap or early):
+            return True  # meant for the connection before this one, which had more: everything is told again
+        failed = finish in ("error", "abort")
+        if failed or early:
+            if not failed:
+                self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
+            self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
+        return failed or early
 
     def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
         request = choice.request
@@ -395,7 +404,7 @@ class Inbox:
             self._idle.set()
 
 
-def _ended_by(finish: str) -> ApiError:
+def _ended_by(finish: str | None) -> ApiError:
     if finish == "abort":
         return unavailable("The request was ended by the server.")
-    return internal("The request failed while it was computed.")
+    return internal("The request failed while it was computed.") if finish == "error" else internal()

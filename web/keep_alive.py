@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from web.calls import Call, Choice
 from web.sse import EventStream
@@ -11,10 +12,12 @@ from web.sse import EventStream
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-async def changes(call: Call, events: EventStream, silence_s: float) -> Sequence[Choice]:
+def changes_of(call: Call, events: EventStream, silence_s: float) -> Callable[[], Awaitable[Sequence[Choice]]]:
     """:meth:`Call.changes`, with a comment after each ``silence_s`` without any; 0: without comments."""
-    if not silence_s:
-        return await call.changes()
+    return partial(_changes, call, events, silence_s) if silence_s else call.changes
+
+
+async def _changes(call: Call, events: EventStream, silence_s: float) -> Sequence[Choice]:
     while True:
         try:
             async with asyncio.timeout(silence_s):

@@ -19,7 +19,7 @@ from web.report import (
     prompt_logprobs,
     text_length,
 )
-from web.sse import ChatChunks, Chunks, CompletionChunks, choice_usage, prompt_usage
+from web.sse import TRANSFER_NULLS, ChatChunks, Chunks, CompletionChunks
 
 
 def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
@@ -153,12 +153,8 @@ class ReportedChatChunks(ChatChunks):
 def _event(
     chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None, *, begins: bool = False
 ) -> bytes:
-    data = {**chunks.head, "choices": [body], **(null_fields.TRANSFER if extras is None else extras)}
-    if chunks.options.continuous:
-        data["usage"] = prompt_usage(choice) if begins else choice_usage(choice)
-    elif chunks.options.usage:
-        data["usage"] = None
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+    nulls = TRANSFER_NULLS if extras is None else b"," + orjson.dumps(extras)[1:-1]
+    return chunks.opening + orjson.dumps(body)[:-1] + chunks.tail(choice, nulls, begins=begins)
 
 
 def _completion_part(

@@ -16,6 +16,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from web.errors import ApiError
 from web.fields import Schema
@@ -33,8 +34,7 @@ _CHOICE = rf"{_PLACE}(~{_PLACE}~[0-9]{{1,9}})?"
 _ID = re.compile(rf"{_CHOICE}(,{_CHOICE})*(![0-9]{{1,9}})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """So many tokens and characters of a choice, and whether its end."""
 
     num_tokens: int = 0
@@ -42,7 +42,8 @@ class Place:
     ended: bool = False
 
     def __str__(self) -> str:
-        return f"{self.num_tokens}.{self.num_chars}{'.' * self.ended}"
+        tokens, chars, ended = self
+        return f"{tokens}.{chars}." if ended else f"{tokens}.{chars}"
 
     @classmethod
     def parse(cls, text: str) -> Place:
@@ -138,11 +139,15 @@ def _read_seen(last: str) -> Seen:
     return Seen.parse(last)
 
 
-def with_ids(events: bytes, ids: Sequence[Seen]) -> bytes:
+def with_ids(events: bytes, ids: Sequence[str]) -> bytes:
     """Give each of some events its id."""
     parts = split_events(events)
-    numbered = zip(parts, ids, strict=True)
-    return b"".join([part + b"\nid: " + str(seen).encode() + b"\n\n" for part, seen in numbered])
+    return b"".join([b"%b\nid: %b\n\n" % (part, seen.encode()) for part, seen in zip(parts, ids, strict=True)])
+
+
+def with_id(event: bytes, seen: str) -> bytes:
+    """Give a single event its id."""
+    return b"%bid: %b\n\n" % (event[:-1], seen.encode())
 
 
 def split_events(events: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from web.calls import Call, Choice
 from web.errors import ApiError
-from web.resume import BEGINNING, Had, Place, Seen, joined, split_events, with_ids
+from web.resume import BEGINNING, Had, Place, Seen, joined, split_events, with_id, with_ids
 from web.sse import Chunks
 
 
@@ -29,6 +29,10 @@ class CatchUp:
         for choice in choices:
             behind = self._behind.get(choice.index, Had())
             choice.num_counted = max(choice.num_counted, (behind.towards or behind.place).num_tokens)
+
+    def is_behind(self, choice: Choice) -> bool:
+        """Whether there is something to pass over."""
+        return choice.index in self._behind
 
     def waits(self, choice: Choice) -> bool:
         """Whether what the client has of the choice has not come again as a whole. (An end comes in any case.)"""
@@ -84,40 +88,50 @@ class ReturningChunks(Chunks):
     def __init__(self, chunks: Chunks, choices: Sequence[Choice], seen: Seen) -> None:
         self._chunks = chunks
         self._seen = seen
-        self._told = list(seen.choices)
-        """What the client has of each choice, now."""
+        self._told = [str(had) for had in seen.choices]
+        """What the client has of each choice now, as ids say it."""
         self._catch_up = CatchUp(choices, seen.choices, lambda choice: chunks.of([choice]))
 
     def of(self, changed: Sequence[Choice]) -> bytes:
-        return b"".join([self._of(choice) for choice in changed])
+        return self._of(changed[0]) if len(changed) == 1 else b"".join([self._of(choice) for choice in changed])
 
     def _of(self, choice: Choice) -> bytes:
+        if not self._catch_up.is_behind(choice):
+            return self._news(choice)
         if self._catch_up.waits(choice):
             return b""
         had, rest = self._catch_up.pass_over(choice)
         told = b""
         if had.towards is not None:
             told = self._numbered(choice.index, joined(rest), had.towards)
-            self._told[choice.index] = Had(had.towards)
-        if not self._told[choice.index].place.ended:
-            told += self._numbered(choice.index, self._chunks.of([choice]), place_of(choice))
-        return told
+            self._told[choice.index] = str(had.towards)
+        return told if (had.towards or had.place).ended else told + self._news(choice)
+
+    def _news(self, choice: Choice) -> bytes:
+        return self._numbered(choice.index, self._chunks.of([choice]), place_of(choice))
 
     def _numbered(self, index: int, events: bytes, towards: Place) -> bytes:
         """Events that, behind what the client has, tell a choice up to ``towards``. If there are none, what has come
         goes with what comes next."""
         if not events:
             return b""
-        had, ids = self._told[index], []
-        for number in range(had.num_events + 1, had.num_events + len(split_events(events))):
-            self._told[index] = Had(had.place, towards, number)
-            ids.append(self._now())
-        self._told[index] = Had(towards)
-        return with_ids(events, [*ids, self._now()])
+        num_events = events.count(b"\n\n")
+        ids = [] if num_events == 1 else self._ids_between(index, num_events - 1, towards)
+        self._told[index] = str(towards)
+        return with_ids(events, [*ids, self._now()]) if ids else with_id(events, self._now())
 
-    def _now(self, num_last: int = 0) -> Seen:
-        """What the client has now."""
-        return Seen(tuple(self._told), num_last)
+    def _ids_between(self, index: int, count: int, towards: Place) -> list[str]:
+        """Ids of the next ``count`` events that tell a choice up to ``towards``, and are followed by others."""
+        had, ids = Had.parse(self._told[index]), []
+        for number in range(had.num_events + 1, had.num_events + 1 + count):
+            self._told[index] = str(Had(had.place, towards, number))
+            ids.append(self._now())
+        return ids
+
+    def _now(self, num_last: int = 0) -> str:
+        """What the client has now, and how many of the events at the end."""
+        now = ",".join(self._told)
+        return f"{now}!{num_last}" if num_last else now
 
     def last(self, call: Call) -> bytes:
         events = split_events(self._chunks.last(call))

@@ -121,10 +121,13 @@ def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
 
 def choice_usage(choice: Choice) -> dict[str, Any]:
     """Token counts of one choice so far."""
-    request = choice.request
-    report = request.call.report
-    num_tokens = 0 if report is not None and report.prompt_only else choice.num_tokens
-    return _usage([request], num_tokens, [choice.num_reasoning_tokens])
+    return _usage([choice.request], _shown_tokens(choice), [choice.num_reasoning_tokens])
+
+
+def _shown_tokens(choice: Choice) -> int:
+    """Output tokens as the client is to know them: a call that only wants its prompt told has none."""
+    report = choice.request.call.report
+    return 0 if report is not None and report.prompt_only else choice.num_tokens
 
 
 def prompt_usage(choice: Choice) -> dict[str, Any]:
@@ -151,19 +154,47 @@ def _usage(
     }
 
 
+def written_usage(choice: Choice) -> bytes:
+    """:func:`choice_usage` as JSON."""
+    request, reasoning = choice.request, choice.num_reasoning_tokens
+    prompt_tokens, output_tokens = request.num_prompt_tokens, _shown_tokens(choice)
+    counts = prompt_tokens, output_tokens, prompt_tokens + output_tokens, request.num_cached_tokens
+    thoughts = b"null" if reasoning is None else b'{"reasoning_tokens":%d}' % reasoning
+    return _USAGE % (*counts, request.num_created_cache_tokens, thoughts)
+
+
+_USAGE = (
+    b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,'
+    b'"created_cache_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":%b}'
+)
+
+
 class Chunks:
-    """The chunks of one call. Subclasses know what one kind of choice looks like."""
+    """The chunks of one call. Subclasses know what one kind of choice looks like.
+
+    All but its text is the same in each event of a choice that goes on, so it is put together once.
+    """
 
     object: str
+    before_text, after_text = b"", b""
+    """What a choice that goes on has around its text, behind its index."""
 
     def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
         self.head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        self._prefix = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":[{"index":'
+        self.opening = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":['
+        """Of each event that has choices."""
+        self._prefix = self.opening + b'{"index":'
         self.options = options
+        self._starts: dict[int, bytes] = {}
+        """Events up to the text, by the index of the choice."""
+        end = self.after_text + b"}]" + TRANSFER_NULLS
+        self._before_usage = end + b',"usage":'
+        self._end = end + (b',"usage":null}\n\n' if options.usage else b"}\n\n")
+        """Events from the text on; of use if they have no usage."""
 
     def of(self, changed: Sequence[Choice]) -> bytes:
         """Events for what is new in these choices; empty if nothing is to be shown."""
-        return b"".join([self._choice(choice) for choice in changed])
+        return self._choice(changed[0]) if len(changed) == 1 else b"".join([self._choice(choice) for choice in changed])
 
     def last(self, call: Call) -> bytes:
         """The end of the stream: the usage chunk, if asked for, and ``[DONE]``."""
@@ -181,11 +212,20 @@ class Chunks:
     def _choice(self, choice: Choice) -> bytes:
         raise NotImplementedError
 
-    def _tail(self, choice: Choice, nulls: bytes, *, begins: bool = False) -> bytes:
+    def _goes_on(self, choice: Choice, text: str) -> bytes:
+        """The event of ``text`` of a choice that goes on."""
+        start = self._starts.get(choice.index)
+        if start is None:
+            start = self._starts[choice.index] = self._prefix + b"%d" % choice.index + self.before_text
+        if self.options.continuous:
+            return start + orjson.dumps(text) + self._before_usage + written_usage(choice) + b"}\n\n"
+        return start + orjson.dumps(text) + self._end
+
+    def tail(self, choice: Choice, nulls: bytes, *, begins: bool = False) -> bytes:
         """From the end of the choice to the end of the event. ``nulls``: fields beside the choices; ``begins``: nothing
         of the choice is told yet."""
         if self.options.continuous:
-            usage = orjson.dumps(prompt_usage(choice) if begins else choice_usage(choice))
+            usage = orjson.dumps(prompt_usage(choice)) if begins else written_usage(choice)
             return b"}]" + nulls + b',"usage":' + usage + b"}\n\n"
         return b"}]" + nulls + (b',"usage":null}\n\n' if self.options.usage else b"}\n\n")
 
@@ -210,36 +250,39 @@ class CompletionChunks(Chunks):
     """``text_completion``: the last text and the finish reason share a chunk."""
 
     object = "text_completion"
+    before_text, after_text = b',"text":', GOES_ON + b',"stop_reason":null' + PART_NULLS
 
     def _choice(self, choice: Choice) -> bytes:
         text = choice.take_text()
-        finished = choice.finish_reason is not None
-        if not text and not finished and not self.options.continuous:
-            return b""
-        fields = b"," + _finish(choice) if finished else GOES_ON + b',"stop_reason":null'
+        if choice.finish_reason is None:
+            return self._goes_on(choice, text) if text or self.options.continuous else b""
         start = b'%s%d,"text":' % (self._prefix, choice.index)
-        return start + orjson.dumps(text) + fields + PART_NULLS + self._tail(choice, TRANSFER_NULLS)
+        fields = b"," + _finish(choice) + PART_NULLS
+        return start + orjson.dumps(text) + fields + self.tail(choice, TRANSFER_NULLS)
 
 
 class ChatChunks(Chunks):
     """``chat.completion.chunk``: first the role, then content, then an empty delta with the finish reason."""
 
     object = "chat.completion.chunk"
+    before_text, after_text = b',"delta":{"content":', b"}" + GOES_ON + CHAT_NULLS
 
     def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
         super().__init__(public_id, created_s, model, options)
         self._begun: set[int] = set()
 
     def _choice(self, choice: Choice) -> bytes:
-        text, tail = choice.take_text(), CHAT_NULLS + self._tail(choice, TRANSFER_NULLS)
-        start = b'%s%d,"delta":{' % (self._prefix, choice.index)
-        events = b""
-        if choice.index not in self._begun:
-            self._begun.add(choice.index)
-            first = self._tail(choice, PROMPT_NULLS, begins=True)
-            events = start + b'"role":"assistant","content":""}' + GOES_ON + first
-        if text or (self.options.continuous and choice.finish_reason is None):
-            events += start + b'"content":' + orjson.dumps(text) + b"}" + GOES_ON + tail
-        if choice.finish_reason is not None:
-            events += start + b"}," + _finish(choice) + tail
-        return events
+        text, goes_on = choice.take_text(), choice.finish_reason is None
+        events = b"" if choice.index in self._begun else self._begin(choice)
+        if text or (goes_on and self.options.continuous):
+            events += self._goes_on(choice, text)
+        if goes_on:
+            return events
+        start = b'%s%d,"delta":{},' % (self._prefix, choice.index)
+        return events + start + _finish(choice) + CHAT_NULLS + self.tail(choice, TRANSFER_NULLS)
+
+    def _begin(self, choice: Choice) -> bytes:
+        """The event of the role."""
+        self._begun.add(choice.index)
+        start = b'%s%d,"delta":{"role":"assistant","content":""}' % (self._prefix, choice.index)
+        return start + GOES_ON + self.tail(choice, PROMPT_NULLS, begins=True)

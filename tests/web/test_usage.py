@@ -124,3 +124,16 @@ async def test_what_the_cache_gets(serve, http, settings, created):
         "input_tokens": 34 - created, "cache_creation_input_tokens": created, "cache_read_input_tokens": 16,
         "output_tokens": 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_usage_of_each_chunk_has_the_fields_of_the_last(serve, http, path):
+    """It is written without a dictionary for each token, and says the same."""
+    served = await serve()
+    body = {"prompt": "a b"} if path == "completions" else QUESTION
+    async with http.post(f"{served.url}/v1/{path}", json={**body, **STREAM}) as response:
+        text = await response.text()
+
+    *chunks, ended, last = [json.loads(line[6:])["usage"] for line in text.split("\n\n")[:-2]]
+    assert ended == last
+    assert all(list(each) == list(last) for each in chunks)

@@ -21,7 +21,7 @@ from web.calls import Call
 from web.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 from web.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
 from web.errors import ApiError, too_late
-from web.keep_alive import changes
+from web.keep_alive import changes_of
 from web.lengths import check_length, num_bytes
 from web.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
 from web.reply import send
@@ -125,9 +125,9 @@ def num_numbers(call: Call) -> int:
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
     """Write chunks as text comes. An error before the first one is a status, after it an event."""
     events = EventStream(request, context.streams)
-    silence_s = context.settings.sse_keep_alive_interval
+    changes = changes_of(call, events, context.settings.sse_keep_alive_interval)
     try:
-        while changed := await changes(call, events, silence_s):
+        while changed := await changes():
             data = chunks.of(changed)
             if call.done:
                 return await events.end(data + chunks.last(call))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,11 @@ def request(
         cache_salt=salt,
         block_hashes=hashes_to_array(hash_blocks(tokens, block_size, salt=salt)),
     )
+
+
+def again(message: TokenizedRequest, attempt: str = "2") -> TokenizedRequest:
+    """The same request, asked for once more."""
+    return replace(message, attempt=attempt)
 
 
 def fits(sent: TokenizedRequest, num_blocks: int, max_num_seqs: int, block_size: int = 4) -> bool:
@@ -292,3 +297,9 @@ class World:
         else:
             assert heard.ends == 1, f"{name} has {heard.ends} ends"
         assert heard.tokens == expected, name
+
+
+def come_back(world: World, name: str) -> None:
+    """The client of a request asks for it once more."""
+    world.requests[name] = message = again(world.requests[name])
+    world.send(message)

@@ -11,10 +11,12 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
-from actors.executor.layers.attention import LastTokens, attention_shape
+from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.attention_batch import LastTokens
 from actors.executor.layout import BatchLimits
-from actors.executor.models import AttentionBatch, Model, Piece, Tokens
+from actors.executor.models import AttentionBatch, Model, Tokens
 from actors.executor.ops import Ops
+from actors.executor.pieces import Pieces
 from actors.executor.resampling import resampling_of
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
@@ -103,7 +105,7 @@ class Runner:
         if not len(work.slots):
             return None
         if self.graphs is not None and bucket is not None:
-            logits, sampled = self.graphs.replay(self, bucket)
+            logits, sampled = self.graphs.replay(bucket)
         else:
             hidden = self.forward(work, cut, library, in_pieces)
             if work.scoring is not None:
@@ -129,7 +131,7 @@ class Runner:
         """How the prompts of the step, but what is left to the ``library``, are cut for attention."""
         most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
         lens = work.starts + np.diff(work.query_start)
-        cut: QuerySpans = self._ops.cut_prompts(
+        cut = self._ops.cut_prompts(
             work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, library
         )
         assert bucket is None or cut.config == self._config
@@ -144,14 +146,13 @@ class Runner:
         all_wanted = work.scoring is not None and work.scoring.reads_prompts
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
-        piece = None
+        pieces = None
         if in_pieces is not None:
             assert self.graphs is not None
-            piece = self.graphs.piece(self, in_pieces, work.num_tokens)
+            pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
-            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, piece=piece,
-            num_decodes=work.num_decodes, max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len, spans=spans, library=library,
+            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
+            num_decodes=work.num_decodes, spans=spans, library=library,
             sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
         )  # fmt: skip
 
@@ -161,8 +162,7 @@ class Runner:
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         return self._forward(
-            bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
-            max_context_len=self.limits.max_model_len, spans=spans, padded=True, pause=pause,
+            bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
             sampled=bucket.rows if bucket.spans else None,
         )  # fmt: skip
 
@@ -172,13 +172,11 @@ class Runner:
         num_tokens: int,
         *,
         num_decodes: int,
-        max_query_len: int,
-        max_context_len: int,
         spans: Spans | None,
         padded: bool = False,
         library: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
-        piece: Piece | None = None,
+        pieces: Pieces | None = None,
         sampled: int | None,
     ) -> torch.Tensor:
         """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
@@ -208,15 +206,16 @@ class Runner:
             context_lens=context_lens,
             slot_mapping=slot_mapping,
             block_tables=state.block_tables,
-            max_query_len=max_query_len,
-            max_context_len=max_context_len,
             num_decodes=num_decodes,
             library=library,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             last=last,
         )
-        hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause, piece)
+        if pieces is None:
+            hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
+        else:
+            hidden = pieces.forward(self.model, tokens, batch)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
     def tokens(self, count: int) -> Tokens:
@@ -275,7 +274,7 @@ class Runner:
             wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
             if wanted is not None and self.graphs.can_resample(wanted):
                 self._send_masks(work)
-                return self.graphs.resample(self, wanted)
+                return self.graphs.resample(wanted)
         return self._resample(work, deltas, logits, sampled)
 
     def _send_masks(self, work: StepWork) -> None:

@@ -91,7 +91,7 @@ def choose_product(
     half_normed: bool = False,
 ) -> LinearChoice:
     """What multiplies x [T, K] with weight [N, K]; ``half_normed``: x is the half of a norm, see `HalfNorm`."""
-    return _product(form, num_rows, num_inputs, _class_of(num_tokens), dtype, target, half_normed)
+    return _product(form, num_rows, num_inputs, tokens_class(num_tokens), dtype, target, half_normed)
 
 
 def choose_residual_product(
@@ -107,11 +107,19 @@ def choose_residual_product(
 ) -> LinearChoice:
     """The same for a product that goes into the residual: whether it ``adds`` itself, and does half of the norm behind
     that if it ``norms``, if these are allowed."""
-    return _residual_product(num_rows, num_inputs, _class_of(num_tokens), dtype, target, biased, adds, adds and norms)
+    return _residual_product(
+        num_rows, num_inputs, tokens_class(num_tokens), dtype, target, biased, adds, adds and norms
+    )
 
 
-def _class_of(num_tokens: int) -> int:
-    """Numbers of tokens for which all choices are the same have the same."""
+def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> LinearChoice:
+    """The same with ``--deterministic``, on any GPU."""
+    config = invariant_config(num_tokens, dtype)
+    return LinearChoice(kernel_of(config), form, config, "--deterministic: one order of sums for any number of tokens")
+
+
+def tokens_class(num_tokens: int) -> int:
+    """The same for numbers of tokens for which all choices are the same."""
     return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +22,25 @@ from actors.executor.resampling import resampling_of
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
+from actors.executor.step_kernels import KernelChooser, StepKernels
 from actors.executor.step_work import Extras, StepWork
 from actors.executor.upload import Uploader, tail_capacity
+from kernels.attention_choice import StepRows
 from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
 from kernels.attention_spans import QuerySpans, most_merges, num_shares
 from kernels.paged_attention import Spans, prompts_config
+
+
+class Launch(NamedTuple):
+    """How a step runs: from the graph of a ``whole`` bucket, or outside attention from that of ``pieces``, or without;
+    which parts of prompts are left to the ``library``; what its ``rows`` are, and what it runs, None without any."""
+
+    whole: Bucket | None
+    pieces: Bucket | None
+    library: tuple[LongRow, ...]
+    rows: StepRows
+    kernels: StepKernels | None
 
 
 class Runner:
@@ -70,6 +84,9 @@ class Runner:
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
         """Whether the last step was, whole or in pieces."""
+        self.kernels: StepKernels | None = None
+        """What the last step ran; None if it had no rows."""
+        self.chooser = KernelChooser(model.chooser, model.config)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
@@ -93,11 +110,10 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
-        bucket = self._bucket(work)
-        self.from_graph = bucket is not None
-        in_pieces, bucket = (bucket, None) if bucket is not None and bucket.pieces else (None, bucket)
-        library = () if bucket is not None or work.decode_only else self.left_to_library(*_prefills(work))
-        cut = None if work.decode_only else self._cut(work, bucket, library)
+        launch = self.choose(work, self._bucket(work))
+        bucket, self.kernels = launch.whole, launch.kernels
+        self.from_graph = bucket is not None or launch.pieces is not None
+        cut = None if work.decode_only else self._cut(work, bucket, launch.library)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
@@ -107,7 +123,7 @@ class Runner:
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(bucket)
         else:
-            hidden = self.forward(work, cut, library, in_pieces)
+            hidden = self.forward(work, cut, launch)
             if work.scoring is not None:
                 self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
@@ -120,6 +136,19 @@ class Runner:
             assert self.scores is not None
             self.scores.sampled, self.scores.picked = self._scorer.sampled(work.scoring, deltas, logits, sampled)
         return sampled
+
+    def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
+        """How a step that is padded to ``bucket`` runs."""
+        whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
+        if whole is not None:
+            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
+            return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
+        library = () if work.decode_only else self.left_to_library(prefill_rows(work), work.num_decodes > 0)
+        tokens = work.num_tokens if pieces is None else pieces.tokens
+        wholly = work.num_decodes == tokens and _all_wanted(work)
+        rows = StepRows(work.num_decodes, not work.decode_only, len(library) > 0, wholly)
+        kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
+        return Launch(None, pieces, library, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
@@ -137,13 +166,10 @@ class Runner:
         assert bucket is None or cut.config == self._config
         return cut
 
-    def forward(
-        self, work: StepWork, cut: QuerySpans | None, library: tuple[LongRow, ...], in_pieces: Bucket | None
-    ) -> torch.Tensor:
+    def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
-        behind which one is sampled. What is padded to ``in_pieces`` runs from its graphs."""
-        spans, header = None, self.uploader.header
-        all_wanted = work.scoring is not None and work.scoring.reads_prompts
+        behind which one is sampled."""
+        spans, header, in_pieces = None, self.uploader.header, launch.pieces
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         pieces = None
@@ -152,8 +178,8 @@ class Runner:
             pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
-            num_decodes=work.num_decodes, spans=spans, library=library,
-            sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
+            num_decodes=work.num_decodes, spans=spans, library=launch.library,
+            sampled=None if _all_wanted(work) else len(work.hidden_index),
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -303,15 +329,21 @@ class Runner:
         return sampled
 
 
+def _all_wanted(work: StepWork) -> bool:
+    """Whether the hidden states of all tokens are."""
+    scored = work.scoring is not None and work.scoring.reads_prompts
+    return scored or len(work.hidden_index) == work.num_tokens
+
+
 def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
 
 
-def _prefills(work: StepWork) -> tuple[tuple[LongRow, ...], bool]:
-    """The rows after the decodes, by the host's numbers, and whether there are decodes."""
+def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
+    """The rows after the decodes, by the host's numbers."""
     rows = range(work.num_decodes, len(work.slots))
     counts = np.diff(work.query_start)
     found = (
         LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
     )
-    return tuple(found), work.num_decodes > 0
+    return tuple(found)

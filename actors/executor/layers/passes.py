@@ -13,7 +13,7 @@ from kernels.attention_choice import AttentionChooser, AttentionPath
 from kernels.paged_attention import AttentionShape
 
 
-class Passes:
+class AttentionPasses:
     """The passes of one engine, each on the path that the ``chooser`` gives it."""
 
     def __init__(self, ops: Ops, shape: AttentionShape, chooser: AttentionChooser) -> None:

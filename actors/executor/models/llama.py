@@ -17,7 +17,7 @@ from actors.executor.layers.embedding import Embedding, Head
 from actors.executor.layers.mlp import GatedMLP
 from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
-from actors.executor.layers.passes import Passes
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.layers.residual import ResidualStream
 from actors.executor.layers.rotary import rotary_table
 from actors.executor.ops import Ops
@@ -80,7 +80,7 @@ class LlamaModel:
         config: ModelConfig,
         parameters: Parameters,
         ops: Ops,
-        passes: Passes,
+        passes: AttentionPasses,
         num_positions: int,
     ) -> None:
         self.config = config

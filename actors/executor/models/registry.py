@@ -7,7 +7,7 @@ import torch
 from actors import model_config
 from actors.executor.layers.attention import attention_shape
 from actors.executor.layers.parameters import Parameters
-from actors.executor.layers.passes import Passes
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.models.llama import LlamaModel
 from actors.executor.models.mistral import MistralModel
 from actors.executor.models.oracle import OracleModel
@@ -54,5 +54,5 @@ def build_model(
         target_of(device), dtype, cache_dtype, config.num_heads, config.num_kv_heads, config.head_dim,
         frozenset(config.layer_windows), backend, deterministic,
     )  # fmt: skip
-    passes = Passes(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
     return MODELS[config.architecture](config, Parameters(device, dtype), ops, passes, num_positions)

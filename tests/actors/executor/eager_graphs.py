@@ -10,7 +10,7 @@ import torch
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.graphs import Graphs, padded_pass
 from actors.executor.layers.attention import attention_shape
-from actors.executor.layers.passes import Passes
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.resampling import Resampling
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
@@ -63,5 +63,5 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     monkeypatch.setattr(runner, "uploader", uploader)
     monkeypatch.setattr(runner, "graphs", graphs)
     chooser = AttentionChooser(replace(runner.model.chooser.setup, target=Target(80, 108)))
-    monkeypatch.setattr(runner.model, "_begin", Passes(runner._ops, shape, chooser).begin)
+    monkeypatch.setattr(runner.model, "_begin", AttentionPasses(runner._ops, shape, chooser).begin)
     return graphs

@@ -13,7 +13,7 @@ from actors.executor.kv_cache import allocate_kv_cache
 from actors.executor.layers.attention import attention_shape
 from actors.executor.layers.attention_batch import LastTokens
 from actors.executor.layers.attention_pass import AttentionPass
-from actors.executor.layers.passes import Passes
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.models import AttentionBatch, Model, build_model
 from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
@@ -138,7 +138,7 @@ def test_attention_may_write_keys_and_values_itself(arch: str, tmp_path: Path, m
     passes: list[AttentionPass] = []
 
     def begin(batch: AttentionBatch) -> AttentionPass:
-        passes.append(Passes(Ops.reference(), shape, chooser).begin(batch))
+        passes.append(AttentionPasses(Ops.reference(), shape, chooser).begin(batch))
         return passes[-1]
 
     monkeypatch.setattr(model, "_begin", begin)

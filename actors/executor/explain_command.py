@@ -18,6 +18,8 @@ from kernels.target import Target, first_target
 if TYPE_CHECKING:
     from actors.executor.explain import AbsentEngine, ExplainedStep
 
+WIDTH = 200
+"""Of the table where it goes to no terminal."""
 MARKS = {"residual": "+norm", "partial": "+sums", "added": "+add"}
 LEGEND = (
     "+norm: adds itself to the residual stream and does half of the next norm; +sums: leaves partial sums to the norm; "
@@ -83,11 +85,13 @@ def _print(about: dict[str, str | int | None], engine: AbsentEngine) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    steps, console = engine.steps(), Console(soft_wrap=True)
+    steps, console = engine.steps(), Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
     words = [f"{name.replace('_', ' ')} {value}" for name, value in about.items() if value is not None]
     console.print(Text(", ".join(words)))
     names = list(steps[0].kernels.products) if steps else []
-    table = Table("step", "launch", "attention", *names, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "launch", "attention", *names):
+        table.add_column(name, overflow="fold", no_wrap=name in ("step", "launch"))
     for step in steps:
         products = step.kernels.products.values()
         marked = (f"{choice.kernel}{MARKS.get(choice.form, '')}" for choice in products)

@@ -76,11 +76,11 @@ class KernelChooser:
                     runs[-1] = kernel, runs[-1][1], tokens
                 else:
                     runs.append((kernel, runs[-1][2] + 1 if runs else 1, tokens))
-            lines[name] = ", ".join(f"{kernel} {_span(first, last)}" for kernel, first, last in runs)
+            lines[name] = ", ".join(f"{kernel}{_span(first, last)}" for kernel, first, last in runs)
         return lines
 
 
 def _span(first: int, last: int) -> str:
     if last == MANY:
-        return f"from {first} tokens"
-    return str(first) if first == last else f"{first} to {last}"
+        return "" if first == 1 else f" from {first} tokens"
+    return f" {first}" if first == last else f" {first} to {last}"

@@ -12,6 +12,7 @@ from actors.bytecode import keep_bytecode
 from actors.commands import SETTINGS_EPILOG, Commands
 from actors.dead_letters_command import add_dead_letters
 from actors.executor.compile_command import add_compile
+from actors.executor.explain_command import add_explain
 from actors.executor.preload import preload_alone
 from actors.garbage import collect_seldom
 from actors.jobs.command import add_jobs
@@ -69,8 +70,9 @@ def _add_healthcheck(commands: Commands) -> None:
 
 COMMANDS = {
     "serve": _add_serve, "actor": _add_actor, "healthcheck": _add_healthcheck, "simulate": add_simulator,
-    "record": add_simulator, "compile-kernels": add_compile, "dead-letters": add_dead_letters, "bench": add_bench,
-    "job": add_jobs, "run-batch": add_jobs, "chat": add_terminal, "complete": add_terminal, "top": add_terminal,
+    "record": add_simulator, "compile-kernels": add_compile, "explain": add_explain,
+    "dead-letters": add_dead_letters, "bench": add_bench, "job": add_jobs, "run-batch": add_jobs,
+    "chat": add_terminal, "complete": add_terminal, "top": add_terminal,
 }  # fmt: skip
 """Who adds which command to the command line."""
 

@@ -14,7 +14,7 @@ def tile_blocks(
     for part in tl.static_range(TILE // PART):
         place = tile * TILE + part * PART
         block = tl.load(table_ptr + place // BLOCK_SIZE, mask=place < length, other=0)
-        blocks = blocks + (block,)  # noqa: RUF005 - Triton unpacks no tuples
+        blocks = blocks + (block,)  # type: ignore[assignment]  # noqa: RUF005 - Triton unpacks no tuples
     return blocks
 
 

@@ -61,11 +61,10 @@ class LongRow(NamedTuple):
         return LongRow(self.row, self.first_token + begin - self.past, end - begin, end)
 
 
-def supports(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
+def supports(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
     """Whether cuDNN has a kernel for these, without a window: queries in half precision (a float8 cache's keys and
     values are widened as they are copied), head dim a multiple of 8 up to 128."""
-    head_dim = q.shape[2]
-    half = q.dtype in (torch.float16, torch.bfloat16) and (q.dtype == k_cache.dtype or k_cache.element_size() == 1)
+    half = dtype in (torch.float16, torch.bfloat16) and (dtype == cache_dtype or cache_dtype.itemsize == 1)
     return half and head_dim % 8 == 0 and head_dim <= 128
 
 
@@ -128,9 +127,9 @@ def gain_s(rows: Batch, q_heads: int, head_dim: int) -> float:
 
 
 class Problem(NamedTuple):
-    """What cuDNN makes a plan for: ``queries`` of each of ``count`` rows on ``keys``."""
+    """What cuDNN makes a plan for: ``queries`` of each of so many ``rows`` on ``keys``."""
 
-    count: int
+    rows: int
     queries: int
     keys: int
     causal: bool
@@ -237,11 +236,11 @@ class _Pages:
     kv_scales: torch.Tensor | None
     scratch: torch.Tensor
 
-    def copied(self, slots: torch.Tensor, begin: int, size: int) -> tuple[torch.Tensor, ...]:
+    def copied(self, slots: torch.Tensor, begin: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [B, size, Hkv, D] of so many positions of each slot from ``begin`` on, until the next."""
-        k, v = copies = self.scratch[:, : len(slots) * size].unbind()
+        k, v = self.scratch[:, : len(slots) * size].unbind()
         gather_tokens(self.k_cache, self.v_cache, slots, begin, k, v, self.block_tables, self.kv_scales)
-        return tuple(part.unflatten(0, (len(slots), size)) for part in copies)
+        return k.unflatten(0, (len(slots), size)), v.unflatten(0, (len(slots), size))
 
 
 def _attend_batch(
@@ -253,13 +252,14 @@ def _attend_batch(
     tokens, slots = slice(rows[0].tokens.start, rows[-1].tokens.stop), slots[rows[0].row : rows[-1].row + 1]
     queries = q[tokens].unflatten(0, (len(rows), size))
     if projected is None:
-        own = pages.copied(slots, past, size)
+        k, v = pages.copied(slots, past, size)
     else:
-        own = tuple(part[tokens].unflatten(0, (len(rows), size)) for part in projected)
-    result, lse = _attend(queries, *own, scale, causal=True)
+        k, v = (part[tokens].unflatten(0, (len(rows), size)) for part in projected)
+    result, lse = _attend(queries, k, v, scale, causal=True)
     result, lse, begin = result.flatten(0, 1), lse[0], 0
     for keys in segments(past):
-        more, more_lse = _attend(queries, *pages.copied(slots, begin, keys), scale, causal=False)
+        k, v = pages.copied(slots, begin, keys)
+        more, more_lse = _attend(queries, k, v, scale, causal=False)
         begin += keys
         target = out[tokens] if out is not None and begin == past else None
         result, lse = merge_attention(result, lse, more[0], more_lse[0], target)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,10 +42,9 @@ COPIED_PER_S = 4e12
 """Bytes of keys and values, read and written."""
 
 
-def supports(q: torch.Tensor, sliding_window: int) -> bool:
-    """Whether there is a kernel for these queries on their GPU."""
-    target = target_of(q.device)
-    fits = q.dtype == torch.bfloat16 and q.shape[2] == HEAD_DIM and sliding_window == 0
+def supports(dtype: torch.dtype, head_dim: int, target: Target | None) -> bool:
+    """Whether there is a kernel for such queries, without a window, on this GPU."""
+    fits = dtype == torch.bfloat16 and head_dim == HEAD_DIM
     return fits and target is not None and target.capability == 90 and LayoutDescriptor is not None
 
 
@@ -200,7 +200,7 @@ def long_attention(
         else:
             k, v = _copied(k_cache, v_cache, q.dtype, slots, block_tables, group, kv_scales)
         spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
-        floats = {"dtype": torch.float32, "device": q.device}
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
         lse = torch.empty((pieces, ROWS, q_heads), **floats)
         hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
@@ -223,18 +223,19 @@ def _lie_together(rows: tuple[LongRow, ...]) -> bool:
 def _copied(
     k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
     rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Keys and values of the rows, one row behind the other in whole tiles."""
     sizes = [_padded(row.context_len) for row in rows]
     copies = torch.empty((2, sum(sizes), *k_cache.shape[2:]), dtype=dtype, device=k_cache.device)
+    k, v = copies.unbind()
     if all(row.row == rows[0].row + i and row.context_len == sizes[0] for i, row in enumerate(rows)):
-        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, *copies, block_tables, kv_scales)
-        return copies.unbind()
+        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, k, v, block_tables, kv_scales)
+        return k, v
     first = 0
     for row, size in zip(rows, sizes, strict=True):
         end = first + row.context_len
-        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, *copies[:, first:end], block_tables, kv_scales)
+        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k[first:end], v[first:end], block_tables, kv_scales)
         first += size
         if end < first:
             copies[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
-    return copies.unbind()
+    return k, v

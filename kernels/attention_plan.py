@@ -8,6 +8,7 @@ are read on the device, so a captured CUDA graph serves any content.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -127,8 +128,8 @@ def plan_decodes(
     """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out)."""
     num_rows, device = len(context_lens), context_lens.device
     num_items, num_merges = num_rows + programs - 1, min(num_rows, programs)
-    ints = {"dtype": torch.int32, "device": device}
-    floats = {"dtype": torch.float32, "device": device}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
     plan = DecodePlan(
         num_rows=num_rows,
         tile=tile,

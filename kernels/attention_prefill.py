@@ -8,6 +8,7 @@ kernel merges pieces. Tiles of keys after the block's last query or before its s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,7 +46,8 @@ def plan_prefills(
     """A plan with room for so many ``pieces``."""
     if not pieces:
         return PrefillPlan(config, spans, merges, None, None)
-    shape, floats = (pieces, config.block_queries, q_heads), {"dtype": torch.float32, "device": spans.device}
+    shape = pieces, config.block_queries, q_heads
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": spans.device}
     return PrefillPlan(config, spans, merges, torch.empty((*shape, head_dim), **floats), torch.empty(shape, **floats))
 
 

@@ -13,6 +13,9 @@ import torch.nn.functional as F
 
 from kernels.int8 import from_int8_reference
 
+Caches = tuple[tuple[int, torch.Tensor, torch.Tensor | None], ...]
+"""Keys and values: 0 or 1, the pages, and their scales if they have any."""
+
 
 def _gather(
     part: int,
@@ -48,7 +51,8 @@ def _gather(
         tokens = from_int8_reference(tokens.view(torch.int8), per_token, part)
     elif scales is not None:
         tokens = tokens.view(cache.dtype).float() * scales.unsqueeze(1)
-    return tokens.to(dtype).unflatten(0, (len(lens), -1))[:, :length].transpose(1, 2)
+    per_row: torch.Tensor = tokens.to(dtype).unflatten(0, (len(lens), -1))
+    return per_row[:, :length].transpose(1, 2)
 
 
 def _decode(
@@ -117,9 +121,7 @@ def paged_attention_reference(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
-    max_query_len: int,
     num_decodes: int,
-    max_context_len: int,
     sliding_window: int = 0,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
@@ -136,7 +138,9 @@ def paged_attention_reference(
         num_decodes = int((decode_lens > 0).sum())
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     starts, lens = query_start.tolist(), context_lens.tolist()
-    caches = tuple(zip((0, 1), (k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True))
+    caches: Caches = tuple(
+        zip((0, 1), (k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True)
+    )
     common = (caches, slots, context_lens, block_tables, scale, sliding_window)
     for rows in _decode_rows(lens[:num_decodes]):
         _attend_decodes(q, out, rows, max(lens[row] for row in rows), *common)
@@ -146,18 +150,23 @@ def paged_attention_reference(
     return out
 
 
-def _attend_decodes(q, out, rows, length, caches, slots, context_lens, block_tables, scale, window):
+def _attend_decodes(
+    q: torch.Tensor, out: torch.Tensor, rows: list[int], length: int, caches: Caches, slots: torch.Tensor,
+    context_lens: torch.Tensor, block_tables: torch.Tensor, scale: float, window: int,
+) -> None:  # fmt: skip
     """Attention of decode rows (token index = row) in one padded batch of `length` keys."""
     every = rows == list(range(len(rows)))
-    row = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
+    row: slice | torch.Tensor = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
     table, lens = block_tables[slots[row].long()], context_lens[row]
-    k, v = (_gather(*cache, table, lens, length, q.dtype) for cache in caches)
+    k, v = (_gather(part, cache, of, table, lens, length, q.dtype) for part, cache, of in caches)
     out[row] = _decode(q[row], k, v, lens, scale, window)
 
 
 def _attend_prefills(
-    q, out, query_start, rows, query_lens, lens, caches, slots, context_lens, block_tables, scale, window
-):
+    q: torch.Tensor, out: torch.Tensor, query_start: torch.Tensor, rows: list[int], query_lens: list[int],
+    lens: list[int], caches: Caches, slots: torch.Tensor, context_lens: torch.Tensor, block_tables: torch.Tensor,
+    scale: float, window: int,
+) -> None:  # fmt: skip
     """Attention of rows with several queries in one batch padded to the longest of them."""
     row = torch.tensor(rows, device=q.device)
     num_queries, length = max(query_lens[r] for r in rows), max(lens[r] for r in rows)
@@ -166,6 +175,6 @@ def _attend_prefills(
     place = torch.arange(num_queries, device=q.device)
     real = place < count
     token = torch.where(real, first + place, first)  # padding repeats the row's first token
-    k, v = (_gather(*cache, table, ends, length, q.dtype) for cache in caches)
+    k, v = (_gather(part, cache, of, table, ends, length, q.dtype) for part, cache, of in caches)
     result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window)
     out[token[real]] = result.transpose(1, 2)[real]

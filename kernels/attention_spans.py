@@ -169,4 +169,4 @@ def _pieces(keys: Ints, shares: int, least_keys: int) -> tuple[Ints, Ints, Ints]
     order = np.lexsort((begin, block))
     block, begin = block[order], begin[order]
     end = np.where(np.diff(block, append=-1) == 0, np.append(begin[1:], 0), keys[block])
-    return block, begin, end
+    return block.astype(np.int32), begin.astype(np.int32), end.astype(np.int32)

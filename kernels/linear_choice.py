@@ -1,7 +1,8 @@
 """Which kernel multiplies how many tokens with which weights: measured for known GPUs, a rule of thumb for others.
 
 The tables are made by `python -m kernels.tune_linear` and lie in `linear_tables/`, one file per GPU. Nothing is timed
-while serving.
+while serving. The wrappers in `kernels.linear`, an engine's metrics and ``pagebus explain`` all ask
+:func:`choose_product` and :func:`choose_residual_product`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,37 +38,151 @@ def bucket_of(num_tokens: int) -> int:
     return BUCKETS[bisect_left(BUCKETS, num_tokens)]
 
 
+class LinearKernel(StrEnum):
+    """What multiplies."""
+
+    GEMV = "gemv"
+    SKINNY_GEMM = "skinny_gemm"
+    HOPPER_GEMM = "hopper_gemm"
+    CUBLAS = "cublas"
+    TORCH = "torch"
+
+
+KERNELS: dict[type[Config], LinearKernel] = {
+    VectorConfig: LinearKernel.GEMV,
+    TileConfig: LinearKernel.SKINNY_GEMM,
+    SpecializedConfig: LinearKernel.HOPPER_GEMM,
+}
+"""Whose launch shape a configuration is."""
+MANY = BUCKETS[-1] + 1
+"""Stands for every number of tokens for which there is no bucket."""
+
+
+class LinearChoice(NamedTuple):
+    """What one product gets: ``config`` is the launch shape of our own kernel, None for the library.
+
+    ``form`` is what becomes of it: one of `FORMS`, or "added" for a product that the library adds to the residual.
+    """
+
+    kernel: LinearKernel
+    form: str
+    config: Config | None
+    why: str
+
+
+def kernel_of(config: Config) -> LinearKernel:
+    """Whose launch shape this is."""
+    return KERNELS[type(config)]
+
+
 def choose(form: str, x: torch.Tensor, weight: torch.Tensor) -> Config | None:
     """The launch shape of our own kernel for x [T, K] times weight [N, K]; None: the library is faster."""
-    target = target_of(x.device)
-    if target is None or not 0 < len(x) <= BUCKETS[-1] or x.dtype.itemsize != 2:
-        return None
-    if form == "residual" and x.dtype != torch.bfloat16:  # before it is divided, it may be too large for float16
-        return None
-    return _choice(form, *weight.shape, bucket_of(len(x)), target)
+    return choose_product(form, len(x), len(weight), weight.shape[1], x.dtype, target_of(x.device)).config
 
 
-def invariant_config(x: torch.Tensor, weight: torch.Tensor) -> TileConfig:
+def choose_product(
+    form: str,
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    target: Target | None,
+    *,
+    half_normed: bool = False,
+) -> LinearChoice:
+    """What multiplies x [T, K] with weight [N, K]; ``half_normed``: x is the half of a norm, see `HalfNorm`."""
+    return _product(form, num_rows, num_inputs, tokens_class(num_tokens), dtype, target, half_normed)
+
+
+def choose_residual_product(
+    num_tokens: int,
+    num_rows: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    target: Target | None,
+    *,
+    biased: bool = False,
+    adds: bool = True,
+    norms: bool = True,
+) -> LinearChoice:
+    """The same for a product that goes into the residual: whether it ``adds`` itself, and does half of the norm behind
+    that if it ``norms``, if these are allowed."""
+    return _residual_product(
+        num_rows, num_inputs, tokens_class(num_tokens), dtype, target, biased, adds, adds and norms
+    )
+
+
+def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> LinearChoice:
+    """The same with ``--deterministic``, on any GPU."""
+    config = invariant_config(num_tokens, dtype)
+    return LinearChoice(kernel_of(config), form, config, "--deterministic: one order of sums for any number of tokens")
+
+
+def tokens_class(num_tokens: int) -> int:
+    """The same for numbers of tokens for which all choices are the same."""
+    return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
+
+
+@cache
+def _product(
+    form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, half_normed: bool
+) -> LinearChoice:
+    if target is None:
+        return LinearChoice(LinearKernel.TORCH, form, None, "a CPU")
+    config, why = _config(form, num_rows, num_inputs, tokens, dtype, target)
+    if config is None and half_normed:
+        config, why = invariant_config(tokens, dtype), "completes a norm, which the library cannot"
+    return LinearChoice(LinearKernel.CUBLAS if config is None else kernel_of(config), form, config, why)
+
+
+@cache
+def _residual_product(
+    num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, biased: bool, adds: bool,
+    norms: bool,
+) -> LinearChoice:  # fmt: skip
+    if norms:
+        begun = _product("residual", num_rows, num_inputs, tokens, dtype, target, False)
+        if begun.config is not None:
+            return begun
+    chosen = _product("partial", num_rows, num_inputs, tokens, dtype, target, False)
+    if chosen.config is None and not biased and adds and target and tokens == MANY and dtype.itemsize == 2:
+        return chosen._replace(form="added")
+    if chosen.config is None or isinstance(chosen.config, VectorConfig) or chosen.config.splits == 1:
+        return chosen._replace(form="plain")
+    return chosen._replace(form="plain", config=replace(chosen.config, splits=1)) if biased else chosen
+
+
+def _config(
+    form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target
+) -> tuple[Config | None, str]:
+    """Our own kernel's launch shape, if it is faster, and why it is chosen or not."""
+    if not 0 < tokens <= BUCKETS[-1]:
+        return None, f"more than {BUCKETS[-1]} tokens" if tokens else "no tokens"
+    if dtype.itemsize != 2:
+        return None, "not in 16 bits"
+    if form == "residual" and dtype != torch.bfloat16:
+        return None, "before it is divided, it may be too large for float16"
+    if num_inputs % 8:
+        return None, "rows of the weights begin at odd addresses"
+    measured = load_table(table_path(target)).get((form, num_rows, num_inputs))
+    if measured is not None:
+        config = measured[tokens]
+        return config, f"measured: {'the library was' if config is None else 'this was'} fastest"
+    config = guess(form, num_rows, num_inputs, tokens, target)
+    return config, "a shape not measured: " + ("left to the library" if config is None else "tiles that fill the GPU")
+
+
+def invariant_config(num_tokens: int, dtype: torch.dtype) -> TileConfig:
     """A launch shape with which a token's result is the same for any number of tokens: only the tiles' width differs,
     and how much of K is loaded at a time.
 
     Each element of a tile is one chain of sums along all of K. Tiles of 64 rows and more take the same matrix
     instructions (wgmma) whatever their width; on other GPUs, and in float32, so do all tiles.
     """
-    tokens = min(128, max(16, next_power_of_2(len(x))))
-    if x.dtype.itemsize > 2:
+    tokens = min(128, max(16, next_power_of_2(num_tokens)))
+    if dtype.itemsize > 2:
         return TileConfig(128 if tokens == 128 else 64, tokens, 32, 2, 8)
     return TileConfig(128, 128, 64, 4, 8) if tokens == 128 else TileConfig(64, tokens, 128, 4, 4)
-
-
-@cache
-def _choice(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target) -> Config | None:
-    if num_inputs % 8:  # rows that begin at odd addresses
-        return None
-    measured = load_table(table_path(target))
-    if (form, num_rows, num_inputs) in measured:
-        return measured[form, num_rows, num_inputs][bucket]
-    return guess(form, num_rows, num_inputs, bucket, target)
 
 
 def guess(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target) -> TileConfig | None:

@@ -203,19 +203,19 @@ def _multiply_all(
         token_tile, row_tile, split = _place(tile, token_tiles, row_tiles)
         accs = ()
         for piece in gl.static_range(PIECES):
-            accs += (_zeros(x_shared.index(0), _rows_of(w_shared[piece], 0, STAGES)),)
+            accs += (_zeros(x_shared.index(0), _rows_of(w_shared[piece], 0, STAGES)),)  # type: ignore[assignment]
         for _ in range(0, part, DEPTH):
             hopper.mbarrier.wait(full.index(stage), phase)
-            left = x_shared.index(stage * GROUPS + GROUP).load(gl.DotOperandLayout(0, accs[0].type.layout, 2))
+            left = x_shared.index(stage * GROUPS + GROUP).load(gl.DotOperandLayout(0, accs[0].type.layout, 2))  # type: ignore[misc]
             sums = ()
             for piece in gl.static_range(PIECES):
                 # The same registers, whatever the width of the piece.
                 inputs = gl.convert_layout(left, gl.DotOperandLayout(0, accs[piece].type.layout, 2))
                 rows = _rows_of(w_shared[piece], stage, STAGES)
-                sums += (hopper.warpgroup_mma(inputs, rows, accs[piece], is_async=True),)
+                sums += (hopper.warpgroup_mma(inputs, rows, accs[piece], is_async=True),)  # type: ignore[assignment]
             accs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=sums)
             if PIECES == 1:
-                accs = (accs,)
+                accs = (accs,)  # type: ignore[assignment]
             hopper.mbarrier.arrive(empty.index(stage))
             stage += 1
             if stage == STAGES:
@@ -259,9 +259,9 @@ def _specialized_kernel(
     if weight2 is not None:
         weights = (weight0, weight1, weight2)
     elif weight1 is not None:
-        weights = (weight0, weight1)
+        weights = (weight0, weight1)  # type: ignore[assignment]
     else:
-        weights = (weight0,)
+        weights = (weight0,)  # type: ignore[assignment]
     TOKENS: gl.constexpr = x.block_shape[0]
     DEPTH: gl.constexpr = x.block_shape[1]
     x_shared = gl.allocate_shared_memory(x.dtype, [STAGES, TOKENS, DEPTH], x.layout)
@@ -269,7 +269,7 @@ def _specialized_kernel(
     w_shared = ()
     for piece in gl.static_range(len(weights)):
         w = weights[piece]
-        w_shared += (gl.allocate_shared_memory(w.dtype, [STAGES * HALVES, w.block_shape[0], DEPTH], w.layout),)
+        w_shared += (gl.allocate_shared_memory(w.dtype, [STAGES * HALVES, w.block_shape[0], DEPTH], w.layout),)  # type: ignore[assignment]
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -311,7 +311,9 @@ def specialized_linear(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     halves = 2 if gated else 1
     weights = [LayoutDescriptor.from_tensor(weight, [piece // halves, DEPTH], layout) for piece in config.pieces]
-    _specialized_kernel[(min(num_tiles, target_of(x.device).num_multiprocessors),)](
+    target = target_of(x.device)
+    assert target is not None
+    _specialized_kernel[(min(num_tiles, target.num_multiprocessors),)](
         LayoutDescriptor.from_tensor(x, [TOKENS, DEPTH], layout),
         *[*weights, None, None][:3],
         out if bias is None else bias,

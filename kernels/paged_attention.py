@@ -174,9 +174,7 @@ def paged_attention(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
-    max_query_len: int,
     num_decodes: int,
-    max_context_len: int,
     sliding_window: int = 0,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
@@ -191,12 +189,12 @@ def paged_attention(
     q [T, Hq, D]; k_cache, v_cache [num_blocks, block_size, Hkv, D] (views with any block and token stride; Hq a
     multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
     tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each;
-    the others any number up to max_query_len. Query i of n sees keys up to position context_len - n + i, and with a
+    the others any number. Query i of n sees keys up to position context_len - n + i, and with a
     sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
     float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
 
-    Rows with context length 0 and tokens after query_start[R] give anything. max_query_len and max_context_len
-    are for the reference; block ids past a row's context are never followed, negative ones read block 0.
+    Rows with context length 0 and tokens after query_start[R] give anything. Block ids past a row's context are never
+    followed, negative ones read block 0.
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
     long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is

@@ -31,7 +31,6 @@ def rotary_attention_reference(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
-    max_context_len: int,
     sliding_window: int = 0,
     kv_scales: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
@@ -55,8 +54,8 @@ def rotary_attention_reference(
     )
     return paged_attention_reference(
         q, k_cache, v_cache, slots=slots, query_start=torch.arange(count + 1, dtype=torch.int32, device=q.device),
-        context_lens=context_lens, block_tables=block_tables, scale=scale, max_query_len=1, num_decodes=count,
-        max_context_len=max_context_len, sliding_window=sliding_window, kv_scales=kv_scales,
+        context_lens=context_lens, block_tables=block_tables, scale=scale, num_decodes=count,
+        sliding_window=sliding_window, kv_scales=kv_scales,
     )  # fmt: skip
 
 
@@ -70,7 +69,6 @@ def rotary_attention(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     scale: float,
-    max_context_len: int,
     plan: AttentionPlan,
     sliding_window: int = 0,
     kv_scales: torch.Tensor | None = None,

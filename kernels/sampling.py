@@ -90,7 +90,7 @@ def sample_reference(
 
 def _draw_reference(scaled: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """A token id per row of scaled [R, V], drawn by its softmax with the noise of the rows' keys: [R] int64."""
-    chunks = F.pad(scaled, (0, -scaled.shape[1] % CHUNK), value=-math.inf).unflatten(1, (-1, CHUNK))
+    chunks: torch.Tensor = F.pad(scaled, (0, -scaled.shape[1] % CHUNK), value=-math.inf).unflatten(1, (-1, CHUNK))
     numbers = torch.arange(chunks.shape[1], device=scaled.device)
     noise = gumbel_reference(token_hash_reference(keys[::-1], numbers))  # keys exchanged: other noise than the tokens'
     chunk = (chunks.logsumexp(2) + noise).argmax(1)

@@ -29,8 +29,8 @@ class Target:
 _absent: Target | None = None
 
 
-def compile_for(target: Target) -> None:
-    """Name the GPU that meta tensors stand for, in this process."""
+def compile_for(target: Target | None) -> None:
+    """Name the GPU that meta tensors stand for, in this process; None: a CPU."""
     global _absent
     _absent = target
 

@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from kernels.activation import silu_mul
 from kernels.linear import gated_linear, linear, partial_linear, residual_linear
 from kernels.linear_choice import BUCKETS, FORMS, Config, merge_table, table_path
-from kernels.linear_specialized import TOKENS, SpecializedConfig
+from kernels.linear_specialized import DEPTH, TOKENS, SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
-from kernels.norm import NextNorm, add_rms_norm, rms_norm
+from kernels.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from kernels.target import Target, target_of
 from kernels.triton_import import next_power_of_2
 
@@ -119,15 +119,21 @@ def call(product: Product, config: Config | None, x: torch.Tensor, weight: torch
     if config is not None:
         if product.form == "wide":
             return linear(x, weight, None, torch.float32, config=config)
-        return {"plain": linear, "gated": gated_linear, "partial": partial_linear}[product.form](
-            x, weight, config=config
-        )
+        if product.form == "partial":
+            return _summed(partial_linear(x, weight, config=config))
+        return (gated_linear if product.form == "gated" else linear)(x, weight, config=config)
     if product.form == "residual":
-        return partial_linear(x, weight)
+        return _summed(partial_linear(x, weight))
     if product.form == "wide":
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     result = F.linear(x, weight)
     return silu_mul(result) if product.form == "gated" else result
+
+
+def _summed(product: torch.Tensor | HalfNorm | None) -> torch.Tensor:
+    """What was not added to a residual, as none was given."""
+    assert isinstance(product, torch.Tensor)
+    return product
 
 
 class Bench:
@@ -135,7 +141,7 @@ class Bench:
 
     def __init__(self, product: Product, rotated_bytes: int = ROTATED_BYTES) -> None:
         self.product = product
-        bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
+        bf16: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
         count = max(2, -(-rotated_bytes // (product.rows * product.inputs * 2)))
         self.weights = torch.empty(min(count, 32), product.rows, product.inputs, **bf16).normal_(0, 0.02)
         width = product.rows if product.form in ("partial", "residual") else product.inputs
@@ -170,7 +176,7 @@ def graph_microseconds(calls: list[Callable[[], object]], replays: int = 5) -> f
         for one in calls:
             one()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(replays):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -192,10 +198,14 @@ def compile_one(job: tuple[Product, Config, int]) -> str | None:
     return None
 
 
+def _depth(config: Config) -> int:
+    return DEPTH if isinstance(config, SpecializedConfig) else config.depth
+
+
 def compile_all(jobs: list[tuple[Product, Config, int]]) -> None:
     """Every kernel once, in parallel."""
     distinct = {
-        (product.form, product.inputs % config.depth, config, tokens if isinstance(config, VectorConfig) else 0): job
+        (product.form, product.inputs % _depth(config), config, tokens if isinstance(config, VectorConfig) else 0): job
         for job in jobs
         for product, config, tokens in [job]
     }
@@ -244,7 +254,7 @@ def main() -> None:
     compile_all(jobs)
     path = arguments.out or table_path(target)
     for product in arguments.products:
-        merge_table(path, *product, dict(measure(product, target, arguments.buckets)))
+        merge_table(path, product.form, product.rows, product.inputs, dict(measure(product, target, arguments.buckets)))
 
 
 if __name__ == "__main__":

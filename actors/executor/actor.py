@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from actors.actor import RETRY_S, Actor, describe
 from actors.executor.errors import EngineError, EngineStalled, is_device_fault
 from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
+from actors.executor.kernel_metrics import KernelMetrics
 from actors.executor.preload import import_torch, open_gpu, preload
 from actors.executor.sleeping import AWAKE, Sleeping
 from actors.executor.step_watch import StepWatch
@@ -81,6 +82,7 @@ class ExecutorActor(Actor):
         self._sleeping = Sleeping(bus, self.metrics, name)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
+        self._kernels = KernelMetrics(self.metrics, name)
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
         self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
@@ -149,6 +151,7 @@ class ExecutorActor(Actor):
         ).set(1)
         self._sleeping.show(AWAKE)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
+        self.log.info("kernels chosen", **self._engine.kernels)
         await self.publish_metrics()  # so that whoever finds it ready finds what is left to capture, too
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
@@ -233,6 +236,7 @@ class ExecutorActor(Actor):
         if self._info is None or self._engine is None or self._failure is None or self._failure.done():
             return
         self._show_graphs(self._engine.graphs_progress)
+        self._kernels.update(self._engine.stats.kernels)
         with contextlib.suppress(RuntimeError):
             if memory := await asyncio.to_thread(self._engine.memory_in_use):
                 for (name, text), value in zip(MEMORY, memory, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from actors.executor.grammars import Grammars
 from actors.executor.readback import Origin, Readback, ReadbackPool
 from actors.executor.results import ResultBuilder
 from actors.executor.scorer import Scores
+from actors.executor.step_kernels import StepKernels
 from actors.executor.step_work import StepWork
 from actors.executor.swap import CopyWatch
 from actors.model_config import ModelConfig
@@ -31,6 +32,8 @@ class EngineStats:
     """Seconds in which the device worked on a step: by events on CUDA, by the clock on a CPU."""
     host_s: float = 0.0
     """Seconds that the device thread took to check and launch steps."""
+    kernels: dict[StepKernels, int] = field(default_factory=dict)
+    """How many steps ran what. Written by the device thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,14 +86,14 @@ def prepare_thread(settings: Settings, device: torch.device, dtype: torch.dtype)
 
 def new_event(*, timing: bool = False) -> torch.cuda.Event:
     """An event; with ``timing``, the time between two of them can be asked for."""
-    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=timing)
 
 
 def is_done(event: torch.cuda.Event) -> bool:
     """Whether what was queued before the event is done."""
-    return bool(event.query())  # type: ignore[no-untyped-call]
+    return bool(event.query())
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream of its own."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)

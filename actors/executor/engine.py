@@ -129,6 +129,11 @@ class Engine:
         """CUDA graphs that are captured, and all that will be; None where steps run without. Any thread."""
         return None if self._graphs is None else self._graphs.progress
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """What steps may run, in words; once the engine is ready."""
+        return self._loaded.runner.chooser.summary()
+
     def memory_in_use(self) -> tuple[int, int] | None:
         """Bytes of device memory in use, and all there is; None on a CPU. Any thread, once the engine is ready."""
         return memory_in_use(torch.device(self._loaded.info.device))
@@ -245,7 +250,7 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         self._copy(queued)
-        sampled = self._loaded.runner.run(work)
+        sampled = self._run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
         give_scores(self._loaded.runner.scores, work)
         if len(work.constrained):
@@ -264,7 +269,7 @@ class Engine:
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         readback.begin()
-        sampled = self._loaded.runner.run(work)
+        sampled = self._run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
         if len(work.constrained):
             self._follow.launched(work)
@@ -273,6 +278,12 @@ class Engine:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
             self._spans.add(name, queued.plan.step, launched_s, time.time())
         self.stats.host_s += time.perf_counter() - began
+
+    def _run(self, work: StepWork) -> torch.Tensor | None:
+        sampled, kernels = self._loaded.runner.run(work), self._loaded.runner.kernels
+        if kernels is not None:
+            self.stats.kernels[kernels] = self.stats.kernels.get(kernels, 0) + 1
+        return sampled
 
     def _apply(self, queued: Queued) -> StepWork:
         try:

@@ -28,7 +28,7 @@ import torch
 
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.errors import EngineError
-from actors.executor.models import Model, Piece, Tokens
+from actors.executor.models import Model, Tokens
 from actors.executor.pieces import Pieces, borrow, capture_pieces, run_pieces
 from actors.executor.resampling import Resampling
 from actors.executor.step_work import Extras, StepWork
@@ -96,7 +96,7 @@ class Graphs:
         self._ask(bucket)
         return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
 
-    def replay(self, runner: Passes, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
         captured = self._captured[bucket]
         assert isinstance(captured, _Captured)
@@ -109,7 +109,7 @@ class Graphs:
             self._ask(wanted)
         return self._captured.get(wanted) is not None
 
-    def resample(self, runner: Passes, wanted: Resampling) -> torch.Tensor:
+    def resample(self, wanted: Resampling) -> torch.Tensor:
         """Launch, behind the replay of its bucket; returns tokens [rows], valid until another one is launched."""
         captured = self._captured[wanted]
         assert isinstance(captured, _Captured)
@@ -122,11 +122,11 @@ class Graphs:
             self._planned.add(wanted)
             self._missed.put(wanted)
 
-    def piece(self, runner: Passes, bucket: Bucket, num_tokens: int) -> Piece:
-        """What stands for the model's own piece in a step of so many tokens that is padded to ``bucket``."""
+    def pieces(self, bucket: Bucket) -> Pieces:
+        """The graphs of the pieces of a step that is padded to ``bucket``."""
         captured = self._captured[bucket]
         assert isinstance(captured, Pieces)
-        return captured.of(num_tokens)
+        return captured
 
     def capture(self, runner: Passes, progress: Callable[[float], None]) -> None:
         """Capture the first few; the largest before all, so that the others find the pool large enough.

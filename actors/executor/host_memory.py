@@ -97,7 +97,7 @@ class HostMemory:
         """Lock one more chunk. False if there is a limit on locked memory: what is locked so far is the tier."""
         address = self._address + self._locked * self._stride
         ctypes.memset(address, 0, self._stride)  # the system gives the pages now, not while the driver is locked
-        if int(torch.cuda.cudart().cudaHostRegister(address, self._stride, 0)) != 0:  # type: ignore[no-untyped-call]
+        if int(torch.cuda.cudart().cudaHostRegister(address, self._stride, 0)) != 0:
             return False
         self._locked += 1
         self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
@@ -110,6 +110,6 @@ class HostMemory:
             self._thread.join()
         while self._locked:
             self._locked -= 1
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._address + self._locked * self._stride)
         self.num_ready = 0

@@ -18,8 +18,7 @@ def is_float8(dtype: torch.dtype) -> bool:
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of ``block_size`` tokens in all layers, and their scales in int8."""
     if dtype == torch.int8:
-        num_bytes: int = int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
-        return num_bytes
+        return int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
     per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
     return block_size * per_token * dtype.itemsize
 

@@ -16,8 +16,8 @@ import torch
 from safetensors import safe_open
 
 from actors.executor.kv_cache import allocate_kv_cache
-from actors.executor.layers.attention import AttentionBatch, attention_shape
-from actors.executor.models import Model
+from actors.executor.layers.attention import attention_shape
+from actors.executor.models import AttentionBatch, Model
 from actors.executor.weights import read_headers, weight_files
 from actors.model_config import ModelError
 from actors.settings import Settings
@@ -96,8 +96,6 @@ def calculate_scales(model: Model) -> torch.Tensor:
         context_lens=places.new_tensor([count]).int(),
         slot_mapping=places[:count],
         block_tables=places[:num_blocks].int().unsqueeze(0),
-        max_query_len=count,
-        max_context_len=count,
         num_decodes=0,
         spans=Spans.copied(cut, device),
     )

@@ -124,7 +124,10 @@ def _load(
 
     progress("weights", 0.0)
     kv_dtype = resolve_kv_dtype(settings, dtype)
-    model = build_model(config, device, dtype, ops, limits.max_model_len, kv_dtype)
+    model = build_model(
+        config, device, dtype, ops, limits.max_model_len, kv_dtype,
+        backend=settings.attention_backend, deterministic=settings.deterministic,
+    )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     progress("kernels", 0.0)
     kernels_ready()
@@ -138,7 +141,7 @@ def _load(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
     )  # fmt: skip
-    long_prompts = LongPrompts(settings, runner)
+    long_prompts = LongPrompts(runner)
     runner.left_to_library = long_prompts.parts
     measured = known_bytes is None
     if known_bytes is None:
@@ -220,9 +223,8 @@ def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
     if past <= 0:
         return 0
     heads, size = (config.num_heads, config.num_kv_heads), runner.model.parameters.dtype.itemsize
-    by_library: int = attention_library.scratch_bytes(most, past, *heads, config.head_dim, size)
-    by_kernel: int = attention_long.scratch_bytes(most, limits.max_model_len, *heads, size)
-    return max(by_library, by_kernel)
+    by_library = attention_library.scratch_bytes(most, past, *heads, config.head_dim, size)
+    return max(by_library, attention_long.scratch_bytes(most, limits.max_model_len, *heads, size))
 
 
 def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from actors.executor.kv_cache import is_float8, layer_pages
 from actors.executor.runner import Runner
-from actors.settings import Settings
 from kernels import attention_long
+from kernels.attention_choice import AttentionPath
 from kernels.attention_library import (
     PIECES,
     Batch,
@@ -26,7 +26,6 @@ from kernels.attention_library import (
     gain_s,
     long_prefill,
     problems,
-    supports,
 )
 
 PLAN_S = 0.06
@@ -37,11 +36,11 @@ class LongPrompts:
     """Which parts of prompts are left to the library, and the shapes that are still to be made ready for it; none where
     it is not used. Device thread."""
 
-    def __init__(self, settings: Settings, runner: Runner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._always = settings.attention_backend == "torch"
-        self._own = _takes_own(settings, runner)
-        self._batches = [] if self._own else _batches(settings, runner)
+        self._always = runner.model.chooser.setup.backend == "torch"
+        self._own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
+        self._batches = _batches(runner)
         self._used = len(self._batches) > 0
         self._planned: set[Problem] = set()
         self._lost_s: dict[Problem, float] = {}
@@ -61,13 +60,11 @@ class LongPrompts:
         """
         if self._own:
             config = self._runner.model.config
-            own: tuple[LongRow, ...] = attention_long.faster_rows(rows, config.num_heads, config.num_kv_heads)
-            return own
+            return attention_long.faster_rows(rows, config.num_heads, config.num_kv_heads)
         if not self._used:
             return ()
         if self._always:
-            everything: tuple[LongRow, ...] = filled_parts(rows, PIECES[0])
-            return everything
+            return filled_parts(rows, PIECES[0])
         wanted = self._faster(rows, PIECES[0])
         missing = problems(wanted) - self._planned
         if not missing:
@@ -96,13 +93,12 @@ class LongPrompts:
 
     def _faster(self, rows: tuple[LongRow, ...], piece: int) -> tuple[LongRow, ...]:
         config = self._runner.model.config
-        parts: tuple[LongRow, ...] = faster_parts(rows, piece, config.num_heads, config.head_dim)
-        return parts
+        return faster_parts(rows, piece, config.num_heads, config.head_dim)
 
     def _saved_s(self, parts: tuple[LongRow, ...]) -> float:
         """Seconds that the library saves in all layers of a step."""
         config = self._runner.model.config
-        per_layer_s: float = sum(gain_s(batch, config.num_heads, config.head_dim) for batch in batches(parts))
+        per_layer_s = sum(gain_s(batch, config.num_heads, config.head_dim) for batch in batches(parts))
         return per_layer_s * config.num_layers
 
     def _attend(self, rows: Batch) -> None:
@@ -116,19 +112,12 @@ class LongPrompts:
         long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
 
 
-def _takes_own(settings: Settings, runner: Runner) -> bool:
-    """Whether our kernel for long prompts takes what is faster with it."""
-    never = settings.attention_backend == "torch" or settings.deterministic or any(runner.model.config.layer_windows)
-    return not never and bool(attention_long.supports(_projected(runner, 1)[0], 0))
-
-
-def _batches(settings: Settings, runner: Runner) -> list[Batch]:
-    config, limits = runner.model.config, runner.limits
-    never = settings.attention_backend == "triton" or settings.deterministic or any(config.layer_windows)
-    if runner.kv_cache.device.type == "cpu" or never or not supports(_projected(runner, 1)[0], runner.kv_cache):
+def _batches(runner: Runner) -> list[Batch]:
+    if runner.model.chooser.long_prompts is not AttentionPath.CUDNN_PREFILL:
         return []
+    config, limits = runner.model.config, runner.limits
     found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
-    always = settings.attention_backend == "torch"
+    always = runner.model.chooser.setup.backend == "torch"
     return [rows for rows in found if always or gain_s(rows, config.num_heads, config.head_dim) > 0]
 
 

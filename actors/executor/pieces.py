@@ -15,8 +15,8 @@ from typing import Protocol
 
 import torch
 
-from actors.executor.layers.linear import Added
-from actors.executor.models import Model, Piece, Tokens
+from actors.executor.layers.residual import ResidualStream
+from actors.executor.models import AttentionBatch, Model, Tokens
 
 
 class Graph(Protocol):
@@ -34,20 +34,21 @@ class Pieces:
     residual: torch.Tensor
     qkv: Sequence[torch.Tensor]
 
-    def of(self, num_tokens: int) -> Piece:
-        """Stands for the model's own piece in a pass that begins with so many tokens and is padded to P."""
-        residual = self.residual[:num_tokens]
+    def of(self, num_tokens: int) -> Pieces:
+        """For a pass that begins with so many tokens and is padded to P."""
+        return Pieces(self.graphs, self.residual[:num_tokens], [qkv[:num_tokens] for qkv in self.qkv])
 
-        def piece(
-            index: int, given: torch.Tensor | None, added: Added, tokens: Tokens
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            if added is not None:
-                assert isinstance(added, torch.Tensor)
-                residual.add_(added)
-            self.graphs[index].replay()
-            return residual, self.qkv[index][:num_tokens]
-
-        return piece
+    @torch.inference_mode()
+    def forward(self, model: Model, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
+        """:meth:`Model.forward` of the padded ``tokens`` [P], from the graphs."""
+        step = model.begin(tokens.ids, tokens.positions, tokens.kv_cache, batch)
+        stream, last = ResidualStream(self.residual), len(self.graphs) - 1
+        for layer, graph, qkv in zip(model.layers[:last], self.graphs, self.qkv, strict=False):
+            graph.replay()
+            layer.attend(stream, qkv, tokens.kv_cache, step.attention)
+            stream.settle()
+        self.graphs[last].replay()
+        return model.finish(stream, self.qkv[last], step)
 
 
 Capturing = Callable[[], AbstractContextManager[Graph]]
@@ -60,7 +61,7 @@ def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Ca
     for index in range(len(model.layers)):
         pause()
         with capturing() as graph:
-            residual, found = model.piece(index, residual, None, tokens)
+            residual, found = run_piece(model, index, residual, tokens)
         graphs.append(graph)
         qkv.append(borrow(found))
         del found  # the next piece may have its memory
@@ -72,7 +73,20 @@ def run_pieces(model: Model, tokens: Tokens) -> None:
     """Launch what would be captured."""
     residual: torch.Tensor | None = None
     for index in range(len(model.layers)):
-        residual, _ = model.piece(index, residual, None, tokens)
+        residual, _ = run_piece(model, index, residual, tokens)
+
+
+def run_piece(
+    model: Model, index: int, residual: torch.Tensor | None, tokens: Tokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual`` [T, H],
+    None before the first layer -> itself, and queries, keys and values [T, Hq + 2 Hkv, D]."""
+    layer = model.layers[index]
+    stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual)
+    if index:
+        model.layers[index - 1].feed_forward(stream, layer.attention_norm)
+    qkv = layer.project(stream, tokens)
+    return stream.values, qkv
 
 
 class _DeviceMemory:

@@ -30,7 +30,10 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
     limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
     kv_dtype = resolve_kv_dtype(settings, dtype)
-    model = build_model(config, META, dtype, ops, limits.max_model_len, kv_dtype)
+    model = build_model(
+        config, META, dtype, ops, limits.max_model_len, kv_dtype,
+        backend=settings.attention_backend, deterministic=settings.deterministic,
+    )  # fmt: skip
     cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
     most_tokens = graph_tokens(settings, config, META)
     apart = not settings.deterministic
@@ -38,7 +41,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
     )  # fmt: skip
-    runner.left_to_library = LongPrompts(settings, runner).parts
+    runner.left_to_library = LongPrompts(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner
 
 

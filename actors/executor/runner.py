@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,20 +12,35 @@ from actors.executor.buckets import Bucket, Buckets
 from actors.executor.device_batch import DeviceBatch
 from actors.executor.errors import EngineError
 from actors.executor.graphs import Graphs
-from actors.executor.layers.attention import LastTokens, attention_shape
+from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.attention_batch import LastTokens
 from actors.executor.layout import BatchLimits
-from actors.executor.models import AttentionBatch, Model, Piece, Tokens
+from actors.executor.models import AttentionBatch, Model, Tokens
 from actors.executor.ops import Ops
+from actors.executor.pieces import Pieces
 from actors.executor.resampling import resampling_of
 from actors.executor.sampler import Sampler
 from actors.executor.scorer import Scorer, Scores, pool
 from actors.executor.scoring import Scoring
+from actors.executor.step_kernels import KernelChooser, StepKernels
 from actors.executor.step_work import Extras, StepWork
 from actors.executor.upload import Uploader, tail_capacity
+from kernels.attention_choice import StepRows
 from kernels.attention_decode import num_multiprocessors
 from kernels.attention_library import LongRow
 from kernels.attention_spans import QuerySpans, most_merges, num_shares
 from kernels.paged_attention import Spans, prompts_config
+
+
+class Launch(NamedTuple):
+    """How a step runs: from the graph of a ``whole`` bucket, or outside attention from that of ``pieces``, or without;
+    which parts of prompts are left to the ``library``; what its ``rows`` are, and what it runs, None without any."""
+
+    whole: Bucket | None
+    pieces: Bucket | None
+    library: tuple[LongRow, ...]
+    rows: StepRows
+    kernels: StepKernels | None
 
 
 class Runner:
@@ -68,6 +84,9 @@ class Runner:
         """What the last step reports besides tokens, if any of its rows asked for it."""
         self.from_graph = False
         """Whether the last step was, whole or in pieces."""
+        self.kernels: StepKernels | None = None
+        """What the last step ran; None if it had no rows."""
+        self.chooser = KernelChooser(model.chooser, model.config)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
@@ -91,11 +110,10 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
         self.scores = None if work.scoring is None else Scores()
-        bucket = self._bucket(work)
-        self.from_graph = bucket is not None
-        in_pieces, bucket = (bucket, None) if bucket is not None and bucket.pieces else (None, bucket)
-        library = () if bucket is not None or work.decode_only else self.left_to_library(*_prefills(work))
-        cut = None if work.decode_only else self._cut(work, bucket, library)
+        launch = self.choose(work, self._bucket(work))
+        bucket, self.kernels = launch.whole, launch.kernels
+        self.from_graph = bucket is not None or launch.pieces is not None
+        cut = None if work.decode_only else self._cut(work, bucket, launch.library)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
@@ -103,9 +121,9 @@ class Runner:
         if not len(work.slots):
             return None
         if self.graphs is not None and bucket is not None:
-            logits, sampled = self.graphs.replay(self, bucket)
+            logits, sampled = self.graphs.replay(bucket)
         else:
-            hidden = self.forward(work, cut, library, in_pieces)
+            hidden = self.forward(work, cut, launch)
             if work.scoring is not None:
                 self._score_prompts(work.scoring, hidden, deltas)
             if not len(work.positions):
@@ -119,6 +137,19 @@ class Runner:
             self.scores.sampled, self.scores.picked = self._scorer.sampled(work.scoring, deltas, logits, sampled)
         return sampled
 
+    def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
+        """How a step that is padded to ``bucket`` runs."""
+        whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
+        if whole is not None:
+            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
+            return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
+        library = () if work.decode_only else self.left_to_library(prefill_rows(work), work.num_decodes > 0)
+        tokens = work.num_tokens if pieces is None else pieces.tokens
+        wholly = work.num_decodes == tokens and _all_wanted(work)
+        rows = StepRows(work.num_decodes, not work.decode_only, len(library) > 0, wholly)
+        kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
+        return Launch(None, pieces, library, rows, kernels)
+
     def _bucket(self, work: StepWork) -> Bucket | None:
         """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
         if self.graphs is None or (work.scoring is not None and work.scoring.reads_prompts):
@@ -129,30 +160,26 @@ class Runner:
         """How the prompts of the step, but what is left to the ``library``, are cut for attention."""
         most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
         lens = work.starts + np.diff(work.query_start)
-        cut: QuerySpans = self._ops.cut_prompts(
+        cut = self._ops.cut_prompts(
             work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, library
         )
         assert bucket is None or cut.config == self._config
         return cut
 
-    def forward(
-        self, work: StepWork, cut: QuerySpans | None, library: tuple[LongRow, ...], in_pieces: Bucket | None
-    ) -> torch.Tensor:
+    def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
         """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
-        behind which one is sampled. What is padded to ``in_pieces`` runs from its graphs."""
-        spans, header = None, self.uploader.header
-        all_wanted = work.scoring is not None and work.scoring.reads_prompts
+        behind which one is sampled."""
+        spans, header, in_pieces = None, self.uploader.header, launch.pieces
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
-        piece = None
+        pieces = None
         if in_pieces is not None:
             assert self.graphs is not None
-            piece = self.graphs.piece(self, in_pieces, work.num_tokens)
+            pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
-            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, piece=piece,
-            num_decodes=work.num_decodes, max_query_len=work.max_query_len,
-            max_context_len=work.max_context_len, spans=spans, library=library,
-            sampled=None if all_wanted or len(work.hidden_index) == work.num_tokens else len(work.hidden_index),
+            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
+            num_decodes=work.num_decodes, spans=spans, library=launch.library,
+            sampled=None if _all_wanted(work) else len(work.hidden_index),
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -161,8 +188,7 @@ class Runner:
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         return self._forward(
-            bucket.rows, bucket.tokens, num_decodes=bucket.rows, max_query_len=1,
-            max_context_len=self.limits.max_model_len, spans=spans, padded=True, pause=pause,
+            bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
             sampled=bucket.rows if bucket.spans else None,
         )  # fmt: skip
 
@@ -172,13 +198,11 @@ class Runner:
         num_tokens: int,
         *,
         num_decodes: int,
-        max_query_len: int,
-        max_context_len: int,
         spans: Spans | None,
         padded: bool = False,
         library: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
-        piece: Piece | None = None,
+        pieces: Pieces | None = None,
         sampled: int | None,
     ) -> torch.Tensor:
         """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
@@ -208,15 +232,16 @@ class Runner:
             context_lens=context_lens,
             slot_mapping=slot_mapping,
             block_tables=state.block_tables,
-            max_query_len=max_query_len,
-            max_context_len=max_context_len,
             num_decodes=num_decodes,
             library=library,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             last=last,
         )
-        hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause, piece)
+        if pieces is None:
+            hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
+        else:
+            hidden = pieces.forward(self.model, tokens, batch)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
     def tokens(self, count: int) -> Tokens:
@@ -275,7 +300,7 @@ class Runner:
             wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
             if wanted is not None and self.graphs.can_resample(wanted):
                 self._send_masks(work)
-                return self.graphs.resample(self, wanted)
+                return self.graphs.resample(wanted)
         return self._resample(work, deltas, logits, sampled)
 
     def _send_masks(self, work: StepWork) -> None:
@@ -304,15 +329,21 @@ class Runner:
         return sampled
 
 
+def _all_wanted(work: StepWork) -> bool:
+    """Whether the hidden states of all tokens are."""
+    scored = work.scoring is not None and work.scoring.reads_prompts
+    return scored or len(work.hidden_index) == work.num_tokens
+
+
 def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
 
 
-def _prefills(work: StepWork) -> tuple[tuple[LongRow, ...], bool]:
-    """The rows after the decodes, by the host's numbers, and whether there are decodes."""
+def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
+    """The rows after the decodes, by the host's numbers."""
     rows = range(work.num_decodes, len(work.slots))
     counts = np.diff(work.query_start)
     found = (
         LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
     )
-    return tuple(found), work.num_decodes > 0
+    return tuple(found)

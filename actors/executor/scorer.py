@@ -76,8 +76,7 @@ class Scorer:
     def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
         """Packed rows; with more alternatives than the kernel finds a few rows at a time are sorted."""
         if num_top <= MAX_TOP:
-            packed: torch.Tensor = self._ops.token_logprobs(logits, tokens, num_top)
-            return packed
+            return self._ops.token_logprobs(logits, tokens, num_top)
         starts = range(0, len(logits), SORTED_ROWS)
         pieces = [slice(start, start + SORTED_ROWS) for start in starts]
         return torch.cat([token_logprobs_reference(logits[piece], tokens[piece], num_top) for piece in pieces])

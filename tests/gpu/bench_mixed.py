@@ -28,9 +28,11 @@ import torch
 from actors.bench.shapes import SHAPES, write_model_folder
 from actors.executor.graphs import Graphs, _run_empty
 from actors.executor.kv_cache import allocate_kv_cache
+from actors.executor.layers.residual import ResidualStream
 from actors.executor.layout import TEMPERATURE, BatchLimits
 from actors.executor.models import build_model
 from actors.executor.ops import Ops
+from actors.executor.pieces import run_piece
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
 from actors.executor.weights import load_weights
@@ -96,10 +98,12 @@ class MixedSteps:
         attended = torch.randn(num_tokens, config.num_heads * config.head_dim, device=CUDA).to(torch.bfloat16)
 
         def run() -> None:
-            residual, added = None, None
+            residual: torch.Tensor | None = None
             for index, layer in enumerate(model.layers):
-                residual, _ = model.piece(index, residual, added, tokens)
-                added = layer.attention.out.add(attended, residual)
+                residual, _ = run_piece(model, index, residual, tokens)
+                stream = ResidualStream(residual)
+                stream.add(attended, layer.attention.out, None)
+                stream.settle()
 
         with torch.inference_mode():
             run()

@@ -19,7 +19,8 @@ import torch
 
 from actors.executor.kv_cache import allocate_kv_cache, is_float8
 from actors.executor.kv_scales import calculate_scales
-from actors.executor.layers.attention import AttentionBatch, attention_shape
+from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.attention_batch import AttentionBatch
 from actors.executor.models import Model, build_model
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
@@ -88,7 +89,7 @@ class Subject:
             slots=torch.zeros(1, **words), query_start=torch.tensor([0, end - start], **words),
             context_lens=torch.tensor([end], **words),
             slot_mapping=self._table[0, places // BLOCK_SIZE].long() * BLOCK_SIZE + places % BLOCK_SIZE,
-            block_tables=self._table, max_query_len=end - start, max_context_len=end, num_decodes=int(decode),
+            block_tables=self._table, num_decodes=int(decode),
             spans=None if cut is None else Spans.copied(cut, self._device),
         )  # fmt: skip
         return self.model.forward(ids[start:end].int().to(self._device), places.int(), self._cache, batch)

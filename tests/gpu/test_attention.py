@@ -22,6 +22,7 @@ from kernels.paged_attention import (
     plan_attention,
 )
 from kernels.rotary_kv_write import rotary_kv_write
+from kernels.target import target_of
 from tests.gpu.kernel_cases import CUDA, SHAPES, relative_error
 from tests.kernels.attention_cases import AttentionCase, make_case
 
@@ -219,7 +220,7 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
     chosen[0] = queries - 1
     lens = (context - queries + 1 + chosen).int()
     plainly = case.keywords | {
-        "slots": words["slots"].expand(len(chosen)).contiguous(), "context_lens": lens, "max_query_len": 1,
+        "slots": words["slots"].expand(len(chosen)).contiguous(), "context_lens": lens,
         "query_start": torch.arange(len(chosen) + 1, dtype=torch.int32, device=CUDA), "num_decodes": len(chosen),
     }  # fmt: skip
     caches = [cache if cache_dtype == torch.int8 else cache.float() for cache in (case.k_cache, case.v_cache)]
@@ -298,8 +299,7 @@ def test_offsets_beyond_int32() -> None:
             "slots": torch.zeros(1, dtype=torch.int32, device=CUDA),
             "query_start": torch.tensor([0, queries], dtype=torch.int32, device=CUDA),
             "context_lens": torch.tensor([length], dtype=torch.int32, device=CUDA),
-            "scale": head_dim**-0.5, "max_query_len": queries, "num_decodes": int(queries == 1),
-            "max_context_len": length,
+            "scale": head_dim**-0.5, "num_decodes": int(queries == 1),
         }  # fmt: skip
         result = paged_attention(q, k_cache, v_cache, block_tables=table, **keywords)
         expected = paged_attention_reference(
@@ -333,8 +333,7 @@ def test_scales_beyond_int32() -> None:
             "slots": torch.zeros(1, dtype=torch.int32, device=CUDA), "block_tables": table, "kv_scales": last,
             "query_start": torch.tensor([0, queries], dtype=torch.int32, device=CUDA),
             "context_lens": torch.tensor([length], dtype=torch.int32, device=CUDA),
-            "scale": head_dim**-0.5, "max_query_len": queries, "num_decodes": int(queries == 1),
-            "max_context_len": length,
+            "scale": head_dim**-0.5, "num_decodes": int(queries == 1),
         }  # fmt: skip
         result = paged_attention(q, k_cache, v_cache, **keywords)
         assert relative_error(result, paged_attention_reference(q.float(), k_cache, v_cache, **keywords)) < 8e-3
@@ -357,7 +356,7 @@ def test_long_attention(heads: tuple[int, int], context_lens: list[int], query_l
     case = make_case(
         context_lens, query_lens, q_heads=heads[0], kv_heads=heads[1], head_dim=128, dtype=torch.bfloat16, device=CUDA
     )
-    assert attention_long.supports(case.q, 0)
+    assert attention_long.supports(case.q.dtype, case.q.shape[2], target_of(case.q.device))
     starts = [sum(query_lens[:row]) for row in range(len(query_lens))]
     rows = [LongRow(row, *of) for row, of in enumerate(zip(starts, query_lens, context_lens, strict=True))]
     words, out = case.keywords, torch.full_like(case.q, torch.nan)

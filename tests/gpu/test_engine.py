@@ -22,7 +22,7 @@ from actors.executor.device import KV_DTYPES
 from actors.executor.errors import EngineError
 from actors.executor.runner import Runner
 from bus.messages import StepResult
-from kernels.linear_choice import Config, choose
+from kernels.linear_choice import LinearChoice, LinearKernel, choose_residual_product
 from kernels.linear_tiles import TileConfig
 from tests.engine_driver import Driver, Grown, HandScheduler
 from tests.model_factory import (
@@ -304,12 +304,15 @@ def test_bfloat16_logits_are_near_float32(
     """
     split, chosen = TileConfig(64, 16, 64, 4, 4, 2, tma=True), set()
 
-    def choose_halves(form: str, x: torch.Tensor, weight: torch.Tensor) -> Config | None:
-        chosen.add(form)
-        return split if form == "residual" and len(x) <= 16 else choose(form, x, weight)
+    def choose_halves(num_tokens: int, *given: Any, **words: Any) -> LinearChoice:
+        choice = choose_residual_product(num_tokens, *given, **words)
+        if words["norms"] and num_tokens <= 16:
+            choice = LinearChoice(LinearKernel.SKINNY_GEMM, "residual", split, "halves are wanted")
+        chosen.add(choice.form)
+        return choice
 
     if halves:
-        monkeypatch.setattr(kernels.linear, "choose", choose_halves)
+        monkeypatch.setattr(kernels.linear, "choose_residual_product", choose_halves)
     folder = make_model(tmp_path, arch, seed=21, std=0.02, **BFLOAT16_SHAPE)
     reference = load_reference(folder)
     for weight in reference.parameters():

@@ -25,7 +25,7 @@ def computed(case: AttentionCase, tokens: torch.Tensor, row_of: torch.Tensor, co
     lens = words["context_lens"][row_of] - (words["query_start"][row_of + 1] - begins)
     lens += (tokens[ends - 1] - begins + 1).int()
     rows = {
-        "slots": words["slots"][row_of].contiguous(), "context_lens": lens, "max_query_len": max(counts),
+        "slots": words["slots"][row_of].contiguous(), "context_lens": lens,
         "query_start": torch.nn.functional.pad(ends, (1, 0)).int(),
     }  # fmt: skip
     return paged_attention_invariant(case.q[tokens], case.k_cache, case.v_cache, **words | rows)

@@ -47,7 +47,7 @@ def test_decode_step_in_a_graph(rows: int) -> None:
     order = torch.arange(rows, **ints)
     keywords: dict[str, Any] = {
         "slots": slots, "query_start": query_start, "context_lens": lens, "block_tables": tables,
-        "scale": head_dim**-0.5, "max_query_len": 1, "num_decodes": rows, "max_context_len": longest,
+        "scale": head_dim**-0.5, "num_decodes": rows,
     }  # fmt: skip
 
     angles = torch.rand(longest, head_dim // 2, device=CUDA)

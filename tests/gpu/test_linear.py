@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from kernels.linear import (
     partial_linear_invariant,
     residual_linear,
 )
-from kernels.linear_choice import Config, choose
+from kernels.linear_choice import Config, LinearChoice, choose, choose_residual_product
 from kernels.linear_specialized import SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
@@ -237,9 +238,11 @@ def test_half_norms(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What begins with halves of norms and completes them computes what whole norms do."""
     chain, x = Chain(4096, 14336), torch.randn(tokens, 4096, device="cuda").bfloat16()
     halves = chain(x)
-    monkeypatch.setattr(
-        kernels.linear, "choose", lambda form, *given: None if form == "residual" else choose(form, *given)
-    )
+
+    def choose_whole_norms(*given: Any, **words: Any) -> LinearChoice:
+        return choose_residual_product(*given, **words | {"norms": False})
+
+    monkeypatch.setattr(kernels.linear, "choose_residual_product", choose_whole_norms)
     assert 0 < worst_row(halves, chain(x)) < 2e-2
 
 

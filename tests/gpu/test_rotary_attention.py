@@ -37,7 +37,7 @@ def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: di
         where = mapping[mapping >= 0]
         cache[where // block_size, where % block_size] = torch.nan
     shared = {name: words[name] for name in ("slots", "context_lens", "block_tables", "scale", "sliding_window")}
-    shared |= {"kv_scales": kv_scales, "max_context_len": words["max_context_len"]}
+    shared |= {"kv_scales": kv_scales}
     cos_sin = norms["cos_sin"]
     rest = {name: value for name, value in norms.items() if name != "cos_sin"}
     shape = AttentionShape(
@@ -53,7 +53,7 @@ def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: di
             qkv, last.int(), cos_sin, k_cache, v_cache, mapping, kv_scales=kv_scales, **rest
         )  # fmt: skip
         out = paged_attention(
-            q, k_cache, v_cache, **shared, query_start=words["query_start"], max_query_len=1, num_decodes=len(slots),
+            q, k_cache, v_cache, **shared, query_start=words["query_start"], num_decodes=len(slots),
             plan=plan,
         )  # fmt: skip
     written = (k_cache, v_cache, kv_scales) if int8 else (k_cache, v_cache)

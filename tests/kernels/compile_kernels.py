@@ -171,7 +171,7 @@ def launch_attention(
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
-        max_query_len=queries, num_decodes=decodes, max_context_len=8 * queries, sliding_window=window,
+        num_decodes=decodes, sliding_window=window,
         decode_lens=meta(rows) if fixed else None, kv_scales=scales,
         plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 5), meta(4, 4))),
     )  # fmt: skip
@@ -186,8 +186,8 @@ def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int, cache
     spans = Spans(prompts_config(shape, invariant=True), meta(64, 5), meta(0, 4))
     paged_attention_invariant(
         meta(64, q_heads, head_dim, dtype=bf16), *caches, slots=meta(8), query_start=meta(9),
-        context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, max_query_len=64, num_decodes=7, kv_scales=scales,
-        max_context_len=64, plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
+        context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, num_decodes=7, kv_scales=scales,
+        plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
     )  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def launch_rotary_attention(
     rotary_attention(
         meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), *caches,
         slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
-        max_context_len=4096, kv_scales=scales,
+        kv_scales=scales,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
     )  # fmt: skip
 
@@ -333,8 +333,7 @@ def launch_all() -> None:
     launch_linear(gated_linear, 128, SpecializedConfig(224))
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
-        x, weight = meta(tokens, 4096, dtype=dtype), meta(28672, 4096, dtype=dtype)
-        launch_linear(linear, tokens, invariant_config(x, weight), dtype)
+        launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
     case = "embedding"
     embedding(meta(256), meta(128256, 4096, dtype=bf16))
     case = "plan"

@@ -107,17 +107,15 @@ def test_memory_for_copies_is_known_before() -> None:
     assert scratch_bytes(8192, 4096, 32, 8, 2) >= 2 * TOGETHER * 8 * 128 * 2
 
 
-def test_where_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "_absent", Target(90, 132))
-    q = torch.empty(4, 32, 128, dtype=torch.bfloat16, device="meta")
-    assert supports(q, 0)
-    assert not supports(q.half(), 0)
-    assert not supports(q, 4096)
-    assert not supports(q.float(), 0)
-    assert not supports(q[:, :, :64], 0)
-    assert not supports(torch.empty(4, 32, 128, dtype=torch.bfloat16), 0)
-    monkeypatch.setattr(target, "_absent", Target(80, 108))
-    assert not supports(q, 0)
+def test_where_it_is_taken() -> None:
+    """Heads of 128 in bfloat16, on Hopper."""
+    hopper = Target(90, 132)
+    assert supports(torch.bfloat16, 128, hopper)
+    assert not supports(torch.float16, 128, hopper)
+    assert not supports(torch.float32, 128, hopper)
+    assert not supports(torch.bfloat16, 64, hopper)
+    assert not supports(torch.bfloat16, 128, None)
+    assert not supports(torch.bfloat16, 128, Target(80, 108))
 
 
 def test_rows_are_taken_where_it_is_faster() -> None:
@@ -151,8 +149,8 @@ def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) 
     plan = plan_attention(empty, empty, AttentionShape(32, 8, 128, 2), spans)
     paged_attention.paged_attention(
         q, cache, cache, slots=torch.empty(2, **ints), query_start=torch.empty(3, **ints),
-        context_lens=torch.empty(2, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1, max_query_len=4096,
-        num_decodes=1, max_context_len=4096, library=[LongRow(1, 1, 4096, 4096, own)],
+        context_lens=torch.empty(2, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1,
+        num_decodes=1, library=[LongRow(1, 1, 4096, 4096, own)],
         plan=AttentionPlan({0: None}, plan.prefills),  # type: ignore[dict-item]
     )  # fmt: skip
     assert asked == ["decode", "prefill", "long" if own else "library"]

@@ -7,7 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.linear_choice import BUCKETS, FORMS, TABLES, bucket_of, choose, guess, load_table, merge_table
+from kernels.linear import LAUNCHES
+from kernels.linear_choice import (
+    BUCKETS,
+    FORMS,
+    KERNELS,
+    TABLES,
+    LinearKernel,
+    bucket_of,
+    choose,
+    choose_product,
+    choose_residual_product,
+    guess,
+    load_table,
+    merge_table,
+    table_path,
+)
 from kernels.linear_specialized import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from kernels.linear_tiles import TileConfig
 from kernels.linear_vector import VectorConfig
@@ -92,3 +107,50 @@ def test_guess() -> None:
         for inputs in (896, 1000, 3584, 18944):
             config = guess("partial", rows, inputs, 1, H200)
             assert config is None or config.fits(inputs)
+
+
+def test_every_kernel_and_form_is_reachable() -> None:
+    """Each row of the table of kernels is some product's, and our own ones can all be launched."""
+    products = [(form, rows, inputs) for form, rows, inputs in load_table(table_path(H200))]
+    chosen = [
+        choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
+        for (form, rows, inputs) in products
+        for tokens in (*BUCKETS, 257)
+        for target in (H200, None)
+        for half in (False, True)
+        if form not in ("partial", "residual")
+    ]
+    chosen += [
+        choose_residual_product(tokens, rows, inputs, torch.bfloat16, H200, biased=biased, norms=norms)
+        for form, rows, inputs in products
+        for tokens in (*BUCKETS, 257)
+        for biased in (False, True)
+        for norms in (False, True)
+        if form == "partial"
+    ]
+    assert {choice.kernel for choice in chosen} == set(LinearKernel)
+    assert set(LinearKernel) == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH}
+    assert {choice.form for choice in chosen} == {*FORMS, "added"}
+    assert set(KERNELS.values()) == set(LAUNCHES)
+    assert all(choice.why for choice in chosen)
+
+
+def test_half_norms_are_completed() -> None:
+    """The library cannot: where it was faster our kernel goes on all the same."""
+    words = "gated", 128, 6144, 1024, torch.bfloat16, H200
+    assert choose_product(*words).kernel is LinearKernel.CUBLAS
+    assert choose_product(*words, half_normed=True).kernel is LinearKernel.SKINNY_GEMM
+
+
+def test_products_for_the_residual() -> None:
+    """With a bias no partial sums are left; of many tokens the library adds; a norm is begun in bfloat16 only."""
+    half, many = (4096, 4096, torch.bfloat16, H200), 300
+    assert choose_residual_product(1, *half).form == "residual"
+    assert choose_residual_product(1, 4096, 4096, torch.float16, H200).form != "residual"
+    assert choose_residual_product(1, *half, norms=False).form == "partial"
+    unsplit = choose_residual_product(1, *half, norms=False, biased=True)
+    assert (unsplit.form, unsplit.config.splits) == ("plain", 1)  # type: ignore[union-attr]
+    assert choose_residual_product(many, *half).form == "added"
+    assert choose_residual_product(many, *half, biased=True).form == "plain"
+    assert choose_residual_product(many, 4096, 4096, torch.float32, H200).form == "plain"
+    assert choose_residual_product(many, 4096, 4096, torch.bfloat16, None).form == "plain"

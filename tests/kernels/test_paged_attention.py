@@ -126,7 +126,6 @@ def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -
         "query_start": pad(words["query_start"], (0, 3), value=num_tokens),
         "context_lens": pad(words["context_lens"], (0, 3)),
         "num_decodes": num_rows + 3,
-        "max_query_len": 1,
         "decode_lens": pad(torch.where(decodes, words["context_lens"], 0), (0, 3)),
     }
     shape = AttentionShape(
@@ -187,8 +186,6 @@ def alone(case: AttentionCase, row: int, first: int, count: int) -> dict[str, An
         "slots": words["slots"][row : row + 1],
         "query_start": torch.tensor([0, count], dtype=torch.int32, device=device),
         "context_lens": words["context_lens"][row : row + 1] - (case.query_lens[row] - first - count),
-        "max_query_len": count,
-        "max_context_len": case.context_lens[row],
         "num_decodes": int(count == 1),
     }
 

@@ -41,7 +41,7 @@ def make(device: torch.device, *, norms: bool = False, **shape: Any) -> dict[str
     a 127th of the largest number."""
     case = make_case(LENS, [1] * len(LENS), **shape, device=device)
     (q_heads, head_dim), (block_size, kv_heads) = case.q.shape[1:], case.k_cache.shape[1:3]
-    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "kv_scales", "max_context_len"
+    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "kv_scales"
     words = {name: case.keywords[name] for name in names}
     words["block_tables"][words["slots"][NOWHERE]] = -1
     case.k_cache[0], case.v_cache[0] = 0, 0  # is read instead

@@ -26,6 +26,7 @@ CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
 STARTED = "process_start_time_seconds"
 GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
 GPU_BUSY = "pagebus:executor_busy_seconds_total"
+PATHS = "pagebus:attention_steps_total"
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class Roster:
     def __init__(self) -> None:
         self._members: dict[tuple[str, str], Member] = {}
         self._before: dict[str, tuple[float, dict[str, float]]] = {}
+        self._paths_before: dict[str, dict[str, float]] = {}
 
     def take(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
         """The leases that are held now."""
@@ -105,6 +107,8 @@ class Roster:
                 return None
             return float(f"{max(0.0, values[name] - before[name]) / (now_s - then_s):.3g}")
 
+        paths = _by_label(snapshots.get(key), PATHS, "path")
+        paths_before, self._paths_before[key] = self._paths_before.get(key, paths), paths
         counted, unit = RATES.get(lease.kind, ("", ""))
         state = "gone" if member.gone_s is not None else str(info.get("state"))
         phase, progress = _progress(state, info)
@@ -129,6 +133,7 @@ class Roster:
             "gpu": min(1.0, busy) if lease.kind == "executor" and (busy := rate(GPU_BUSY)) is not None else None,
             "gpu_memory_bytes": _rounded(values.get(GPU_MEMORY)),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
+            "paths": _shares(paths_before, paths),
         }
 
 
@@ -163,6 +168,19 @@ def _values(snapshot: Mapping[str, Any] | None) -> dict[str, float]:
         if "value" in data:
             values[name] = values.get(name, 0.0) + data["value"]
     return values
+
+
+def _by_label(snapshot: Mapping[str, Any] | None, wanted: str, label: str) -> dict[str, float]:
+    """The counters of one name, by what their ``label`` says."""
+    series = snapshot["series"] if snapshot is not None else ()
+    return {labels[label]: data["value"] for name, labels, data in series if name == wanted}
+
+
+def _shares(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Of each in what was counted meanwhile, the largest first; none if that was nothing."""
+    counted = {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
+    total = sum(counted.values())
+    return {key: round(count / total, 3) for key, count in sorted(counted.items(), key=lambda each: -each[1]) if count}
 
 
 async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:

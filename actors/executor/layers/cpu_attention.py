@@ -10,14 +10,13 @@ or are shared, the pairs' blocks are gathered after all. Rows with several queri
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from actors.executor.layers.attention import AttentionBatch
+from actors.executor.layers.attention_batch import AttentionBatch
+from actors.executor.layers.attention_pass import Heads, Pages
 from actors.executor.ops import Ops
 
 MASKED = -1e30
@@ -64,9 +63,9 @@ class Pairs:
 
 
 class CpuPass:
-    """An :class:`~actors.executor.layers.attention.AttentionPass` for float32 on a CPU."""
+    """An :class:`~actors.executor.layers.attention_pass.AttentionPass` for float32 on a CPU."""
 
-    writes = False
+    stores = False
 
     def __init__(self, ops: Ops, scratch: Scratch, batch: AttentionBatch) -> None:
         self._ops = ops
@@ -74,18 +73,15 @@ class CpuPass:
         self.batch = batch
         self._pairs: dict[int, Pairs] = {}
 
-    def attend(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        scale: float,
-        window: int,
-        kv_scales: torch.Tensor | None = None,
-        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
-        rotary: Mapping[str, Any] | None = None,
-    ) -> torch.Tensor:
+    def attend(self, qkv: torch.Tensor, pages: Pages, heads: Heads) -> torch.Tensor:
+        q, (k_cache, v_cache, kv_scales) = qkv[:, : heads.sizes[0]], pages
         assert kv_scales is None  # a float8 cache is the reference's
+        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window)
+
+    def attend_queries(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
+    ) -> torch.Tensor:
+        """Attention of q [T, Hq, D] over a layer's keys and values in the cache -> [T, Hq, D]."""
         count = self.batch.num_decodes
         if not count:
             return self._refer(q, k_cache, v_cache, scale, window, 0)
@@ -101,7 +97,7 @@ class CpuPass:
     ) -> torch.Tensor:
         """The reference's answer for all rows but the first ``skip`` decode rows: [T - skip, Hq, D]."""
         batch = self.batch
-        attended: torch.Tensor = self._ops.paged_attention(
+        return self._ops.paged_attention(
             q[skip:],
             k_cache,
             v_cache,
@@ -110,12 +106,9 @@ class CpuPass:
             context_lens=batch.context_lens[skip:],
             block_tables=batch.block_tables,
             scale=scale,
-            max_query_len=batch.max_query_len,
             num_decodes=batch.num_decodes - skip,
-            max_context_len=batch.max_context_len,
             sliding_window=window,
         )
-        return attended
 
     def _decode(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int

@@ -19,8 +19,7 @@ class Embedding:
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
-        rows: torch.Tensor = self._ops.embedding(input_ids, self.weight)
-        return rows
+        return self._ops.embedding(input_ids, self.weight)
 
 
 class Head:
@@ -35,5 +34,4 @@ class Head:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> float32 [R, V]."""
-        logits: torch.Tensor = self._ops.linear(hidden, self.weight, None, torch.float32)
-        return logits
+        return self._ops.linear(hidden, self.weight, None, torch.float32)

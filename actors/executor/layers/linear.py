@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import torch
 
@@ -11,10 +10,6 @@ from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
 from kernels.norm import HalfNorm, NextNorm
-
-Added: TypeAlias = torch.Tensor | HalfNorm | None
-"""What becomes of a product that goes into the residual [T, D]: still to be added to it, [T, D] or partial sums
-[S, T, D]; or added, and the next norm half done; or added, and no more (None)."""
 
 
 class Linear:
@@ -32,8 +27,7 @@ class Linear:
         self.bias = parameters.bias(biases) if bias else None
 
     def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
-        product: torch.Tensor = self._ops.linear(x, self.weight, self.bias)
-        return product
+        return self._ops.linear(x, self.weight, self.bias)
 
 
 class ResidualLinear(Linear):
@@ -47,11 +41,14 @@ class ResidualLinear(Linear):
         super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
         self._counters = torch.zeros(len(self.weight), dtype=torch.int32, device=parameters.device)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm | None) -> Added:
-        """The product of x, as :meth:`RMSNorm.add` takes it; ``norm`` comes next, if it may be half done here."""
-        following = None if norm is None else NextNorm(norm.weight, norm.eps, self._counters)
-        product: Added = self._ops.partial_linear(x, self.weight, self.bias, residual, following)
-        return product
+    def into(self, residual: torch.Tensor, x: torch.Tensor, before: RMSNorm | None) -> torch.Tensor | HalfNorm | None:
+        """The product of x for ``residual`` [T, out]; ``before`` which norm, if that may be half done here.
+
+        It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
+        result; or it has been, and no more (None).
+        """
+        following = None if before is None else NextNorm(before.weight, before.eps, self._counters)
+        return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
 
 
 class GatedLinear(Linear):
@@ -60,5 +57,4 @@ class GatedLinear(Linear):
     __slots__ = ()
 
     def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
-        product: torch.Tensor = self._ops.gated_linear(x, self.weight, self.bias)
-        return product
+        return self._ops.gated_linear(x, self.weight, self.bias)

@@ -6,7 +6,6 @@ import torch
 
 from actors.executor.layers.parameters import Parameters
 from actors.executor.ops import Ops
-from kernels.norm import HalfNorm
 
 
 class RMSNorm:
@@ -21,15 +20,8 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., D] -> [..., D], a new tensor."""
-        normed: torch.Tensor = self._ops.rms_norm(x, self.weight, self.eps)
-        return normed
+        return self._ops.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor | HalfNorm | None, residual: torch.Tensor) -> torch.Tensor | HalfNorm:
-        """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place and return the norm of the sum. What is
-        None has been added already, and what is half this norm is left to the product behind it."""
-        if x is None:
-            return self(residual)
-        if isinstance(x, HalfNorm):
-            return x
-        normed: torch.Tensor = self._ops.add_rms_norm(x, residual, self.weight, self.eps)
-        return normed
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x [T, D], or its partial sums [S, T, D], to ``residual`` in place; the norm of the sum, a new tensor."""
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,31 +10,29 @@ from typing import ClassVar
 
 import torch
 
-from actors.executor.layers.attention import Attention, AttentionBatch, AttentionPass
+from actors.executor.layers.attention import Attention
+from actors.executor.layers.attention_batch import AttentionBatch, Tokens
+from actors.executor.layers.attention_pass import AttentionPass
 from actors.executor.layers.embedding import Embedding, Head
-from actors.executor.layers.linear import Added
 from actors.executor.layers.mlp import GatedMLP
 from actors.executor.layers.norm import RMSNorm
 from actors.executor.layers.parameters import Parameters
+from actors.executor.layers.passes import AttentionPasses
+from actors.executor.layers.residual import ResidualStream
 from actors.executor.layers.rotary import rotary_table
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig
-from kernels.norm import HalfNorm
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """What T tokens of a pass are, and where their keys and values go: ``ids``, ``positions`` and ``slot_mapping`` [T]
-    (negative: nowhere; None: attention itself will store them)."""
+class ForwardPass:
+    """The tokens of a pass and how they attend: all of them, and in the last layer perhaps those alone whose places are
+    in ``last`` [N]."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor | None
-    kv_cache: torch.Tensor
-
-
-Piece = Callable[[int, torch.Tensor | None, Added, Tokens], tuple[torch.Tensor, torch.Tensor]]
-"""What lies between the attentions of two layers: :meth:`LlamaModel.piece`, or what computes the same."""
+    tokens: Tokens
+    attention: AttentionPass
+    ending: AttentionPass
+    last: torch.Tensor | None
 
 
 class LlamaLayer:
@@ -48,11 +47,30 @@ class LlamaLayer:
         self.mlp_norm = RMSNorm(parameters, f"{prefix}.post_attention_layernorm", size, eps, ops)
         self.mlp = GatedMLP(config, parameters, f"{prefix}.mlp", ops)
 
+    def forward(self, stream: ResidualStream, step: ForwardPass, following: RMSNorm) -> None:
+        """x += attention(norm(x)), then x += mlp(norm(x)); the ``following`` norm reads x next."""
+        self.attend(stream, self.project(stream, step.tokens), step.tokens.kv_cache, step.attention)
+        self.feed_forward(stream, following)
+
+    def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
+        """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`."""
+        return self.attention.project(stream.normed(self.attention_norm), tokens)
+
+    def attend(
+        self, stream: ResidualStream, qkv: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
+    ) -> None:
+        """Add what the tokens find in the cache to the stream."""
+        stream.add(self.attention.attend(qkv, kv_cache, attention), self.attention.out, self.mlp_norm)
+
+    def feed_forward(self, stream: ResidualStream, following: RMSNorm | None) -> None:
+        """Add the MLP of the normed stream to it; None is no norm that may be half done by then."""
+        stream.add(self.mlp.gate_up(stream.normed(self.mlp_norm)), self.mlp.down, following)
+
 
 class LlamaModel:
     """A decoder: embedding, layers, norm, head. Its tensors are uninitialised until weights are loaded.
 
-    ``begin`` makes the :class:`AttentionPass` of a batch.
+    ``passes`` begins the attention of each pass.
     """
 
     attention_class: ClassVar[type[Attention]] = Attention
@@ -62,11 +80,12 @@ class LlamaModel:
         config: ModelConfig,
         parameters: Parameters,
         ops: Ops,
-        begin: Callable[[AttentionBatch], AttentionPass],
+        passes: AttentionPasses,
         num_positions: int,
     ) -> None:
         self.config = config
-        self._begin = begin
+        self.chooser = passes.chooser
+        self._begin = passes.begin
         self.parameters = parameters
         self.num_positions = num_positions
         rotary = rotary_table(config, num_positions, parameters.device)
@@ -84,7 +103,7 @@ class LlamaModel:
         """In this block a pass goes through one layer of each kind, and the last, only: others launch the same kernels,
         and take no memory of their own. For warming up."""
         layers = self.layers
-        few = list({layer.attention.window: layer for layer in reversed(layers[:-1])}.values())
+        few = list({layer.attention.heads.window: layer for layer in reversed(layers[:-1])}.values())
         self.layers = [*few, layers[-1]]
         try:
             yield
@@ -99,51 +118,38 @@ class LlamaModel:
         kv_cache: torch.Tensor,
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
-        piece: Piece | None = None,
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm, or [N, H] of the batch's last
-        tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer.
-        ``piece`` may stand for :meth:`piece`.
-
-        ``residual`` is the sum of all outputs so far; each norm adds the newest output to it on the way.
-        """
-        attention, piece = self._begin(batch), piece or self.piece
-        ending = attention if batch.last is None else self._begin(batch.of_last_tokens(batch.last))
-        tokens = Tokens(input_ids, positions, None if attention.writes else batch.slot_mapping, kv_cache)
-        residual: torch.Tensor | None = None
-        added: Added = None
-        for index, layer in enumerate(self.layers):
+        tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer."""
+        step = self.begin(input_ids, positions, kv_cache, batch)
+        stream = ResidualStream(self.embedding(input_ids))
+        for layer, following in itertools.pairwise(self.layers):
             pause()
-            residual, qkv = piece(index, residual, added, tokens)
-            if layer is self.layers[-1] and batch.last is not None:
-                attention, last = ending, batch.last.index
-                residual, qkv = residual.index_select(0, last), qkv.index_select(0, last)
-            added = layer.attention.add(qkv, residual, kv_cache, attention, layer.mlp_norm)
-            del qkv  # the next piece may have its memory
-        assert residual is not None
-        hidden = self.norm.add(self._feed_forward(self.layers[-1], residual, added, None), residual)
+            layer.forward(stream, step, following.attention_norm)
+        pause()
+        return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
+
+    def begin(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch
+    ) -> ForwardPass:
+        """How the tokens of a pass attend; to be asked for before all else that the pass launches."""
+        attention, last = self._begin(batch), batch.last
+        ending = attention if last is None else self._begin(batch.of_last_tokens(last))
+        tokens = Tokens(input_ids, positions, None if attention.stores else batch.slot_mapping, kv_cache)
+        return ForwardPass(tokens, attention, ending, None if last is None else last.index)
+
+    def finish(self, stream: ResidualStream, qkv: torch.Tensor, step: ForwardPass) -> torch.Tensor:
+        """From the attention of the last layer to the last norm: hidden states as of :meth:`forward`."""
+        layer = self.layers[-1]
+        if step.last is not None:
+            stream.keep(step.last)
+            qkv = qkv.index_select(0, step.last)
+        layer.attend(stream, qkv, step.tokens.kv_cache, step.ending)
+        del qkv  # the MLP may have its memory
+        layer.feed_forward(stream, None)
+        hidden = stream.normed(self.norm)
         assert isinstance(hidden, torch.Tensor)
         return hidden
-
-    def piece(
-        self, index: int, residual: torch.Tensor | None, added: Added, tokens: Tokens
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual``
-        [T, H], None before the first layer, and what is still to be added to it -> itself, and queries, keys and values
-        [T, Hq + 2 Hkv, D] as :meth:`Attention.write` leaves them."""
-        layer = self.layers[index]
-        norm = layer.attention_norm
-        hidden: torch.Tensor | HalfNorm
-        if residual is None:
-            residual = self.embedding(tokens.ids)
-            hidden = norm(residual)
-        else:
-            hidden = norm.add(self._feed_forward(self.layers[index - 1], residual, added, norm), residual)
-        return residual, layer.attention.write(hidden, tokens.positions, tokens.slot_mapping, tokens.kv_cache)
-
-    def _feed_forward(self, layer: LlamaLayer, residual: torch.Tensor, added: Added, norm: RMSNorm | None) -> Added:
-        """The output of the layer's MLP for ``residual``, to which its attention was ``added``; ``norm`` comes next."""
-        return layer.mlp.add(layer.mlp_norm.add(added, residual), residual, norm)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

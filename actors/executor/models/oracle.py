@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from actors.executor.layers.attention import AttentionBatch
-from actors.executor.models.llama import LlamaModel, Piece
+from actors.executor.layers.attention_batch import AttentionBatch
+from actors.executor.models.llama import LlamaModel
 
 MASK = 2**32 - 1
 LOGIT_RANGE = 8.0
@@ -33,7 +33,6 @@ class OracleModel(LlamaModel):
         kv_cache: torch.Tensor,
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
-        piece: Piece | None = None,
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens."""
         time.sleep(0.001 * self.config.num_layers)
@@ -60,7 +59,7 @@ class OracleModel(LlamaModel):
 def prefix_hashes(key_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
     """int64 [R, C]: of each row's first 1, 2, ... C tokens, as the cache has them; rubbish after the row's last."""
     block_size = key_cache.shape[1]
-    num_blocks = -(-batch.max_context_len // block_size)
+    num_blocks = -(-int(batch.context_lens.max()) // block_size)
     blocks = batch.block_tables.index_select(0, batch.slots)[:, :num_blocks].long()
     keys = key_cache[blocks.clamp(0, len(key_cache) - 1)].flatten(1, 2)[:, :, 0].long()
     places = torch.arange(keys.shape[1]).unsqueeze(0)

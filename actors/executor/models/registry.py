@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from actors import model_config
-from actors.executor.layers.attention import KernelPass, attention_shape
-from actors.executor.layers.cpu_attention import CpuPass, Scratch
+from actors.executor.layers.attention import attention_shape
 from actors.executor.layers.parameters import Parameters
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.models.llama import LlamaModel
 from actors.executor.models.mistral import MistralModel
 from actors.executor.models.oracle import OracleModel
@@ -17,6 +15,8 @@ from actors.executor.models.qwen2 import Qwen2Model
 from actors.executor.models.qwen3 import Qwen3Model
 from actors.executor.ops import Ops
 from actors.model_config import ModelConfig, ModelError
+from kernels.attention_choice import AttentionChooser, AttentionSetup
+from kernels.target import target_of
 
 MODELS: dict[str, type[LlamaModel]] = {
     model_config.LLAMA: LlamaModel,
@@ -35,9 +35,12 @@ def build_model(
     ops: Ops,
     max_model_len: int | None = None,
     cache_dtype: torch.dtype | None = None,
+    *,
+    backend: str = "auto",
+    deterministic: bool = False,
 ) -> LlamaModel:
     """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: all it has), for a
-    cache of ``cache_dtype`` (default: ``dtype``).
+    cache of ``cache_dtype`` (default: ``dtype``). ``backend`` and ``deterministic``: as in :class:`AttentionSetup`.
 
     Raises:
         ModelError: the architecture has no class here.
@@ -46,7 +49,10 @@ def build_model(
         supported = ", ".join(model_config.ARCHITECTURES)
         raise ModelError(f"architecture {config.architecture!r} is not supported (supported: {supported})")
     num_positions = max_model_len or model_config.max_positions(config)
-    shape = attention_shape(config, dtype, cache_dtype or dtype)
-    in_place = device.type == "cpu" and dtype == (cache_dtype or dtype) == torch.float32
-    begin = partial(CpuPass, ops, Scratch()) if in_place else partial(KernelPass, ops, shape)
-    return MODELS[config.architecture](config, Parameters(device, dtype), ops, begin, num_positions)
+    cache_dtype = cache_dtype or dtype
+    setup = AttentionSetup(
+        target_of(device), dtype, cache_dtype, config.num_heads, config.num_kv_heads, config.head_dim,
+        frozenset(config.layer_windows), backend, deterministic,
+    )  # fmt: skip
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
+    return MODELS[config.architecture](config, Parameters(device, dtype), ops, passes, num_positions)

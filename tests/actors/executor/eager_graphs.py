@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
 
 from actors.executor.buckets import Bucket, Buckets
 from actors.executor.graphs import Graphs, padded_pass
-from actors.executor.layers.attention import KernelPass, attention_shape
+from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.resampling import Resampling
 from actors.executor.runner import Runner
 from actors.executor.step_work import StepWork
 from actors.executor.upload import Uploader
+from kernels.attention_choice import AttentionChooser
+from kernels.target import Target
 from tests.engine_driver import Driver
 
 
 class EagerGraphs(Graphs):
     """Runs what the graph of a bucket holds, instead of the graph, with garbage wherever no input of the step is."""
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: Buckets, runner: Runner) -> None:
         super().__init__(buckets)
+        self.runner = runner
         self.replayed: set[Bucket] = set()
         self.resampled: set[Resampling] = set()
         self._logits = torch.empty(0)
@@ -29,7 +33,8 @@ class EagerGraphs(Graphs):
     def bucket(self, work: StepWork) -> Bucket | None:
         return self.buckets.fitting(work)
 
-    def replay(self, runner: Runner, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        runner = self.runner
         self.replayed.add(bucket)
         for inputs in (runner._input_ids, runner._positions, runner._slot_mapping, runner._context_lens):
             inputs.fill_(10**6)
@@ -39,15 +44,16 @@ class EagerGraphs(Graphs):
     def can_resample(self, wanted: Resampling) -> bool:
         return True
 
-    def resample(self, runner: Runner, wanted: Resampling) -> torch.Tensor:
+    def resample(self, wanted: Resampling) -> torch.Tensor:
         assert wanted.bucket.rows == len(self._logits)
         self.resampled.add(wanted)
-        return runner.sample_with_extras(wanted.extras, self._logits, any_random=True)
+        return self.runner.sample_with_extras(wanted.extras, self._logits, any_random=True)
 
 
 def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: Buckets) -> EagerGraphs:
     """The engine, which is on a CPU, pads its steps to these buckets."""
-    runner, graphs = driver.engine._loaded.runner, EagerGraphs(buckets)
+    runner = driver.engine._loaded.runner
+    graphs = EagerGraphs(buckets, runner)
     config, cache = runner.model.config, runner.kv_cache
     shape = attention_shape(config, runner.model.parameters.dtype, cache.dtype)
     uploader = Uploader(
@@ -56,5 +62,6 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     monkeypatch.setattr(runner, "buckets", buckets)
     monkeypatch.setattr(runner, "uploader", uploader)
     monkeypatch.setattr(runner, "graphs", graphs)
-    monkeypatch.setattr(runner.model, "_begin", partial(KernelPass, runner._ops, shape))
+    chooser = AttentionChooser(replace(runner.model.chooser.setup, target=Target(80, 108)))
+    monkeypatch.setattr(runner.model, "_begin", AttentionPasses(runner._ops, shape, chooser).begin)
     return graphs

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from actors.executor.kv_cache import allocate_kv_cache, is_float8
 from actors.executor.kv_scales import calculate_scales
-from actors.executor.layers.attention import AttentionBatch
+from actors.executor.layers.attention_batch import AttentionBatch
 from actors.executor.models import Model, build_model
 from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
@@ -59,8 +59,6 @@ def logits_of(model: Model, ids: list[int], cache_dtype: torch.dtype) -> torch.T
         context_lens=torch.tensor([count], dtype=torch.int32),
         slot_mapping=places,
         block_tables=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
-        max_query_len=count,
-        max_context_len=count,
         num_decodes=0,
     )
     cache = allocate_kv_cache(model.config, num_blocks, BLOCK_SIZE, cache_dtype, CPU)

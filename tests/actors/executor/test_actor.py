@@ -140,12 +140,18 @@ async def test_plans_become_results(folder: Path) -> None:
         while (plan := scheduler.plan()) is not None:
             await running.send(plan, epoch=5)
             scheduler.process(await running.result())
-        snapshot = {name: data for name, _, data in running.actor.metrics.snapshot()["series"]}
+        await running.actor.measure()
+        series = running.actor.metrics.snapshot()["series"]
+        snapshot = {name: data for name, _, data in series}
+        paths = {labels["path"]: data["value"] for _, labels, data in series if "path" in labels}
+        products = {labels["product"]: labels["kernel"] for _, labels, _ in series if "product" in labels}
 
     assert sequence.output == reference_generate(folder, [PROMPT], 6)[0]
     assert running.position == EntryId(running.actor.epoch, scheduler.step)
     assert snapshot["pagebus:executor_steps_total"]["value"] == scheduler.step
     assert snapshot["pagebus:executor_busy_seconds_total"]["value"] > 0
+    assert paths == {"cpu": scheduler.step - 1}  # the last one only frees a slot
+    assert products == dict.fromkeys(("qkv", "o", "gate_up", "down", "lm_head"), "torch")
 
 
 async def test_plans_of_an_earlier_life_are_passed_over(folder: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from actors.executor import engine, loading
 from actors.executor.runner import Runner
-from actors.settings import Settings
 from bus.messages import END_LENGTH, END_STOP, StepPlan, StepResult
 from kernels.attention_library import LongRow
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts, outputs
@@ -135,7 +134,7 @@ def test_idle_moments_are_for_long_prompts(
     all_done = threading.Event()
 
     class Shapes:
-        def __init__(self, settings: Settings, runner: Runner) -> None:
+        def __init__(self, runner: Runner) -> None:
             self.left = 3
 
         def __len__(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def test_each_shape_is_attended_once(tmp_path: Path, cache_dtype: str, monkeypat
 
     monkeypatch.setattr(long_prompts, "long_prefill", attend)
     settings = SETTINGS.replace(kv_cache_dtype=cache_dtype)
-    prompts = LongPrompts(settings, runner_of(tmp_path, settings))
+    prompts = LongPrompts(runner_of(tmp_path, settings))
     while prompts:
         prompts.prepare_next()
     assert attended == BATCHES
@@ -65,7 +64,7 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(long_prompts, "long_prefill", attend)
-    prompts = LongPrompts(SETTINGS, runner_of(tmp_path, SETTINGS))
+    prompts = LongPrompts(runner_of(tmp_path, SETTINGS))
     prompts.prepare_next()
     assert not prompts
 
@@ -75,7 +74,7 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LongPrompts:
     """Whose ``prepare_next`` attends nothing."""
     monkeypatch.setattr(long_prompts, "long_prefill", lambda *_: None)
     settings = SETTINGS.replace(attention_backend="auto")
-    return LongPrompts(settings, runner_of(tmp_path, settings))
+    return LongPrompts(runner_of(tmp_path, settings))
 
 
 CHUNK = (LongRow(0, 0, 4096, 12288),)
@@ -133,19 +132,24 @@ def test_larger_pieces_stand_in_for_smaller_ones(prompts: LongPrompts) -> None:
 
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes for which the own kernel is faster, and all where the library has no say."""
-    runner = runner_of(tmp_path, SETTINGS)
-    assert 0 < len(LongPrompts(SETTINGS.replace(attention_backend="auto"), runner)) < len(BATCHES)
-    assert not LongPrompts(SETTINGS.replace(attention_backend="triton"), runner)
-    assert not LongPrompts(SETTINGS.replace(deterministic=True), runner)
-    monkeypatch.setattr(runner.model, "config", replace(runner.model.config, layer_windows=(4096,)))
-    assert not LongPrompts(SETTINGS, runner)
+
+    def prompts(**changes: Any) -> LongPrompts:
+        return LongPrompts(runner_of(tmp_path, SETTINGS.replace(**changes)))
+
+    assert 0 < len(prompts(attention_backend="auto")) < len(BATCHES)
+    assert not prompts(attention_backend="triton")
+    assert not prompts(deterministic=True)
+    monkeypatch.setitem(CONFIG, "use_sliding_window", True)
+    monkeypatch.setitem(CONFIG, "sliding_window", 4096)
+    monkeypatch.setitem(CONFIG, "max_window_layers", 0)
+    assert not prompts()
 
 
 def test_our_kernel_takes_long_prompts_where_there_is_one(tmp_path: Path) -> None:
     """It waits for no plans, so none are made, and decodes may be beside them."""
     for backend in ("auto", "triton"):
         settings = SETTINGS.replace(attention_backend=backend)
-        prompts = LongPrompts(settings, runner_of(tmp_path, settings, HOPPER))
+        prompts = LongPrompts(runner_of(tmp_path, settings, HOPPER))
         assert not prompts
         assert prompts.parts(CHUNK, True) == (CHUNK[0]._replace(own=True),)
-    assert not LongPrompts(SETTINGS, runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own
+    assert not LongPrompts(runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from actors.executor.kv_cache import allocate_kv_cache
-from actors.executor.layers.attention import KernelPass, LastTokens, attention_shape
+from actors.executor.layers.attention import attention_shape
+from actors.executor.layers.attention_batch import LastTokens
+from actors.executor.layers.attention_pass import AttentionPass
+from actors.executor.layers.passes import AttentionPasses
 from actors.executor.models import AttentionBatch, Model, build_model
 from actors.executor.ops import Ops
 from actors.executor.weights import load_weights
 from actors.model_config import ARCHITECTURES, ModelConfig
+from kernels.attention_choice import AttentionChooser
+from kernels.target import Target
 from tests.model_factory import (
     REFERENCE_CONFIGS,
     ReferenceConfig,
@@ -67,8 +73,6 @@ class PagedSequences:
             context_lens=context_lens,
             slot_mapping=torch.cat(slots),
             block_tables=self.tables,
-            max_query_len=max(len(new[i]) for i in rows),
-            max_context_len=max(self.lens[i] for i in rows),
             num_decodes=sum(len(new[i]) == 1 for i in rows),
             last=LastTokens(starts[1:].int() - 1, of_rows, context_lens) if self.only_last else None,
         )
@@ -130,17 +134,18 @@ def test_attention_may_write_keys_and_values_itself(arch: str, tmp_path: Path, m
     model, sequences = load(make_model(tmp_path, arch, seed=24)), random_sequences(307)
     expected = chunked_logits(model, sequences)
     shape = attention_shape(model.config, torch.float32, torch.float32)
-    passes: list[KernelPass] = []
+    chooser = AttentionChooser(replace(model.chooser.setup, target=Target(80, 108)))
+    passes: list[AttentionPass] = []
 
-    def begin(batch: AttentionBatch) -> KernelPass:
-        passes.append(KernelPass(Ops.reference(), shape, batch))
+    def begin(batch: AttentionBatch) -> AttentionPass:
+        passes.append(AttentionPasses(Ops.reference(), shape, chooser).begin(batch))
         return passes[-1]
 
     monkeypatch.setattr(model, "_begin", begin)
 
     for got, wanted in zip(chunked_logits(model, sequences, float("nan")), expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
-    assert [each.writes for each in passes] == [set(counts) <= {0, 1} for counts in CHUNKS]
+    assert [each.stores for each in passes] == [set(counts) <= {0, 1} for counts in CHUNKS]
 
 
 def test_what_was_never_written_is_never_read(tmp_path: Path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.executor.layers.attention import AttentionBatch, KernelPass
+from actors.executor.layers.attention_batch import AttentionBatch
 from actors.executor.layers.cpu_attention import CpuPass, Scratch
 from actors.executor.ops import Ops
-from kernels.paged_attention import AttentionShape
 
 BLOCK_SIZE, HEAD_DIM = 16, 64
 OPS = Ops.reference()
-SHAPE = AttentionShape(4, 2, 64, 4)  # the references look at none of it
 
 
 def decode_batch(lens: list[int], tables: torch.Tensor) -> AttentionBatch:
@@ -24,8 +22,6 @@ def decode_batch(lens: list[int], tables: torch.Tensor) -> AttentionBatch:
         context_lens=torch.tensor(lens, dtype=torch.int32),
         slot_mapping=torch.empty(0, dtype=torch.int64),  # all is in the cache
         block_tables=tables.to(torch.int32),
-        max_query_len=1,
-        max_context_len=max(lens),
         num_decodes=count,
     )
 
@@ -44,8 +40,11 @@ def check(
     k_cache, v_cache = cache.select(1, 1).unbind(1)
     cpu = CpuPass(OPS, Scratch(), batch)
 
-    expected = KernelPass(OPS, SHAPE, batch).attend(q, k_cache, v_cache, 0.125, window)
-    got = cpu.attend(q, k_cache, v_cache, 0.125, window)
+    expected = OPS.paged_attention(
+        q, k_cache, v_cache, slots=batch.slots, query_start=batch.query_start, context_lens=batch.context_lens,
+        block_tables=batch.block_tables, scale=0.125, num_decodes=batch.num_decodes, sliding_window=window,
+    )  # fmt: skip
+    got = cpu.attend_queries(q, k_cache, v_cache, 0.125, window)
 
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     return cpu
@@ -98,7 +97,7 @@ def test_decodes_before_prefills() -> None:
     """Decode rows go first; rows with several queries follow in the same pass."""
     batch = decode_batch([40, 7, 50, 30], torch.arange(16).view(4, 4))
     batch.query_start = torch.tensor([0, 1, 2, 22, 52], dtype=torch.int32)
-    batch.num_decodes, batch.max_query_len = 2, 30
+    batch.num_decodes = 2
 
     check(batch, heads=6, kv_heads=3)
     check(batch, heads=6, kv_heads=3, window=11)

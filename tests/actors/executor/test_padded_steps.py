@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from actors.executor.buckets import Bucket, Buckets
-from actors.executor.models import Piece
-from actors.executor.pieces import Pieces
-from actors.executor.runner import Runner
+from actors.executor.pieces import Pieces, run_piece
 from actors.executor.step_work import StepWork
 from bus.messages import StepResult
 from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
@@ -122,8 +120,9 @@ class EagerPieces(EagerGraphs):
     def bucket(self, work: StepWork) -> Bucket | None:
         return None if work.decode_only else Bucket(0, self.SIZE, pieces=True)
 
-    def piece(self, runner: Runner, bucket: Bucket, num_tokens: int) -> Piece:
+    def pieces(self, bucket: Bucket) -> Pieces:
         self.replayed.add(bucket)
+        runner = self.runner
         model, config, size = runner.model, runner.model.config, bucket.tokens
         residual = torch.full((size, config.hidden_size), torch.nan)
         qkv = torch.full((size, config.num_heads + 2 * config.num_kv_heads, config.head_dim), torch.nan)
@@ -136,13 +135,12 @@ class EagerPieces(EagerGraphs):
 
             def replay(self) -> None:
                 given = residual if self.index else None
-                for kept, found in zip(
-                    (residual, qkv), model.piece(self.index, given, None, runner.tokens(size)), strict=True
-                ):
-                    kept.copy_(found)
+                found = run_piece(model, self.index, given, runner.tokens(size))
+                for kept, each in zip((residual, qkv), found, strict=True):
+                    kept.copy_(each)
 
         graphs = [Computed(index) for index in range(config.num_layers)]
-        return Pieces(graphs, residual, [qkv] * len(graphs)).of(num_tokens)
+        return Pieces(graphs, residual, [qkv] * len(graphs))
 
 
 @pytest.mark.parametrize("budget", [5, 17, 64])
@@ -152,7 +150,7 @@ def test_steps_in_pieces_have_the_same_tokens(
 ) -> None:  # fmt: skip
     """What lies between attentions may be padded, with garbage behind the tokens of rows of any kind."""
     runner = driver.engine._loaded.runner
-    pieces = EagerPieces(runner.buckets)
+    pieces = EagerPieces(runner.buckets, runner)
     monkeypatch.setattr(runner, "graphs", pieces)
 
     assert outputs(driver, driver.scheduler(budget), prompts) == expected

@@ -175,6 +175,20 @@ def test_the_roster_shows_rates() -> None:
     assert (row["rate"], row["unit"]) == (10.0, "steps/s")
 
 
+def test_the_roster_shows_attention_paths() -> None:
+    """The shares of the steps between two looks, the largest first; none where there were no steps."""
+    roster, metrics, shown = Roster(), Metrics(), []
+    roster.take([lease("a", 1)], 100.0)
+    for at_s, fused, mixed in ((100.0, 10, 5), (102.0, 13, 6), (104.0, 13, 6)):
+        for path, steps in (("decode_prefill", mixed), ("fused_decode", fused)):
+            counter = metrics.counter("pagebus:attention_steps_total", "", engine="a", path=path)
+            counter.inc(steps - counter.value)
+        (row,) = roster.rows({"executor:a": metrics.snapshot()}, at_s)
+        shown.append(row["paths"])
+    assert shown == [{}, {"fused_decode": 0.75, "decode_prefill": 0.25}, {}]
+    assert list(shown[1]) == ["fused_decode", "decode_prefill"]
+
+
 def test_the_roster_shows_captures() -> None:
     """As a phase with its share, until all graphs are there."""
     roster = Roster()

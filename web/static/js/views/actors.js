@@ -42,15 +42,16 @@ function meter(name) {
 }
 
 function makeCard(world, row, problem) {
-  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }),
+  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}),
     cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU") };
   card.gpu.element.hidden = row.kind !== "executor";
+  const attention = h("div", { class: "meter", hidden: row.kind !== "executor" }, h("span", {}, "Attention"), h("span", {}), card.paths);
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
   card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
   card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },
     h("header", {}, h("div", {}, h("h2", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
     h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element, card.gpuMemory.element,
-      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate)),
+      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention),
     h("footer", {}, card.restarts, card.buttons));
   return card;
 }
@@ -74,6 +75,9 @@ function updateCard(card, row, nowS, most) {
   set(card.gpuMemory, row.gpu_memory_bytes / row.gpu_capacity_bytes, bytes(row.gpu_memory_bytes));
   card.gpuMemory.element.title = `of ${bytes(row.gpu_capacity_bytes)}`;
   say(card.rate, row.rate === null ? "–" : row.unit === "busy" ? `${percent(row.rate)} busy` : `${short(row.rate)} ${row.unit}`);
+  const paths = Object.entries(row.paths ?? {}).map(([path, share]) => `${path} ${percent(share)}`);
+  say(card.paths, paths[0] ?? "–");
+  card.paths.title = paths.join(", ");
   for (const button of card.buttons) button.disabled = row.state === "gone";
 }
 

@@ -1,0 +1,114 @@
+"""The command ``pagebus explain``: which kernels run, and why, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from actors.commands import SETTINGS_EPILOG, Commands
+from actors.executor.compile_command import parse_target
+from actors.gpu_limits import check_gpu
+from actors.model_config import ModelConfig, ModelError, resolve_model
+from actors.settings import Settings
+from actors.settings.sources import add_arguments, load_settings
+from kernels.target import Target, first_target
+
+if TYPE_CHECKING:
+    from actors.executor.explain import AbsentEngine, ExplainedStep
+
+WIDTH = 200
+"""Of the table where it goes to no terminal."""
+MARKS = {"residual": "+norm", "partial": "+sums", "added": "+add"}
+LEGEND = (
+    "+norm: adds itself to the residual stream and does half of the next norm; +sums: leaves partial sums to the norm; "
+    "+add: adds itself."
+)
+
+
+def add_explain(commands: Commands) -> None:
+    """Add ``explain`` to the command line."""
+    parser = commands.add(
+        "explain",
+        run_explain,
+        help="say which kernels a model's steps run, and why",
+        description="For each kind of step, say which path attention takes and what each product gets, with these "
+        "options, on the GPU here or on another. Neither a GPU nor weights are needed, only the model's config.json.",
+        epilog=SETTINGS_EPILOG,
+    )
+    parser.add_argument("--target", metavar="SM", help="a kind of GPU, such as sm_89, or cpu (default: what is here)")
+    parser.add_argument("--multiprocessors", type=int, metavar="N", help="how many the target has")
+    parser.add_argument("--json", action="store_true", help="a JSON object on standard output")
+    add_arguments(parser)
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """Print what is asked for; returns the exit code.
+
+    Raises:
+        SettingsError: a target that is not understood or cannot do what the settings ask.
+    """
+    settings = load_settings(arguments)
+    target = _target(settings, arguments)
+    try:
+        config = ModelConfig.load(resolve_model(settings, weights=False))
+    except ModelError as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return 2
+    check_gpu(settings, config, target)
+    from actors.executor.explain import AbsentEngine
+
+    engine = AbsentEngine(settings, config, target)
+    about = {
+        "model": settings.model,
+        "target": "cpu" if target is None else f"sm_{target.capability}",
+        "multiprocessors": None if target is None else target.num_multiprocessors,
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(engine.kv_dtype).removeprefix("torch."),
+    }
+    if arguments.json:
+        print(json.dumps(about | {"steps": [step.as_json() for step in engine.steps()]}))
+    else:
+        _print(about, engine)
+    return 0
+
+
+def _target(settings: Settings, arguments: argparse.Namespace) -> Target | None:
+    if settings.device == "cpu" or arguments.target == "cpu":
+        return None
+    return parse_target(arguments.target, arguments.multiprocessors) if arguments.target else first_target()
+
+
+def _print(about: dict[str, str | int | None], engine: AbsentEngine) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    steps, console = engine.steps(), Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDTH)
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in about.items() if value is not None]
+    console.print(Text(", ".join(words)))
+    names = list(steps[0].kernels.products) if steps else []
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "launch", "attention", *names):
+        table.add_column(name, overflow="fold", no_wrap=name in ("step", "launch"))
+    for step in steps:
+        products = step.kernels.products.values()
+        marked = (f"{choice.kernel}{MARKS.get(choice.form, '')}" for choice in products)
+        table.add_row(*(Text(cell) for cell in (step.name, step.launch, step.kernels.attention, *marked)))
+    console.print(table)
+    for title, lines in (("attention", _attention_reasons(steps)), *((name, _reasons(steps, name)) for name in names)):
+        console.print(Text(f"\n{title}"))
+        for line in lines:
+            console.print(Text(f"  {line}"))
+    console.print(Text(f"\n{LEGEND}"))
+
+
+def _attention_reasons(steps: list[ExplainedStep]) -> list[str]:
+    """One line for each path and reason, in the order of the steps."""
+    return list(dict.fromkeys(f"{step.kernels.attention}: {step.why}" for step in steps))
+
+
+def _reasons(steps: list[ExplainedStep], product: str) -> list[str]:
+    choices = (step.kernels.products[product] for step in steps)
+    return list(dict.fromkeys(f"{choice.kernel}: {choice.why}" for choice in choices))

@@ -1,0 +1,76 @@
+"""The tokens of a forward pass as attention sees them: which sequence each belongs to, and where its keys are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention_choice import StepRows
+from kernels.attention_library import LongRow
+from kernels.paged_attention import Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What T tokens of a pass are, and where their keys and values go: ``ids``, ``positions`` and ``slot_mapping`` [T]
+    (negative: nowhere; None: attention itself will store them)."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor | None
+    kv_cache: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """The N tokens of a pass whose hidden states are wanted, each the newest of its sequence: ``index`` [N] among those
+    of the pass, their ``slots`` and ``context_lens`` [N], themselves included. All int32."""
+
+    index: torch.Tensor
+    slots: torch.Tensor
+    context_lens: torch.Tensor
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Which tokens of a pass belong to which sequences. R rows, T tokens, S slots.
+
+    ``slots`` [R], ``query_start`` [R + 1], ``context_lens`` [R] (with this pass's tokens) and ``block_tables`` [S, MB]
+    are int32, ``slot_mapping`` [T] int64 (block * block_size + offset, -1: not stored). The first ``num_decodes`` rows
+    have one token each. ``spans`` is how the others are cut, if there are any. A pass of fixed shape also has
+    ``decode_lens`` [R] int32 (see :func:`kernels.paged_attention.paged_attention`).
+    """
+
+    slots: torch.Tensor
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    num_decodes: int
+    library: tuple[LongRow, ...] = ()
+    """Parts of the rows after the decodes that are left to a library, or to our kernel for long prompts
+    (`LongRow.own`), as the host knows them; ``spans`` has none of their queries."""
+    decode_lens: torch.Tensor | None = None
+    spans: Spans | None = None
+    last: LastTokens | None = None
+    """What the last layer goes on with behind its keys and values; None: all tokens."""
+
+    @property
+    def rows(self) -> StepRows:
+        """What the attention path is chosen by."""
+        prompts = len(self.slots) > self.num_decodes or self.decode_lens is not None
+        whole = self.last is None and self.num_decodes == len(self.slot_mapping)
+        return StepRows(self.num_decodes, prompts, bool(self.library), whole)
+
+    def of_last_tokens(self, last: LastTokens) -> AttentionBatch:
+        """The same pass in which only these tokens attend, as decodes: all before them is in the cache."""
+        count = len(last.index)
+        return AttentionBatch(
+            slots=last.slots,
+            query_start=torch.arange(count + 1, dtype=torch.int32, device=last.slots.device),
+            context_lens=last.context_lens,
+            slot_mapping=self.slot_mapping[:0],  # all are stored
+            block_tables=self.block_tables,
+            num_decodes=count,
+        )

@@ -1,0 +1,30 @@
+"""Begins the attention of forward passes: which class is behind which path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from actors.executor.layers.attention_batch import AttentionBatch
+from actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass
+from actors.executor.layers.cpu_attention import CpuPass, Scratch
+from actors.executor.ops import Ops
+from kernels.attention_choice import AttentionChooser, AttentionPath
+from kernels.paged_attention import AttentionShape
+
+
+class AttentionPasses:
+    """The passes of one engine, each on the path that the ``chooser`` gives it."""
+
+    def __init__(self, ops: Ops, shape: AttentionShape, chooser: AttentionChooser) -> None:
+        self.chooser = chooser
+        paged = partial(PagedPass, ops, shape)
+        self._classes: dict[AttentionPath, Callable[[AttentionBatch], AttentionPass]] = {
+            **dict.fromkeys(AttentionPath, paged),
+            AttentionPath.FUSED_DECODE: partial(FusedDecodePass, ops, shape),
+            AttentionPath.CPU: partial(CpuPass, ops, Scratch()),
+        }
+
+    def begin(self, batch: AttentionBatch) -> AttentionPass:
+        """The pass of a batch, to be made before all else that the pass launches."""
+        return self._classes[self.chooser.choose(batch.rows)](batch)

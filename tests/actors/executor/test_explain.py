@@ -1,0 +1,193 @@
+"""``pagebus explain`` says what the engine does: asked of its chooser, and held against what it launches."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.bench.shapes import SHAPES
+from actors.cli import main
+from actors.executor.batch import PersistentBatch
+from actors.executor.device import resolve_dtype
+from actors.executor.explain import DECODES, MIXED, PROMPTS, AbsentEngine
+from actors.executor.rehearsal import META, make_runner
+from actors.executor.step_work import StepWork
+from actors.model_config import ModelConfig
+from actors.settings import Settings
+from kernels.attention_choice import PATHS, AttentionPath
+from kernels.target import Target, compile_for
+from tests.engine_driver import HandScheduler
+
+ROOT = Path(__file__).parents[3]
+TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}
+SMALL: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MODELS = {"small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}}
+"""Kernels do not depend on how many layers there are; which steps have graphs does."""
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
+
+
+@pytest.fixture(autouse=True)
+def _no_target_is_left() -> Iterator[None]:
+    yield
+    compile_for(None)
+
+
+@pytest.fixture(params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Only a config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[request.param]))
+    return tmp_path
+
+
+def explained(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> dict[str, Any]:
+    assert main(["explain", str(folder), "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def work_of(batch: PersistentBatch, decodes: int, prompt_tokens: int) -> StepWork:
+    """What a plan of so many decodes and a prompt becomes."""
+    limits = batch.limits
+    scheduler = HandScheduler(20_000, limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens)
+    batch.reset()
+    for _ in range(decodes):
+        scheduler.add([1], 4)
+    if decodes and (plan := scheduler.plan()) is not None:
+        batch.apply(plan)
+    if prompt_tokens:
+        scheduler.add([1] * prompt_tokens, 4)
+    plan = scheduler.plan()
+    assert plan is not None
+    return batch.apply(plan)
+
+
+@needs_triton
+@pytest.mark.parametrize("changes", [{}, {"enforce_eager": True}, {"deterministic": True}, {"kv_cache_dtype": "int8"}])
+@pytest.mark.parametrize("name", TARGETS)
+def test_it_is_what_an_engine_is_told(folder: Path, name: str, changes: dict[str, Any]) -> None:
+    """The runner of an engine, asked about the work of real plans, gives the same kernels."""
+    settings, config = Settings(model=str(folder), **changes), ModelConfig.load(folder)
+    steps = AbsentEngine(settings, config, TARGETS[name]).steps()
+    batch, runner = make_runner(settings, config, resolve_dtype(settings, config.dtype, META))
+    told, asked = [], []
+    for step in steps:
+        work = work_of(batch, step.decodes, step.prompt_tokens)
+        bucket = None if settings.enforce_eager else runner.buckets.fitting(work)
+        kernels = runner.choose(work, bucket).kernels
+        assert kernels is not None
+        told.append((step.name, step.kernels.attention, step.kernels.products))
+        asked.append((step.name, kernels.attention, kernels.products))
+
+    assert told == asked
+    assert len(told) == len(DECODES) + len(PROMPTS) + len(MIXED)
+
+
+LAUNCHED = {
+    "rotary_kv_write": "_rotary_kv_write", "decode": "_decode_kernel", "prefill": "_prefill_kernel",
+    "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
+    "hopper_gemm": "_specialized_kernel",
+}  # fmt: skip
+"""How the names of what is launched begin."""
+LAST_LAYER = {"rotary_kv_write", "decode"}
+"""What prompts need besides in the last layer, where the last tokens attend as decodes."""
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("model", "name", "changes"),
+    [
+        ("llama8b", "sm_90", {}),
+        ("llama8b", "sm_89", {"enforce_eager": True}),
+        ("small", "sm_80", {"deterministic": True}),
+        ("small", "sm_90", {"attention_backend": "torch"}),
+    ],
+)
+def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Every step launches the kernels of its path and of its products, and none of another path's."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[model]))
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("launched_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), name, json.dumps(changes)], capture_output=True, text=True,
+        env=environment | {"PYTHONPATH": str(ROOT)}, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    for step in json.loads(done.stdout):
+        found = {key for key, start in LAUNCHED.items() if any(each.startswith(start) for each in step["launched"])}
+        products = {choice["kernel"] for choice in step["products"].values()}
+        attention = set(step["attention"]["kernels"]) - {"cudnn"}
+        assert found >= (products | attention) & set(LAUNCHED), step
+        if step["prompt_tokens"]:
+            attention |= LAST_LAYER
+        assert found & {"rotary_kv_write", "decode", "prefill", "hopper"} <= attention, step
+
+
+def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """float32 is read where it lies, other formats take the references; nothing is captured."""
+    for options, path in (((), "cpu"), (("--dtype", "bfloat16"), "reference")):
+        found = explained(capsys, folder, "--device", "cpu", *options)
+        assert found["target"] == "cpu"
+        assert {step["attention"]["path"] for step in found["steps"]} == {path}
+        assert {step["launch"] for step in found["steps"]} == {"eager"}
+        kernels = {choice["kernel"] for step in found["steps"] for choice in step["products"].values()}
+        assert kernels == {"torch"}
+    assert explained(capsys, folder, "--target", "cpu")["target"] == "cpu"
+
+
+@needs_triton
+def test_the_answer_is_json_or_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both name each step, its path and why; steps beyond the limits are left out."""
+    options = "--target", "sm_90", "--max-num-seqs", "64", "--max-num-batched-tokens", "2048"
+    found = explained(capsys, folder, *options)
+    assert (found["target"], found["multiprocessors"], found["dtype"]) == ("sm_90", 132, "bfloat16")
+    names = [step["step"] for step in found["steps"]]
+    assert names == ["decode 1", "decode 8", "decode 32", "decode 64", "prefill 512", "prefill 1024", "prefill 2048"]
+    first = found["steps"][0]
+    assert first["attention"]["path"] == "fused_decode"
+    assert first["attention"]["kernels"] == list(PATHS[AttentionPath.FUSED_DECODE].kernels)
+    assert list(first["products"]) == ["qkv", "o", "gate_up", "down", "lm_head"]
+
+    assert main(["explain", str(folder), *options]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in names)
+    for step in found["steps"]:
+        assert f"{step['attention']['path']}: {step['attention']['why']}" in text
+        for choice in step["products"].values():
+            assert f"{choice['kernel']}: {choice['why']}" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--target", "hopper"), "a form like sm_90"),
+        (("--target", "sm_12"), "--multiprocessors"),
+        (("--target", "sm_80", "--kv-cache-dtype", "fp8"), "--kv-cache-dtype int8"),
+        (("--device", "cpu", "--deterministic"), "--deterministic"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], text: str
+) -> None:
+    """As ``serve`` would on such a GPU."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert main(["explain", str(tmp_path), *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path / "nowhere"), "--target", "sm_90"]) == 2
+    assert "nowhere" in capsys.readouterr().err

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from web.errors import ApiError
 
 T = TypeVar("T")
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
@@ -16,4 +18,19 @@ _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
 
 async def aside(work: Callable[[], T], *, long: bool = True) -> T:
     """What ``work`` returns or raises. If it is not ``long``, it is done at once."""
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, work) if long else work()
+    if not long:
+        return work()
+    result, refusal = await asyncio.get_running_loop().run_in_executor(_THREAD, _done, work)
+    if refusal is not None:
+        raise refusal
+    return cast(T, result)
+
+
+def _done(work: Callable[[], T]) -> tuple[T | None, ApiError | None]:
+    """What ``work`` returns, or why it refuses. The refusal is without its frames: these hold all of what is refused,
+    until the collector of garbage finds them, and the loop waits while it frees that."""
+    try:
+        return work(), None
+    except ApiError as error:
+        error.__context__ = None
+        return None, error.with_traceback(None)

@@ -46,6 +46,8 @@ class GenerateRequest:
     """The ingress wants to know when what happened (:class:`RequestTimed`)."""
     truncation_side: Literal["left", "right"] = "left"
     """Where ``truncate_prompt_tokens`` takes tokens away."""
+    shared: bool = False
+    """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class TokenizedRequest:
     traced: bool = False
     asked: int = 0
     """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,8 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
         scheduler = deployment.scheduler
         await until(lambda: not scheduler._work.has_settled)
         request = scheduler.core.requests["a"]
-        assert (request.attempt, request.ingress) == ("3", last.ingress)
+        newest = request.readers.newest
+        assert (newest.attempt, newest.ingress) == ("3", last.ingress)
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="a", attempt="3"))
 

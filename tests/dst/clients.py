@@ -14,9 +14,9 @@ from tests.chaos.structured import structured
 from tests.dst.loop import SimulatedLoop
 
 MOST_TOKENS = 20
-SHARED = 0.3
+SHARED = 0.5
 """Of the turns with a key: a second client reads the same answer, at whatever ingress."""
-LATER_S = 0.5
+LATER_S = 0.2
 """How much later it begins, at most."""
 
 

@@ -38,7 +38,7 @@ CHAT = Job(
         "top_logprobs": 2,
     },
 )
-ECHO = Job("/v1/completions", {**COMPLETION.body, "echo": True, "logprobs": 1, "max_tokens": 100})
+ECHO = Job("/v1/completions", {**COMPLETION.body, "echo": True, "logprobs": 1, "max_tokens": 100, "n": 2})
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ class Connector(aiohttp.BaseConnector):
         try:
             if not ports:
                 raise ConnectionRefusedError("no ingress listens")
-            protocol = self._world.connect(self._factory, self._rng.choice(ports), "client")
+            protocol = self._world.connect(self._factory, self._rng.choice(ports), "127.0.0.1")
         except OSError as error:
             raise aiohttp.ClientConnectorError(req.connection_key, error) from error
         assert isinstance(protocol, ResponseHandler)

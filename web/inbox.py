@@ -308,10 +308,13 @@ class Inbox:
             num_known = num_tokens - len(reported[row]) if row in reported else 0
             early = finish is not None and request.needs_prompt and request.prompt is None
             gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
-            if request.attempt and (gap or early):
+            if request.attempt and (gap or (early and not index)):
                 continue  # meant for the connection before this one, which had more: everything is told again
             if finish in ("error", "abort"):
                 self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
+                continue
+            if early and index:
+                request.early.append(batch)  # the first choice brings the prompt, and may be told again after this one
                 continue
             if early:
                 self._log.error("a choice ended before its prompt was told", request_id=request_id)
@@ -357,6 +360,8 @@ class Inbox:
                 self._over(request)
                 request.choices[0].finish_reason = "stop"
                 request.call.touched(request.choices[0])
+            while request.early:
+                self._deliver_rows(request.early.pop(0), {request.request_id: request})
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         for request in self._readers.of(failure.request_id):

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bus.messages import FinishReason, GenerateRequest
+from bus.messages import FinishReason, GenerateRequest, ReplyBatch
 from web.errors import ApiError
 from web.parsing.output import OutputParser
 from web.report import PromptInfo, Report, Token, TokenTexts
@@ -137,6 +137,7 @@ class OpenRequest:
         "attempt",
         "call",
         "choices",
+        "early",
         "finished_s",
         "first_token_seen",
         "is_sent",
@@ -179,6 +180,8 @@ class OpenRequest:
         self.needs_prompt = False
         """Whether the answer tells something about the prompt, which has to come before any choice ends."""
         self.prompt: PromptInfo | None = None
+        self.early: list[ReplyBatch] = []
+        """What has come with ends of choices that wait for that."""
         self.message: GenerateRequest | None = None
         """What was asked of the system."""
         self.num_bytes = 0

@@ -315,7 +315,7 @@ class Inbox:
                 continue
             if finish is not None or request.attempt:
                 num_known = num_tokens - len(reported[row]) if row in reported else 0
-                if self._is_passed_over(choice, finish, offset, num_known):
+                if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
             request.num_prompt_tokens = num_prompt
             request.num_cached_tokens = num_cached
@@ -338,20 +338,27 @@ class Inbox:
             request.call.touched(choice)
         return ""
 
-    def _is_passed_over(self, choice: Choice, finish: str | None, offset: int, num_known: int) -> bool:
-        """Whether nothing is to be taken of news of ``choice`` that begin at the character ``offset``, behind
-        ``num_known`` tokens: they are not for this connection, or its request has failed."""
+    def _is_passed_over(
+        self, batch: ReplyBatch, choice: Choice, finish: str | None, offset: int, num_known: int
+    ) -> bool:
+        """Whether nothing is taken now of news of ``choice`` in ``batch`` that begin at the character ``offset``,
+        behind ``num_known`` tokens: they are not for this connection, come before the prompt, or their request has
+        failed."""
         request = choice.request
+        is_first = choice is request.choices[0]
         early = finish is not None and request.needs_prompt and request.prompt is None
         gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
-        if request.attempt and (gap or early):
+        if request.attempt and (gap or (early and is_first)):
             return True  # meant for the connection before this one, which had more: everything is told again
-        failed = finish in ("error", "abort")
-        if failed or early:
-            if not failed:
-                self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
+        if finish in ("error", "abort"):
             self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
-        return failed or early
+            return True
+        if early and not is_first:
+            request.early.append(batch)  # the first choice brings the prompt, and may be told again after this one
+        elif early:
+            self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
+            self._fail(request, internal(), others_run=request.num_unfinished > 1)
+        return early
 
     def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
         request = choice.request
@@ -373,6 +380,8 @@ class Inbox:
                 self._over(request)
                 request.choices[0].finish_reason = "stop"
                 request.call.touched(request.choices[0])
+            while request.early:
+                self._deliver_rows(request.early.pop(0), {request.request_id: request})
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         for request in self._readers.of(failure.request_id):

@@ -2,8 +2,9 @@
 
 One atomic read covers ``sequences:<me>`` and the results of all replicas, in this order, so a sequence is known
 before its tokens are seen. Everything a read gave is worked off at once and leaves as one :class:`ReplyBatch` per
-ingress. Positions in the results streams are reported in the lease; the scheduler trims what all detokenizers have
-passed. A stream this detokenizer has not reported a position for must not be trimmed at all.
+ingress (and one more for what several ingresses read). Positions in the results streams are reported in the lease; the
+scheduler trims what all detokenizers have passed. A stream this detokenizer has not reported a position for must not be
+trimmed at all.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ class DetokenizerActor(Actor):
             self.log.error("request failed", request_id=failure.request_id, reason=failure.message)
             self._failed_requests.inc()
             self._outbox.publish(self.names.replies(ingress), failure)
+        for ingress, copy in output.copies:
+            self._outbox.publish(self.names.replies(ingress), copy)
         for control in output.controls:
             self._outbox.publish(self.names.control, control)
         self._tokens.inc(self._sequences.num_tokens - self._tokens.value)

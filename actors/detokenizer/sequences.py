@@ -71,6 +71,11 @@ class SequenceState:
     num_told: int = 0
     """Tokens of which the lengths have been sent, for clients that want them."""
 
+    @property
+    def ingresses(self) -> tuple[str, ...]:
+        """Where its text goes."""
+        return self.started.ingress, *self.started.others
+
 
 _Row = tuple[SequenceState, int, int, Score | None]
 """A token of a sequence: which one, the id, how it ends the sequence, its log probabilities."""
@@ -87,6 +92,8 @@ class Output:
     failures: list[tuple[str, RequestFailed]] = field(default_factory=list)
     """(ingress name, terminal message)."""
     controls: list[StopSequence | AbortRequest] = field(default_factory=list)
+    copies: list[tuple[str, ReplyBatch | PromptReply | RequestFailed]] = field(default_factory=list)
+    """(ingress name, message) of requests that are read at several, in their order; they go out after the others."""
 
 
 class Sequences:
@@ -136,7 +143,8 @@ class Sequences:
 
     def refuse(self, message: SequenceStarted) -> None:
         """Nothing can be made of this sequence: its request ends with an error."""
-        self._give_up(message.request_id, message.ingress, "the server failed to make text of this request")
+        ingresses = message.ingress, *message.others
+        self._give_up(message.request_id, ingresses, "the server failed to make text of this request")
 
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
@@ -220,10 +228,17 @@ class Sequences:
         """Everything to publish since the last call."""
         output, self._output = self._output, Output()
         by_ingress: dict[str, list[SequenceState]] = {}
+        shared: dict[tuple[str, ...], list[SequenceState]] = {}
         for state in self._touched.values():
-            by_ingress.setdefault(state.started.ingress, []).append(state)
+            if state.started.others:
+                shared.setdefault(state.ingresses, []).append(state)
+            else:
+                by_ingress.setdefault(state.started.ingress, []).append(state)
         self._touched = {}
         output.replies = {ingress: _reply_batch(states, self._decoder) for ingress, states in by_ingress.items()}
+        for ingresses, states in shared.items():
+            batch = _reply_batch(states, self._decoder)
+            output.copies += [(ingress, batch) for ingress in ingresses]
         return output
 
     def _take_prompts(self, result: StepResult) -> None:
@@ -243,7 +258,9 @@ class Sequences:
     def _tell_prompt(self, state: SequenceState) -> None:
         """Send what is to be said about the prompt, once it is all there."""
         if state.prompt is not None and state.prompt.complete:
-            self._output.prompts.append((state.started.ingress, state.prompt.reply(self._decoder)))
+            reply = state.prompt.reply(self._decoder)
+            self._output.prompts.append((state.started.ingress, reply))
+            self._output.copies += [(ingress, reply) for ingress in state.started.others]
             state.prompt = None
 
     def _advance(self, rows: list[_Row]) -> None:
@@ -315,23 +332,28 @@ class Sequences:
         self._remove(state)
 
     def _fail(self, state: SequenceState, message: str) -> None:
-        self._give_up(state.started.request_id, state.started.ingress, message)
+        self._give_up(state.started.request_id, state.ingresses, message)
 
     def _refuse_grammar(self, state: SequenceState) -> None:
         """The client wrote what cannot be followed any further: the error is the client's."""
-        self._give_up(state.started.request_id, state.started.ingress, COSTLY_GRAMMAR, (400, BAD_REQUEST))
+        self._give_up(state.started.request_id, state.ingresses, COSTLY_GRAMMAR, (400, BAD_REQUEST))
 
     def _give_up(
-        self, request_id: str, ingress: str, message: str, kind: tuple[int, str] = (500, INTERNAL_ERROR)
+        self,
+        request_id: str,
+        ingresses: tuple[str, ...],
+        message: str,
+        kind: tuple[int, str] = (500, INTERNAL_ERROR),
     ) -> None:
-        """End the whole request with an error of that status and type, once, and have the scheduler drop what is left
-        of it."""
+        """End the whole request with an error of that status and type, once at each ingress, and have the scheduler
+        drop what is left of it."""
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
         status, error_type = kind
         failure = RequestFailed(request_id=request_id, status=status, error_type=error_type, message=message)
-        self._output.failures.append((ingress, failure))
+        self._output.failures.append((ingresses[0], failure))
+        self._output.copies += [(ingress, failure) for ingress in ingresses[1:]]
         self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
 
     def _remove(self, state: SequenceState) -> None:

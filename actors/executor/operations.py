@@ -153,7 +153,7 @@ class ApplyPenalties(Protocol):
 class ApplyTokenMasks(Protocol):
     """:func:`kernels.token_masks.apply_token_masks`"""
 
-    def __call__(self, logits: Tensor, slots: Tensor, masks: Tensor) -> None: ...
+    def __call__(self, logits: Tensor, places: Tensor, masks: Tensor) -> None: ...
 
 
 class ApplyBadWords(Protocol):

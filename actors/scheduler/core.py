@@ -34,6 +34,7 @@ from bus.messages import (
     HOLD_ABORT,
     HOLD_KEEP,
     AbortRequest,
+    AlsoReads,
     CancelRequest,
     RequestsDone,
     StopSequence,
@@ -96,9 +97,14 @@ class Core:
         return self.attempt_of(request_id) is not None
 
     def attempt_of(self, request_id: str) -> str | None:
-        """Which attempt its client listens to; None if there is no such request."""
+        """Which attempt was the last of those that clients listen to; None if there is no such request."""
         request = self.requests.get(request_id) or self.delivery.finished.get(request_id)
-        return None if request is None else request.attempt
+        return None if request is None else request.readers.newest.attempt
+
+    def is_read_by(self, request_id: str, attempt: str) -> bool:
+        """Whether there is such a request, and a client listens to this attempt at it."""
+        request = self.requests.get(request_id) or self.delivery.finished.get(request_id)
+        return request is not None and request.readers.of(attempt) is not None
 
     def leftovers(self) -> dict[str, int]:
         """What is held, by name; all 0 when idle."""
@@ -114,9 +120,12 @@ class Core:
         """Steps up to this one of a replica that has not joined yet are used up."""
         self.planner.next_steps[replica] = step + 1
 
-    def readmit(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput]) -> None:
-        """A request that a scheduler before this one has accepted, with what is known of its choices."""
-        self.lifecycle.readmit(message, outputs)
+    def readmit(
+        self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], others: Iterable[AlsoReads] = ()
+    ) -> None:
+        """A request that a scheduler before this one has accepted, with what is known of its choices, and of others
+        that read it."""
+        self.lifecycle.readmit(message, outputs, others)
 
     def take(self, message: Input) -> None:
         """Take one input in.

@@ -18,6 +18,7 @@ from hashlib import blake2b
 
 from actors.scheduler import telling
 from actors.scheduler.events import Output, RequestOver, ToDetokenizer, ToIngress, ToJournal
+from actors.scheduler.readers import Reader
 from actors.scheduler.sequence import Request, Sequence, State
 from bus.messages import RequestFailed, TokenizedRequest
 
@@ -96,19 +97,26 @@ class Delivery:
             self._unannounced.pop(request.id, None)
 
     # -- clients ------------------------------------------------------------------------------------------------------
+    def part(self, request: Request, reader: Reader, *, may_return: bool = False) -> bool:
+        """One of the clients reads no more. Whether others do: for them the request goes on as it is."""
+        was_there = not reader.gone
+        others = request.readers.part(reader, may_return=may_return)
+        if others and was_there:
+            self._emit(ToJournal(telling.moved(request)))
+        return others
+
     def leave(self, request: Request) -> None:
-        """The client is away. If it does not come back in time, :meth:`expired` names the request."""
+        """All clients are away. If none comes back in time, :meth:`expired` names the request."""
         self.silence(request)
         request.away = True
         self._wait(request)
 
     def move(self, request: Request, message: TokenizedRequest) -> bool:
-        """The client asks for the request again, perhaps from another ingress. False if it has asked since, and this
-        was held up on its way; false, and told so, if what it asks for is not the same; else the request has to be
-        announced anew. Should somebody still wait where it goes on no more, because it was the other one that was held
-        up, he is told to ask again."""
-        if message.asked < request.asked:
-            self._turn_away(request.id, message.ingress, message.attempt, stays=request.ingress)
+        """A client asks for the request again, perhaps from another ingress. False if it has asked since, and this was
+        held up on its way; false, and told so, if what it asks for is not the same; else the request has to be
+        announced anew: to all that share it, or to this one alone. Should somebody still wait where it goes on no more,
+        because it was the other one that was held up, he is told to ask again."""
+        if self._is_outdated(request, message):
             return False
         if message.sampling != request.sampling or message.prompt_token_ids.tobytes() != request.prompt.tobytes():
             conflict = RequestFailed(
@@ -119,13 +127,29 @@ class Delivery:
             )
             self._emit(ToIngress(message.ingress, conflict))
             return False
-        self._turn_away(request.id, request.ingress, request.attempt, stays=message.ingress)
-        request.ingress, request.attempt, request.asked = message.ingress, message.attempt, message.asked
+        reader = Reader(message.ingress, message.attempt, message.asked)
+        if message.shared:
+            request.readers.join(reader)
+            request.traced |= message.traced
+        else:
+            for each in request.readers:
+                self._turn_away(request.id, each.ingress, each.attempt, stays=message.ingress)
+            request.readers.replace(reader)
+            request.traced = message.traced
         request.away = False
-        request.traced = message.traced
         if request.id not in self.finished:
             self._deadlines.pop(request.id, None)
         self._emit(ToJournal(telling.moved(request)))
+        return True
+
+    def _is_outdated(self, request: Request, message: TokenizedRequest) -> bool:
+        """Whether the ingress has asked since; or, where one alone reads, anybody."""
+        if message.shared:
+            here = request.readers.at(message.ingress)
+            return here is not None and message.asked < here.asked
+        if message.asked >= request.readers.asked:
+            return False
+        self._turn_away(request.id, message.ingress, message.attempt, stays=request.readers.newest.ingress)
         return True
 
     def _turn_away(self, request_id: str, ingress: str, attempt: str, *, stays: str) -> None:
@@ -195,6 +219,7 @@ class Delivery:
             assert request.num_live == 0, f"finished request {request.id} runs"
         for request in requests:
             assert not (request.away and any(each.started for each in request.sequences)), f"{request.id} is away"
+            assert not (request.away and any(request.readers)), f"{request.id} is away, and is read"
         assert self._deadlines.keys() <= {request.id for request in requests}, "a deadline of a request that is over"
         assert self._unannounced.keys() <= {request.id for request in requests}
 

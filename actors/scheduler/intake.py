@@ -98,7 +98,7 @@ class Intake:
             if known.id == entry.id:
                 return  # handed out twice: Redis has forgotten the first time in a failover
             self.core.take(message)
-            same = self.core.attempt_of(message.request_id) == message.attempt
+            same = self.core.is_read_by(message.request_id, message.attempt)
             self.work.asked_again(message.request_id, entry, same=same)
         else:
             self.work.requests[message.request_id] = entry
@@ -109,12 +109,13 @@ class Intake:
 
     def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
         """A request that was taken in before, by another scheduler, which may have failed at it."""
-        message, outputs = self.recovered.take(message)
-        self.membership.expect((message.ingress,))  # where its client had moved to, and may have died since
+        message, others, outputs = self.recovered.take(message)
+        ingresses = [message.ingress, *(each.ingress for each in others)]
+        self.membership.expect(ingresses)  # where its clients had moved to, and may have died since
         if reason := self.poison.verdict(message.request_id):
-            self.poison.give_up(replace(entry, message=message), reason)
+            self.poison.give_up(replace(entry, message=message), reason, others=ingresses[1:])
         else:
-            self.core.readmit(message, outputs)
+            self.core.readmit(message, outputs, others)
 
     def _take_result(self, entry: Entry, message: StepResult | ReplicaFenced) -> None:
         name = self.results.replica_of(entry)

@@ -44,7 +44,7 @@ def checkpoint(
         request_ids=tuple(each.request.id for each in begun),
         positions={replica: str(position) for replica, position in positions.items()},
         executor_epochs=dict(epochs),
-        moved=tuple(telling.moved(request) for request in requests if request.attempt),
+        moved=tuple(telling.moved(request) for request in requests if request.readers.newest.attempt),
         ingresses=tuple(ingresses),
         detokenizers=tuple(detokenizers),
         blamed=tuple(blamed),

@@ -8,7 +8,7 @@ kept beyond that until its client has everything (:mod:`actors.scheduler.deliver
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from actors.scheduler import refusal
 from actors.scheduler.config import CoreConfig
@@ -25,6 +25,7 @@ from bus.messages import (
     HOLD_NONE,
     HOLD_WAIT,
     AbortRequest,
+    AlsoReads,
     RequestFailed,
     StepResult,
     StopSequence,
@@ -58,33 +59,44 @@ class Lifecycle:
         """A request, new or repeated."""
         known = self._find(message.request_id)
         if known is not None:
-            if known.attempt != message.attempt and self._delivery.move(known, message):
+            is_old = known.readers.of(message.attempt) is not None or (known.id, message.attempt) in self._recent
+            if not is_old and self._delivery.move(known, message):
                 self._announce_anew(known)
         elif (message.request_id, message.attempt) in self._recent:
             self._out.append(RequestOver(message.request_id))
         else:
             self._accept(message, {}, check_load=True)
 
-    def readmit(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput]) -> None:
-        """A request that a scheduler before this one has accepted, with what is known of its choices."""
+    def readmit(
+        self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], others: Iterable[AlsoReads] = ()
+    ) -> None:
+        """A request that a scheduler before this one has accepted, with what is known of its choices, and of others
+        that read it."""
         if (message.request_id, message.attempt) in self._recent:
             self._out.append(RequestOver(message.request_id))
         else:
-            self._accept(message, outputs, check_load=False)
+            self._accept(message, outputs, others, check_load=False)
 
     def _find(self, request_id: str) -> Request | None:
         return self.requests.get(request_id) or self._delivery.finished.get(request_id)
 
-    def _accept(self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], *, check_load: bool) -> None:
+    def _accept(
+        self,
+        message: TokenizedRequest,
+        outputs: Mapping[int, SequenceOutput],
+        others: Iterable[AlsoReads] = (),
+        *,
+        check_load: bool,
+    ) -> None:
         config, planner = self._config, self._planner
-        request = make_request(message, config.eos_token_ids, self._order_policy)
+        request = make_request(message, config.eos_token_ids, self._order_policy, others)
         refused = refusal.of_message(message, config.vocab_size) or self._misfit(request)
         if refused is None and check_load and self.held in (HOLD_WAIT, HOLD_ABORT) and request.level != JOB:
             refused = refusal.of_hold(request)
         if refused is None and check_load and planner.num_queued_requests >= config.max_num_queued_requests:
             refused = refusal.of_load(request, config.max_num_queued_requests)
         if refused is not None:
-            self._fail(request.ingress, refused)
+            self._fail(request, refused)
             self._forget(request)
             return
         self.requests[request.id] = request
@@ -160,7 +172,7 @@ class Lifecycle:
         for request in {sequence.request.id: sequence.request for sequence in self._planner.waiting}.values():
             refused = self._misfit(request) if request.queued else None
             if refused is not None:
-                self._fail(request.ingress, refused)
+                self._fail(request, refused)
                 self.abort(request.id)
 
     # -- announcing anew ----------------------------------------------------------------------------------------------
@@ -173,8 +185,10 @@ class Lifecycle:
     def lose_ingress(self, ingress: str) -> None:
         """The clients of an ingress are away."""
         for request in self._all_requests():
-            if request.ingress == ingress and not request.away:
-                self._delivery.leave(request)
+            reader = request.readers.at(ingress)
+            if reader is None or reader.gone or self._delivery.part(request, reader, may_return=True):
+                continue
+            self._delivery.leave(request)
 
     def _all_requests(self) -> list[Request]:
         return [*self.requests.values(), *self._delivery.finished.values()]
@@ -220,13 +234,14 @@ class Lifecycle:
             self.end(sequence)
 
     def leave(self, message: AbortRequest) -> None:
-        """The client has left, unless it has come back meanwhile."""
+        """A client has left, unless it has come back meanwhile. The last one ends the request."""
         request = self._find(message.request_id)
-        if request is None:
+        reader = None if request is None else request.readers.of(message.attempt)
+        if request is None or reader is None:
             self._remember(message.request_id, message.attempt)
-        elif request.attempt != message.attempt:
+        elif self._delivery.part(request, reader, may_return=message.may_return):
             return
-        elif message.may_return:
+        elif message.may_return or request.readers.awaited:
             self._delivery.leave(request)
         else:
             self.abort(request.id)
@@ -235,13 +250,13 @@ class Lifecycle:
         """End a request whose client still waits: it is told; ``held``: that it may come again later."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._fail(request.ingress, refusal.of_hold(request) if held else refusal.of_operator(request))
+            self._fail(request, refusal.of_hold(request) if held else refusal.of_operator(request))
             self.abort(request_id)
 
     def give_up(self, request: Request) -> None:
         """End a request under which one executor after the other was lost."""
         self._out.append(Note("request given up", {"request_id": request.id, "reason": "executors end computing it"}))
-        self._fail(request.ingress, refusal.of_losses(request))
+        self._fail(request, refusal.of_losses(request))
         self.abort(request.id)
 
     def abort(self, request_id: str) -> None:
@@ -253,10 +268,15 @@ class Lifecycle:
         self._settle(request)
 
     def settle(self, request_id: str, attempt: str) -> None:
-        """The client has everything. (The results of the last step may still be on their way to here; or it has it from
-        what an earlier scheduler told, and somebody makes the text once more.)"""
+        """A client has everything; the last one settles the request. (The results of the last step may still be on
+        their way to here; or it has it from what an earlier scheduler told, and somebody makes the text once more.)"""
         request = self._find(request_id)
-        if request is not None and request.attempt == attempt:
+        reader = None if request is None else request.readers.of(attempt)
+        if request is None or reader is None or self._delivery.part(request, reader):
+            return
+        if request.readers.awaited:
+            self._delivery.leave(request)
+        else:
             self._delivery.silence(request, over=True)
             self._settle(request)
 
@@ -288,8 +308,8 @@ class Lifecycle:
         if sequence.scores_again and not sequence.started and not request.away and request.sampling.scores_prompt:
             self._score_again(request)  # its last token was on its way when nobody listened to it any more
 
-    def _fail(self, ingress: str, failure: RequestFailed) -> None:
-        self._out.append(ToIngress(ingress, failure))
+    def _fail(self, request: Request, failure: RequestFailed) -> None:
+        self._out += [ToIngress(ingress, failure) for ingress in request.readers.ingresses]
         what = {"request_id": failure.request_id, "status": failure.status, "reason": failure.message}
         self._out.append(Note("request failed", what))
 
@@ -297,7 +317,8 @@ class Lifecycle:
         """Nothing is kept of the request but that it was."""
         request.num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
         request.sequences = []  # they know their request: without the cycle both are freed at once
-        self._remember(request.id, request.attempt)
+        for attempt in request.readers.attempts:
+            self._remember(request.id, attempt)
         self._delivery.over(request)
 
     def _remember(self, request_id: str, attempt: str) -> None:

@@ -5,7 +5,7 @@ The message is kept aside with the reason, as a dead letter, and its client gets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from actors.actor import describe
@@ -69,8 +69,9 @@ class Poison:
         """The request needs nothing more."""
         self.blamed.pop(request_id, None)
 
-    def give_up(self, entry: Entry, reason: str) -> None:
-        """Nobody can process this entry: keep it aside, tell its client if we know it, go on."""
+    def give_up(self, entry: Entry, reason: str, *, others: Iterable[str] = ()) -> None:
+        """Nobody can process this entry: keep it aside, tell its client if we know it (and those at ``others``, further
+        ingresses), go on."""
         message = entry.message
         request_id = getattr(message, "request_id", None)
         self._log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
@@ -79,7 +80,8 @@ class Poison:
             self.over(message.request_id)
             text = "The server failed to schedule this request."
             failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
-            self._outbox.publish(self._names.replies(message.ingress), failed)
+            for ingress in (message.ingress, *others):
+                self._outbox.publish(self._names.replies(ingress), failed)
         self._bury(entry, reason)
 
     def given_up(self, fields: Mapping[str, object]) -> None:

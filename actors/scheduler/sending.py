@@ -71,7 +71,8 @@ class Sender:
                 if request is not None:
                     self._meters.over(request)
                     if request.traced and not request.away:
-                        self._outbox.publish(self._names.replies(request.ingress), times_of(request))
+                        for address in request.readers.addresses:
+                            self._outbox.publish(self._names.replies(address), times_of(request))
                 self._poison.over(request_id)
                 self._work.over(request_id)
             case Note("request given up", fields):

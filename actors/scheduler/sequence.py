@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -13,7 +14,8 @@ from actors.block_hash import hash_blocks, hash_next, hashes_from_array
 from actors.scheduler.beams import BeamSearch, Count, peak_blocks
 from actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
 from actors.scheduler.output import Scores
-from bus.messages import END_NONE, Int32Array, SamplingParams, TokenizedRequest
+from actors.scheduler.readers import Reader, Readers
+from bus.messages import END_NONE, AlsoReads, Int32Array, SamplingParams, TokenizedRequest
 
 SEQUENCE_IDS = 2**20
 """Ids of sequences that live at the same time differ modulo this."""
@@ -38,16 +40,15 @@ class Request:
 
     ``level`` and ``due_s``: its place in the order (see :mod:`actors.scheduler.order`). ``start_s``: when it starts by
     the share of its ``client``, which it has been charged for ``num_charged`` tokens (:mod:`actors.scheduler.shares`).
-    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``attempt``: which one
-    of its client's the replies go to, ``asked`` that attempt's place among all; ``away``: none at present. ``settled``:
-    nothing is to be kept once it has ended.
+    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``readers``: where the
+    replies go to; ``away``: nowhere at present. ``settled``: nothing is to be kept once it has ended.
 
     Only to be shown, or told to its ingress if it is ``traced``: ``priority``, when what happened (0: it has not),
     ``num_preemptions`` of its sequences, their tokens once it is over (``num_output``), whether it was ``aborted``.
     """
 
     id: str
-    ingress: str
+    readers: Readers
     sampling: SamplingParams
     level: int
     due_s: float
@@ -60,8 +61,6 @@ class Request:
     queued: bool = True
     detokenizer: str | None = None
     num_cached: int | None = None
-    attempt: str = ""
-    asked: int = 0
     away: bool = False
     settled: bool = False
     priority: int = 0
@@ -252,7 +251,9 @@ def seed_of(request_id: str, sampling: SamplingParams, choice_index: int) -> int
     return (seed + choice_index + 2**63) % 2**64 - 2**63
 
 
-def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], order: Order) -> Request:
+def make_request(
+    message: TokenizedRequest, eos_token_ids: tuple[int, ...], order: Order, others: Iterable[AlsoReads] = ()
+) -> Request:
     """The request without its sequences. End tokens are the client's and, unless ignored, the model's."""
     sampling = message.sampling
     ends = dict.fromkeys(sampling.stop_token_ids)
@@ -260,7 +261,10 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         ends.update(dict.fromkeys(eos_token_ids))
     return Request(
         id=message.request_id,
-        ingress=message.ingress,
+        readers=Readers(
+            *(Reader(each.ingress, each.attempt, each.asked) for each in others),
+            Reader(message.ingress, message.attempt, message.asked),
+        ),
         sampling=sampling,
         level=JOB if message.is_job else INTERACTIVE,
         due_s=order.due_s(message.arrived_s, message.priority, is_job=message.is_job),
@@ -268,8 +272,6 @@ def make_request(message: TokenizedRequest, eos_token_ids: tuple[int, ...], orde
         arrived_s=message.arrived_s,
         prompt=array("i", message.prompt_token_ids.tobytes()),
         end_token_ids=tuple(ends),
-        attempt=message.attempt,
-        asked=message.asked,
         priority=message.priority,
         taken_s=message.taken_s,
         tokenized_s=message.tokenized_s,

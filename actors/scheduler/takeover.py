@@ -14,6 +14,7 @@ from actors.scheduler.lookout import check_leads
 from actors.scheduler.output import SequenceOutput
 from bus.contract import FENCE_INDEX, START, Bus, EntryId
 from bus.messages import (
+    AlsoReads,
     Checkpoint,
     ReplicaFenced,
     RequestBlamed,
@@ -161,10 +162,19 @@ class Recovered:
         """Requests whose output had begun."""
         return len(self._outputs)
 
-    def take(self, request: TokenizedRequest) -> tuple[TokenizedRequest, dict[int, SequenceOutput]]:
-        """The request as its client, who may have moved, wants it now; and its output by choice, as far as it goes.
-        (What the journal knows of a client may be older than this entry: that it came here was not stored any more.)"""
+    def take(
+        self, request: TokenizedRequest
+    ) -> tuple[TokenizedRequest, tuple[AlsoReads, ...], dict[int, SequenceOutput]]:
+        """The request as its client, who may have moved, wants it now; who else reads it; and its output by choice, as
+        far as it goes. (What the journal knows of clients may be older than this entry: that it came here was not
+        stored any more.)"""
+        outputs = self._outputs.pop(request.request_id, {})
         moved = self._moved.pop(request.request_id, None)
-        if moved is not None and moved.asked >= request.asked:
-            request = replace(request, ingress=moved.ingress, attempt=moved.attempt, asked=moved.asked)
-        return request, self._outputs.pop(request.request_id, {})
+        if moved is None:
+            return request, (), outputs
+        known = AlsoReads(ingress=moved.ingress, attempt=moved.attempt, asked=moved.asked)
+        if moved.asked >= request.asked:
+            request = replace(request, ingress=known.ingress, attempt=known.attempt, asked=known.asked)
+            return request, moved.others, outputs
+        others = (known, *moved.others) if request.shared else ()
+        return request, tuple(each for each in others if each.ingress != request.ingress), outputs

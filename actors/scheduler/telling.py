@@ -1,5 +1,5 @@
 """What a request's detokenizer is told of its sequences: what they are and have produced, and that they are void; and
-what its ingress is told, if it wants to know, when all is over."""
+what its ingresses are told, if they want to know, when all is over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from actors.scheduler.output import Scores, SequenceOutput
+from actors.scheduler.readers import Reader
 from actors.scheduler.sequence import BeamGroup, Request, Sequence
-from bus.messages import PROMPT_TAIL_TOKENS, Int32Array, RequestMoved, RequestTimed, SequenceEnded, SequenceStarted
+from bus.messages import (
+    PROMPT_TAIL_TOKENS,
+    AlsoReads,
+    Int32Array,
+    RequestMoved,
+    RequestTimed,
+    SequenceEnded,
+    SequenceStarted,
+)
 from bus.messages.field_types import no_ints
 
 
@@ -61,12 +70,13 @@ def _started(
     sequence: Sequence, sequence_id: int, choice_index: int, output: SequenceOutput, num_cached: int
 ) -> SequenceStarted:
     request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
+    ingress, *others = request.readers.ingresses
     tells_prompt = sampling.returns_prompt and not sampling.pooling and choice_index == 0
     return SequenceStarted(
         request_id=request.id,
         sequence_id=sequence_id,
         choice_index=choice_index,
-        ingress=request.ingress,
+        ingress=ingress,
         num_prompt_tokens=len(request.prompt),
         num_cached_tokens=num_cached,
         max_tokens=sequence.limit - len(request.prompt),
@@ -93,6 +103,7 @@ def _started(
         repetition_detection=sampling.repetition_detection,
         detokenize=sampling.detokenize,
         return_prompt_text=sampling.return_prompt_text,
+        others=tuple(others),
     )
 
 
@@ -102,5 +113,14 @@ def _ints(values: array[int]) -> Int32Array:
 
 
 def moved(request: Request) -> RequestMoved:
-    """Where its client waits."""
-    return RequestMoved(request_id=request.id, ingress=request.ingress, attempt=request.attempt, asked=request.asked)
+    """Where its clients wait."""
+    newest = request.readers.newest
+    others = tuple(_also_reads(each) for each in request.readers if each is not newest)
+    asked = request.readers.asked
+    return RequestMoved(
+        request_id=request.id, ingress=newest.ingress, attempt=newest.attempt, asked=asked, others=others
+    )
+
+
+def _also_reads(reader: Reader) -> AlsoReads:
+    return AlsoReads(ingress=reader.ingress, attempt=reader.attempt, asked=reader.asked)

@@ -195,6 +195,7 @@ class Encoder:
                 client=request.client,
                 weight=request.weight,
                 traced=request.traced,
+                shared=request.shared,
             )
             return Outcome(request, reply)
         except Refusal as refusal:

@@ -40,7 +40,7 @@ from __future__ import annotations
 from bus.messages.control import AbortCalls, AbortRequest, CancelRequest, RequestsDone, StopSequence
 from bus.messages.field_types import FinishReason, Int32Array, JsonValue
 from bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
-from bus.messages.journal import Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
+from bus.messages.journal import AlsoReads, Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
 from bus.messages.observation import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
@@ -129,10 +129,10 @@ __all__ = [
     "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE", "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE",
     "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS",
     "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS",
-    "AbortCalls", "AbortRequest", "BatchQueued", "BlockRequested", "BlockState", "CacheResetRequested", "CancelRequest",
-    "Checkpoint", "FinishReason", "GenerateRequest", "HoldRequested", "HoldState", "Int32Array", "Job", "JobResult",
-    "JsonValue", "Message", "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState",
-    "ReplyBatch",
+    "AbortCalls", "AbortRequest", "AlsoReads", "BatchQueued", "BlockRequested", "BlockState", "CacheResetRequested",
+    "CancelRequest", "Checkpoint", "FinishReason", "GenerateRequest", "HoldRequested", "HoldState", "Int32Array", "Job",
+    "JobResult", "JsonValue", "Message", "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced",
+    "ReplicaState", "ReplyBatch",
     "RequestBlamed", "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued",
     "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
     "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",

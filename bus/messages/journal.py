@@ -19,13 +19,24 @@ class SequencesNamed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoReads:
+    """One more client of a request, with an attempt of its own at another ingress."""
+
+    ingress: str
+    attempt: str
+    asked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMoved:
-    """Journal: the client of a request waits at this ingress now, with this attempt."""
+    """Journal: the client of a request waits at this ingress now, with this attempt, and so do ``others``. ``asked`` is
+    the place of the last attempt of all, be it of somebody who has left."""
 
     request_id: str
     ingress: str
     attempt: str
     asked: int = 0
+    others: tuple[AlsoReads, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ class GenerateRequest:
     """Where ``truncate_prompt_tokens`` takes tokens away."""
     return_token_offsets: bool = False
     """With ``tokens_only``: the answer says where in the prompt's text its tokens are."""
+    shared: bool = False
+    """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ class TokenizedRequest:
     traced: bool = False
     asked: int = 0
     """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

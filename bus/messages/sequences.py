@@ -17,9 +17,9 @@ class SequenceStarted:
     ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
 
     Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
-    client is at another ingress now. ``output_token_ids`` are all tokens that there are then (the result of a step adds
-    the next one), and ``output_end`` is how they ended (see ``StepResult.ends``). What is known of their log
-    probabilities is in the other ``output_`` columns, which are those of :class:`ReplyBatch`.
+    client is at another ingress now, or one more is. ``output_token_ids`` are all tokens that there are then (the
+    result of a step adds the next one), and ``output_end`` is how they ended (see ``StepResult.ends``). What is known
+    of their log probabilities is in the other ``output_`` columns, which are those of :class:`ReplyBatch`.
     """
 
     request_id: str
@@ -55,6 +55,8 @@ class SequenceStarted:
     detokenize: bool = True
     return_prompt_text: bool = False
     """What the client is told of the prompt's text has its special tokens in it."""
+    others: tuple[str, ...] = ()
+    """Further ingresses that are told the same."""
 
 
 PROMPT_TAIL_TOKENS = 6

@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from web.errors import ASKED_ELSEWHERE
+
 TRY_AGAIN = (429, 502, 503)
 """Refusals of what was not accepted."""
 PAUSE_S = 0.1
@@ -194,6 +196,7 @@ class Load:
             body["stream_options"] = {"include_usage": True}
         async with session.post(f"{self.url}{job.path}", json=body, headers=headers) as response:
             if response.status in TRY_AGAIN:
+                check_not_cut_off(await response.json())
                 self.refused += 1
                 return False
             if response.status != 200:
@@ -210,6 +213,7 @@ class Load:
                 return
             event = json.loads(data)
             if "error" in event:
+                check_not_cut_off(event)
                 raise Broken(f"{event['error']}")
             answer.times_s.append(time.monotonic())
             answer.add_all(event)
@@ -219,6 +223,16 @@ class Load:
 
     def heard(self, answer: Answer) -> None:
         """An event of a stream has come."""
+
+
+def check_not_cut_off(body: Mapping[str, Any]) -> None:
+    """Whatever a client is refused for, it is not that another one reads the same answer.
+
+    Raises:
+        WrongAnswer: it is.
+    """
+    if body["error"]["reason"] == ASKED_ELSEWHERE:
+        raise WrongAnswer(f"cut off by another reader: {body['error']}")
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:

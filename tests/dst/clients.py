@@ -14,6 +14,10 @@ from tests.chaos.structured import structured
 from tests.dst.loop import SimulatedLoop
 
 MOST_TOKENS = 20
+SHARED = 0.5
+"""Of the turns with a key: a second client reads the same answer, at whatever ingress."""
+LATER_S = 0.2
+"""How much later it begins, at most."""
 
 
 def simple_jobs(count: int) -> list[Job]:
@@ -42,7 +46,7 @@ class Connector(aiohttp.BaseConnector):
         try:
             if not ports:
                 raise ConnectionRefusedError("no ingress listens")
-            protocol = self._world.connect(self._factory, self._rng.choice(ports), "client")
+            protocol = self._world.connect(self._factory, self._rng.choice(ports), "127.0.0.1")
         except OSError as error:
             raise aiohttp.ClientConnectorError(req.connection_key, error) from error
         assert isinstance(protocol, ResponseHandler)
@@ -74,20 +78,33 @@ class Clients(Load):
         for turn in range(turns):
             await asyncio.sleep(rng.uniform(0, spread_s))
             key = f"key-{place}-{turn}" if rng.random() < keyed else None
-            streamed = rng.random() < 0.6
-            about = f"job {place}, turn {turn} ({key or 'no key'}, {'streamed' if streamed else 'whole'})"
-            self._tell(f"client asks {about}")
-            try:
-                async with asyncio.timeout(rng.expovariate(1.0) if rng.random() < leaves else None):
-                    answer = await self.ask(session, self.jobs[place], key=key, streamed=streamed)
-            except TimeoutError:
-                self.left += 1
-                self._tell(f"client leaves {about}")
-                continue
-            except (WrongAnswer, aiohttp.ClientError, Exception) as error:
-                self.problems.append(f"{about}: {type(error).__name__}: {error}")
+            later_s = [0.0, rng.uniform(0, LATER_S)] if key and rng.random() < SHARED else [0.0]
+            reading = (self._read(session, place, f"job {place}, turn {turn}", key, each, leaves) for each in later_s)
+            if not all(await asyncio.gather(*reading)):
                 return
-            self.check(place, about, answer)
+
+    async def _read(
+        self, session: aiohttp.ClientSession, place: int, about: str, key: str | None, later_s: float, leaves: float
+    ) -> bool:
+        """One client asks ``later_s`` from now; whether there was no problem."""
+        rng = self._rng
+        await asyncio.sleep(later_s)
+        streamed = rng.random() < 0.6
+        second = ", second reader" if later_s else ""
+        about = f"{about} ({key or 'no key'}, {'streamed' if streamed else 'whole'}{second})"
+        self._tell(f"client asks {about}")
+        try:
+            async with asyncio.timeout(rng.expovariate(1.0) if rng.random() < leaves else None):
+                answer = await self.ask(session, self.jobs[place], key=key, streamed=streamed)
+        except TimeoutError:
+            self.left += 1
+            self._tell(f"client leaves {about}")
+            return True
+        except (WrongAnswer, aiohttp.ClientError, Exception) as error:
+            self.problems.append(f"{about}: {type(error).__name__}: {error}")
+            return False
+        self.check(place, about, answer)
+        return True
 
     def check(self, place: int, about: str, answer: Answer) -> None:
         """Is this what the oracle says alone?"""

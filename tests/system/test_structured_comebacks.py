@@ -4,16 +4,11 @@ dies. The rest is what it would have been, and so is what is counted."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.settings import Settings
-from actors.single_process import make_actors
-from bus.contract import Bus
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.redis_bus import RedisBus
@@ -21,32 +16,10 @@ from bus.streams import Names
 from tests.chaos.load import Answer, Broken, Job, Load
 from tests.chaos.servers import OneServer
 from tests.chaos.structured import OUTPUTS
-from tests.oracle import make_oracle
-from web.app import IngressActor
+from tests.system.ingresses import deployed
 
 pytestmark = pytest.mark.timeout(180)
 NAMES = ("schema", "regex", "grammar", "array", "choice", "object", "words")
-
-
-@contextlib.asynccontextmanager
-async def deployed(folder: Path, open_bus: Callable[[str], Bus]) -> AsyncIterator[list[str]]:
-    """The addresses of two ingresses; one of each other kind behind them."""
-    settings = Settings(
-        model=str(make_oracle(folder / "model", step_ms=2)), load_format="dummy", served_model_name=("oracle",), port=0,
-        device="cpu", threads=1, cpu_kv_cache_gib=0.002, max_num_seqs=8, ingresses=2,
-    )  # fmt: skip
-    actors = make_actors(settings, open_bus)
-    runs = [asyncio.create_task(actor.run(), name=actor.name) for actor in actors]
-    try:
-        while any(actor.state != "ready" for actor in actors):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-        yield [f"http://127.0.0.1:{actor.port}" for actor in actors if isinstance(actor, IngressActor)]
-    finally:
-        for actor in actors:
-            actor.request_drain()
-        await asyncio.gather(*runs)
-        for actor in actors:
-            await actor.bus.close()
 
 
 def job(wanted: dict[str, Any], **more: Any) -> Job:
@@ -75,7 +48,8 @@ class Interrupted(Load):
 async def test_clients_come_back_at_the_other_ingress(tmp_path: Path, wanted: dict[str, Any]) -> None:
     """Again and again."""
     server = MemoryServer()
-    async with deployed(tmp_path, lambda _: MemoryBus(server)) as urls:
+    async with deployed(tmp_path, lambda _: MemoryBus(server)) as deployment:
+        urls = deployment.urls
         cut = Interrupted(urls)
         async with cut.session() as session:
             whole = await Load(urls[0], []).ask(session, job(wanted), key=None, streamed=True)
@@ -104,7 +78,10 @@ async def test_redis_is_killed_once(tmp_path: Path, wanted: dict[str, Any]) -> N
     """The stream goes on over the same connection."""
     servers = OneServer()
     try:
-        async with deployed(tmp_path, lambda kind: RedisBus(servers.url, Names("pagebus"), client_name=kind)) as urls:
+        async with deployed(
+            tmp_path, lambda kind: RedisBus(servers.url, Names("pagebus"), client_name=kind)
+        ) as deployment:
+            urls = deployment.urls
             load = Killing(urls[0], servers)
             async with load.session() as session:
                 whole = await Load(urls[0], []).ask(session, job(wanted), key=None, streamed=True)

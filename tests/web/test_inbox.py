@@ -16,6 +16,7 @@ from bus.memory_server import MemoryServer
 from bus.messages import (
     AbortRequest,
     GenerateRequest,
+    PromptReply,
     ReplyBatch,
     RequestFailed,
     RequestsDone,
@@ -237,6 +238,35 @@ async def test_an_attempt_that_comes_to_nothing_ends_itself_only(inbox: Inbox):
     with pytest.raises(ApiError) as caught:
         await call.changes()
     assert caught.value.status == 503
+
+
+@pytest.mark.parametrize("attempt", ["", "second"])
+async def test_a_choice_that_ends_before_its_prompt_is_told_waits_for_it(inbox: Inbox, attempt: str):
+    """What is told again of several choices may come in this order: the first one is computed anew for the prompt's log
+    probabilities, the second has ended long ago. Nothing is told twice, so its end is kept."""
+    sampling = SamplingParams(n=2, echo=True, prompt_logprobs=1)
+    message = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt=attempt)
+    call = inbox.submit([message], streaming=True)
+    inbox.deliver(batch([Delta("a", "two", 1, choice_index=1, text_offset=0)]))
+    inbox.deliver(batch([Delta("a", " three", 2, choice_index=1, text_offset=3, finish_reason="stop")]))
+    first, second = call.choices
+    assert (second.finish_reason, call.failure) == (None, None)
+
+    inbox.deliver(PromptReply(request_id="a", text="x"))
+    assert (second.take_text(), second.num_tokens, second.finish_reason) == ("two three", 2, "stop")
+    inbox.deliver(batch([Delta("a", "one", 1, text_offset=0, finish_reason="stop")]))
+    assert first.finish_reason == "stop"
+    assert call.done
+
+
+async def test_an_answer_without_its_prompt_is_an_error(inbox: Inbox):
+    """The choice that tells the prompt has ended without it: it will not come any more."""
+    sampling = SamplingParams(n=2, echo=True)
+    call = inbox.submit([GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x")], streaming=True)
+    inbox.deliver(batch([Delta("a", "one", 1, text_offset=0, finish_reason="stop")]))
+    with pytest.raises(ApiError) as caught:
+        await call.changes()
+    assert caught.value.status == 500
 
 
 async def test_what_was_on_its_way_to_a_lost_connection_makes_no_gap(inbox: Inbox):

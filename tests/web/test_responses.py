@@ -247,6 +247,7 @@ async def test_a_background_response_outlives_its_ingress() -> None:
     _, second = await served.backend.requested(2)
     assert (second.request_id, second.messages) == (first.request_id, first.messages)
     assert second.attempt != first.attempt
+    assert not second.shared, "its events have one writer"
     assert second.ingress.startswith("ingress-1@")
     for delta in row:
         await served.backend.send(second.ingress, batch([delta]))

@@ -46,6 +46,7 @@ async def test_a_stream_goes_on_behind_the_last_event(serve, http):
     asking = asyncio.create_task(http.post(served.url + "/v1/completions", json=BODY, headers=headers))
     _, again = await served.backend.requested(2)
     assert (again.request_id, again.attempt != first.attempt) == (first.request_id, True)
+    assert again.shared, "who reads it at another ingress would be cut off"
     replay = Delta(again.request_id, "one two", 3, text_offset=0, finish_reason="stop")
     await served.backend.send(again.ingress, batch([replay]))
     async with await asking as response:

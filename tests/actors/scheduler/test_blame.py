@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,29 @@ async def test_a_request_that_ends_schedulers_is_given_up(
         assert not deployment.scheduler._poison.blamed
         assert not deployment.life.done()
         core.check_integrity()
+
+
+async def test_all_who_read_a_request_that_ends_schedulers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each ingress once, by the scheduler that gives it up before its core has seen it."""
+    monkeypatch.setattr(Delivery, "start", fragile(Delivery.start))
+    asking = replace(ask(POISON, max_tokens=8), shared=True)
+    async with Deployment().running() as deployment:
+        await deployment.send(*(replace(asking, ingress=f"in-{i}", attempt=f"{i}", asked=i) for i in (1, 2)))
+        await until(lambda: deployment.scheduler.core.is_read_by(POISON, "2"))
+        await deployment.add_executor()
+        while not (told := await failures_at(deployment, "in-1", "in-2")):
+            if deployment.life.done():
+                await deployment.start_scheduler()
+            await asyncio.sleep(0.002)
+        await until(lambda: deployment.scheduler._outbox.depth == 0)
+        assert await failures_at(deployment, "in-1", "in-2") == {"in-1": 1, "in-2": 1}, told
+
+
+async def failures_at(deployment: Deployment, *ingresses: str) -> dict[str, int]:
+    """How many each was told, of those that were told any."""
+    told = {each: await deployment.replies(each) for each in ingresses}
+    counts = {each: sum(isinstance(one, RequestFailed) for one in messages) for each, messages in told.items()}
+    return {each: count for each, count in counts.items() if count}
 
 
 async def test_who_was_blamed_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

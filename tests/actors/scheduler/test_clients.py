@@ -13,6 +13,8 @@ from bus.contract import START, BusRefused
 from bus.messages import (
     AbortRequest,
     RequestFailed,
+    RequestsDone,
+    RequestTimed,
     SchedulerLeads,
     SequenceEnded,
     SequenceStarted,
@@ -89,7 +91,8 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
         scheduler = deployment.scheduler
         await until(lambda: not scheduler._work.has_settled)
         request = scheduler.core.requests["a"]
-        assert (request.attempt, request.ingress) == ("3", last.ingress)
+        newest = request.readers.newest
+        assert (newest.attempt, newest.ingress) == ("3", last.ingress)
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="a", attempt="3"))
 
@@ -181,3 +184,22 @@ async def test_who_waits_where_the_request_goes_on_no_more_is_told() -> None:
             ]
         assert told == [("c", 503), ("d", 503)]
         assert not [each for each in await deployment.replies(old) if isinstance(each, RequestFailed)]
+
+
+async def test_all_who_read_a_traced_request_are_told_its_times() -> None:
+    """Also who had it all before the last one had."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        asking = dataclasses.replace(ask("a", max_tokens=8), shared=True, traced=True)
+        await deployment.send(
+            *(dataclasses.replace(asking, ingress=f"in-{i}", attempt=f"{i}", asked=i) for i in (1, 2))
+        )
+        await until(lambda: "a" in deployment.scheduler.core.delivery.finished)
+        for attempt in ("1", "2"):
+            await deployment.send(RequestsDone(request_ids=("a",), attempts=(attempt,)))
+        await until(lambda: deployment.scheduler.core.is_forgettable)
+        for ingress in ("in-1", "in-2"):
+            times: list[RequestTimed] = []
+            while not times:
+                times = [each for each in await deployment.replies(ingress) if isinstance(each, RequestTimed)]
+            assert [each.request_id for each in times] == ["a"]

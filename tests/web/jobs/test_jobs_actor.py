@@ -257,6 +257,7 @@ async def test_a_job_outlives_its_actor(world: World) -> None:
     first, second = world.backend.requests
     assert first.request_id == second.request_id
     assert first.attempt != second.attempt
+    assert not second.shared, "a job has one owner"
     await until_empty(world.bus, world.names.jobs)
 
 

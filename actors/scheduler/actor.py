@@ -87,7 +87,7 @@ class SchedulerActor(Actor):
         self._observers = Observers(self.core, self._outbox, self.names)
         self._steering = Steering(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
-        self._remains = Remains(self.bus, self.names, self._outbox)
+        self._remains = Remains(self.bus, self.names, self._outbox, self._forget)
         self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
         await self._patience.until_taken(self._work.create_groups, "groups")
         self._poison = Poison(
@@ -124,6 +124,7 @@ class SchedulerActor(Actor):
             self.core.skip_steps(replica, MARK_STEP)
             self._trimmer.replica_lost(replica, MARK_STEP)  # answered, or there is nobody who would
         for replica, end in takeover.read.items():
+            self._remains.gone("executor", replica)  # unless it joins
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
                 self._membership.refused[replica] = end.epoch
                 self._lookout.shut_out("executor", replica, end.epoch)
@@ -269,8 +270,16 @@ class SchedulerActor(Actor):
         if self.core.delivery.is_waiting:
             self._news.set()
         await self._sum_up()
-        await self._trimmer.trim(self.core, self._membership, self._checkpoints.covered)
+        positions = self._results.positions
+        covered = {replica: at for replica, at in self._checkpoints.covered.items() if replica in positions}
+        await self._trimmer.trim(self.core, self._membership, covered)
         await self._remains.clear()
+
+    def _forget(self, kind: str, name: str) -> None:
+        """The streams of an actor that is gone are deleted."""
+        if kind == "executor":
+            self._results.forget(name)
+            self._trimmer.forget(name)
 
     async def measure(self) -> None:
         self._meters.update(self.core)

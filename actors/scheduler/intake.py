@@ -172,3 +172,4 @@ class Intake:
             self.membership.refused[event.replica] = event.epoch
             self.membership.lost(event.replica)
             self.results.leave(event.replica)
+            self.remains.gone("executor", event.replica)

@@ -9,7 +9,7 @@ a later scheduler knows of those whose actors died while there was none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from bus.contract import Bus
 from bus.outbox import Outbox
@@ -24,10 +24,16 @@ REMEMBERED = 1000
 
 
 class Remains:
-    """Remembers whose streams there are, and deletes those of actors that stay away."""
+    """Remembers whose streams there are, and deletes those of actors that stay away.
 
-    def __init__(self, bus: Bus, names: Names, outbox: Outbox) -> None:
-        self._bus, self._names, self._outbox = bus, names, outbox
+    Args:
+        on_deleted: is told the kind and name of each such actor.
+    """
+
+    def __init__(
+        self, bus: Bus, names: Names, outbox: Outbox, on_deleted: Callable[[str, str], None] = lambda kind, name: None
+    ) -> None:
+        self._bus, self._names, self._outbox, self._on_deleted = bus, names, outbox, on_deleted
         self._known: dict[str, set[str]] = {"executor": set(), "detokenizer": set()}
         self._stored: Mapping[str, object] | None = None
         self._gone: dict[tuple[str, str], int] = {}
@@ -90,6 +96,7 @@ class Remains:
         self._gone.pop((kind, name))
         self._known[kind].discard(name)
         self._deleted.append((kind, name))
+        self._on_deleted(kind, name)
         await self._bus.delete(*streams)
 
     def _streams(self, kind: str, name: str) -> Iterable[str]:

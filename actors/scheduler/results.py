@@ -14,7 +14,7 @@ READ_BLOCK_MS = 200
 
 class Results:
     """Which results are read, and which have been taken in. ``positions`` are of the latter, by replica, of replicas
-    that are gone too.
+    that are gone too, until their streams are.
 
     Args:
         positions: how far a predecessor's results have been read.
@@ -40,6 +40,12 @@ class Results:
     def leave(self, replica: str) -> None:
         """The replica is gone."""
         self._read.pop(replica, None)
+
+    def forget(self, replica: str) -> None:
+        """The results of a replica that is gone are deleted."""
+        if replica not in self._read:
+            self.positions.pop(replica, None)
+            self._replica_of.pop(self._names.results(replica), None)
 
     async def read(self) -> list[Entry]:
         """What has come of replicas that are followed; waits for it a while."""

@@ -39,6 +39,13 @@ class Trimmer:
         """No executor will want the replica's plans up to ``last_step`` any more."""
         self._last_steps[replica] = last_step
 
+    def forget(self, replica: str) -> None:
+        """The streams of a replica that is gone are deleted."""
+        self._last_steps.pop(replica, None)
+        for stream in (self._names.steps(replica), self._names.results(replica)):
+            self._done.pop(stream, None)
+            self._read.pop(stream, None)
+
     def detokenizer_lost(self, stream: str, last: EntryId) -> None:
         """Nobody will read ``stream`` up to ``last``, unless a successor does so first."""
         self._unread[stream] = last

@@ -125,6 +125,17 @@ async def test_who_is_gone_is_told_nothing(world: World) -> None:
     assert world.outbox.queued == before + 2
 
 
+def mentions(deployment: Deployment, replica: str) -> set[str]:
+    """Where the scheduler, or the journal that it leaves, knows how far a replica's results are read."""
+    actor, journal = deployment.scheduler, deployment.server.streams.get(NAMES.journal)
+    found = {"results"} if replica in actor._results.positions else set()
+    found |= {"checkpoints"} if replica in actor._checkpoints.covered else set()
+    streams = actor._trimmer._done.keys() | actor._trimmer._read.keys()
+    found |= {"trimmer"} if streams & OF_EXECUTOR or replica in actor._trimmer._last_steps else set()
+    entries = [] if journal is None else journal.fields.values()
+    return found | {"journal" for fields in entries if replica in str(fields)}
+
+
 async def test_a_scheduler_clears_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor and a detokenizer of unique names work, and die: nothing is left of them, and others go on."""
     monkeypatch.setattr(remains, "VANISH_ROUNDS", 2)
@@ -143,9 +154,33 @@ async def test_a_scheduler_clears_up(monkeypatch: pytest.MonkeyPatch) -> None:
         deployment.positions["results:gpu-a"] = str(EntryId(deployment.epochs["gpu-a"], FENCE_INDEX))
         await deployment.tell_positions()
         await until(lambda: not (OF_EXECUTOR | OF_DETOKENIZER) & set(deployment.server.streams))
+        await until(lambda: not mentions(deployment, "gpu-a"))
         await deployment.add_executor("gpu-b")
         await deployment.send(ask("two", max_tokens=4))
         await until(lambda: len(deployment.tokens()) == 8)
         assert NAMES.sequences("text") in deployment.server.streams
         await deployment.tell_positions()
         await deployment.send(done("two"))
+
+
+async def test_a_successor_forgets_whom_it_has_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor died with the scheduler, whose journal speaks of it, and nothing else does."""
+    monkeypatch.setattr(remains, "VANISH_ROUNDS", 2)
+    deployment = Deployment()
+    async with deployment.running():
+        await deployment.add_executor("gpu-a")
+        await deployment.send(ask("one", max_tokens=40))
+        await until(lambda: len(deployment.tokens()) >= 4)
+        await deployment.lose_scheduler()
+        await deployment.stop_executor("gpu-a")
+        await deployment.bus.release_lease("executor", "gpu-a", deployment.epochs["gpu-a"])
+        await deployment.bus.put_state(remains.STATE, {})
+        await deployment.start_scheduler()
+        deployment.positions["results:gpu-a"] = str(EntryId(deployment.epochs["gpu-a"], FENCE_INDEX))
+        await deployment.tell_positions()
+        await until(lambda: not mentions(deployment, "gpu-a"))
+        assert not OF_EXECUTOR & set(deployment.server.streams)
+        await deployment.add_executor("gpu-b")
+        await until(lambda: len(deployment.tokens()) >= 40)
+        await deployment.tell_positions()
+        await deployment.send(done("one"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fake_backend import Served, start_served
+from fake_backend import Serve, Served, start_served
 
 from actors import logs
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-
-Serve = Callable[..., Awaitable[Served]]
 
 
 @pytest.fixture

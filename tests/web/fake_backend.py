@@ -7,7 +7,7 @@ that a client cannot tell it from a very dull model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -337,6 +337,10 @@ class Served:
         await self.running
         await self.backend.stop()
         await self.actor.bus.close()
+
+
+Serve = Callable[..., Awaitable[Served]]
+"""Start an ingress; options as of :func:`start_served`."""
 
 
 async def start_served(

@@ -6,8 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from conftest import Serve
-from fake_backend import SENTENCE, Delta, batch
+from fake_backend import SENTENCE, Delta, Serve, batch
 from test_inbox import ListOutbox, inbox, outbox
 
 from bus.messages import AbortRequest, GenerateRequest, RequestFailed, SamplingParams

@@ -10,8 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import Serve
-from fake_backend import SENTENCE, Served
+from fake_backend import SENTENCE, Serve, Served
 
 from tests.waiting import until
 from web.errors import ApiError

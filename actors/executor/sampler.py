@@ -36,7 +36,7 @@ class Sampler:
     ) -> torch.Tensor:
         columns = self._state.columns
         floats = columns.view(torch.float32)
-        sampled: torch.Tensor = self._ops.sample(
+        return self._ops.sample(
             logits,
             slots,
             floats[TEMPERATURE],
@@ -48,7 +48,6 @@ class Sampler:
             any_random=any_random,
             any_truncation=any_truncation,
         )
-        return sampled
 
     def extras(
         self,

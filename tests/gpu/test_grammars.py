@@ -13,7 +13,6 @@ import torch
 
 import actors.shipped_model
 from actors.executor.resampling import Resampling
-from actors.executor.runner import Runner
 from actors.grammar import load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig
 from bus.messages import END_STOP, StructuredOutput
@@ -85,9 +84,9 @@ def test_graphs_sample_what_launches_sample(
     assert graphs is not None
     resample, resampled = graphs.resample, set()
 
-    def noted(runner: Runner, wanted: Resampling) -> torch.Tensor:
+    def noted(wanted: Resampling) -> torch.Tensor:
         resampled.add(wanted)
-        return resample(runner, wanted)
+        return resample(wanted)
 
     monkeypatch.setattr(graphs, "resample", noted)
     for kinds in (followed, [*followed, *OTHERS], OTHERS[2:3], OTHERS[:2] + OTHERS[4:5], OTHERS):

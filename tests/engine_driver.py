@@ -21,8 +21,7 @@ from actors.executor.engine import Engine
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 from bus.messages import NewSequence, StepPlan, StepResult
-
-TIMEOUT_S = 100.0
+from tests.waiting import LIMIT_S
 
 
 def ints(values: Sequence[int]) -> np.ndarray:
@@ -198,7 +197,7 @@ class Driver:
             on_error=self.results.put,
             path=path,
         )
-        self.info = self.engine.start().result(TIMEOUT_S * 3)
+        self.info = self.engine.start().result(LIMIT_S)
         self.epoch = 0
 
     def scheduler(self, budget: int | None = None, seed: int = 0) -> HandScheduler:
@@ -211,7 +210,7 @@ class Driver:
 
     def result(self) -> StepResult:
         """The next step's result; raises what ended the engine."""
-        result = self.results.get(timeout=TIMEOUT_S)
+        result = self.results.get(timeout=LIMIT_S)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -242,7 +241,7 @@ class Driver:
     def synchronize(self) -> None:
         """Wait for the whole device, which nobody may while graphs are captured."""
         graphs = self.engine._graphs
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + LIMIT_S
         while graphs is not None and not graphs.complete:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)

@@ -12,6 +12,8 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.waiting import LIMIT_S
+
 HOPS = ("ingress", "tokenize", "queue", "prefill", "decode", "detokenize")
 
 
@@ -37,7 +39,7 @@ class Collector:
 
     async def traces(self, count: int = 1) -> list[dict[str, Span]]:
         """Wait for the spans of so many requests: by name, those of one request together."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while len(self.roots) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         found = []

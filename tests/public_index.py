@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-LIMIT_S = 600
+from tests.waiting import LIMIT_S
+
 CONNECTION = ("PIP_CERT", "PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES")
 """Variables that say how pip reaches an index, and not which one."""
 

@@ -19,6 +19,7 @@ import pytest
 
 from bus.private_redis import PrivateRedis, find_redis_server
 from bus.streams import Names
+from tests.waiting import LIMIT_S
 
 _numbers = count(1)
 
@@ -43,15 +44,15 @@ def redis_url() -> Iterator[str]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LIMIT_S
         while not socket.exists():
             assert process.poll() is None, "redis-server ended at once"
-            assert time.monotonic() < deadline, "redis-server made no socket within 20 s"
+            assert time.monotonic() < deadline, "redis-server made no socket"
             time.sleep(0.02)
         yield f"unix://{socket}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(LIMIT_S)
         shutil.rmtree(folder, ignore_errors=True)
 
 

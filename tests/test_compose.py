@@ -22,6 +22,7 @@ from actors.process import make_bus
 from actors.settings import KINDS, Settings
 from actors.settings.sources import from_environment, load_settings
 from bus.streams import Names
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -224,13 +225,13 @@ class Deployment:
 
 def complete(port: int, prompt: str) -> dict[str, Any]:
     """One request, as a client would make it."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=LIMIT_S) as response:
         model = json.load(response)["data"][0]["id"]
     body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
 
@@ -243,7 +244,7 @@ async def test_the_services_serve_a_request(
     try:
         for name in CORES:
             await deployment.up(name)
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(LIMIT_S):
             for name in reversed(CORES):
                 await deployment.until_healthy(name)
         answer = await asyncio.to_thread(complete, unused_tcp_port, "A dog is")

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.public_index import LIMIT_S, Package, asked, resolve, unmet, why_unreachable, write_wheel
+from tests.public_index import Package, asked, resolve, unmet, why_unreachable, write_wheel
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -22,8 +22,6 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PYTHONS = ("3.11", "3.12", "3.13")
 CUDA = ("cuda", "nvidia", "triton")
 """How the names of packages begin that only a GPU needs."""
-
-pytestmark = pytest.mark.timeout(LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 
 from actors import LLM
 from tests.test_docs import blocks
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "http://127.0.0.1:8000"
@@ -28,7 +29,7 @@ def block(language: str, having: str) -> str:
 
 def run(*command: str) -> str:
     """What a program prints; it has to end well and complain of nothing."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -69,6 +70,6 @@ def test_command_line(server: tuple[str, str]) -> None:
 def test_python() -> None:
     """The program for `LLM` runs by itself, and ends although it closes nothing."""
     script = block("python", "from actors import").replace("LLM()", 'LLM(device="cpu", threads=1)')
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout.splitlines()[0].partition(":")[0]) == (0, "water (noun)")
     assert "rror" not in done.stderr

@@ -13,6 +13,7 @@ import pytest
 from actors.cli import COMMANDS, build_parser, main
 from actors.settings import KINDS
 from actors.version import version
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The real command in a process of its own."""
     command = [sys.executable, "-m", "actors.cli", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,5 +110,5 @@ def test_light_commands_import_no_torch(extra: str, heavy: list[str]) -> None:
     """The command, the supervisor and the scheduler start without torch and transformers; the first two do without
     numpy and messages as well."""
     code = IMPORTS.format(extra=extra, heavy=heavy)
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert (json.loads(result.stdout or "null"), result.stderr) == ([], "")

@@ -19,7 +19,7 @@ from actors.supervisor import ChildPlan, Supervisor, plan_children
 from bus.contract import Bus, BusError
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 DRAINS = """
 import signal
@@ -73,7 +73,7 @@ class Watched:
 
     async def until(self, text: str, times: int = 1) -> None:
         """Wait until the output holds ``text``."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while self.out.getvalue().count(text) < times:
                 assert not self.running.done(), self.out.getvalue()
                 self._changed.clear()

@@ -11,6 +11,7 @@ import pytest
 from tokenizer_factory import byte_level, model_folder, sentencepiece, with_bos
 
 from actors.text_tokenizer import TokenizerError, load_tokenizer
+from tests.waiting import LIMIT_S
 
 TEXTS = ["Hello world", " é 你好 🎉", "a<|im_end|>b</s>", "don't  keep\n\n  spaces 12345", ""]
 KNOWN = [
@@ -61,7 +62,7 @@ def test_known_tokenizers_load_without_torch(tmp_path: Path, model_type: str, de
         "sys.exit('torch' in sys.modules)\n"
     )
 
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=LIMIT_S).returncode == 0
 
 
 def test_folder_without_tokenizer_files_has_none(tmp_path: Path) -> None:

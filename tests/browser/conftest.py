@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.deployment import Deployment
+from tests.waiting import LIMIT_MS
 
 CHROMIUM = os.environ.get("PAGEBUS_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-PATIENCE_MS = 20_000
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
 """Chromium breaks its connections off, those to this machine too, when a network interface comes or goes: as when
 containers are started beside the tests."""
@@ -32,7 +32,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 def browser() -> Iterator[Browser]:
     """Chromium, as Debian packs it."""
     assert CHROMIUM is not None, "these tests need chromium: `make test` installs it"
-    expect.set_options(timeout=PATIENCE_MS)
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield launched
@@ -46,7 +46,7 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 860}, base_url=url)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(LIMIT_MS)
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.said = said  # type: ignore[attr-defined]

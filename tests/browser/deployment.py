@@ -18,10 +18,10 @@ from bus.memory_server import MemoryServer
 from bus.messages import Message, StepResult
 from bus.streams import Names
 from tests.vanish import vanish
+from tests.waiting import LIMIT_S
 from web.app import IngressActor
 
 T = TypeVar("T")
-READY_S = 60.0
 
 
 class HeldBus(MemoryBus):
@@ -65,12 +65,12 @@ class Deployment:
             self.do(self._stop())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(20)
+            self._thread.join(LIMIT_S)
         self._loop.close()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the deployment's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * READY_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * LIMIT_S)
 
     async def _start(self) -> None:
         self.bus = HeldBus(self.server, self.names)
@@ -79,7 +79,7 @@ class Deployment:
         )
         for actor in self.actors:
             self._run(actor)
-        await self._until(lambda: self.ingress.context is not None and not self.ingress.context.missing(), READY_S)
+        await self._until(lambda: self.ingress.context is not None and not self.ingress.context.missing())
         await self._until(lambda: bool(self.core.replicas))
 
     async def _stop(self) -> None:
@@ -95,8 +95,8 @@ class Deployment:
     def _actor(self, name: str) -> Actor:
         return next(actor for actor in self.actors if actor.name == name)
 
-    async def _until(self, holds: Callable[[], bool], limit_s: float = READY_S) -> None:
-        async with asyncio.timeout(limit_s):
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
             while not holds():
                 for run in self._runs.values():
                     if run.done():

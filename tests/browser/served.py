@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
+from tests.waiting import LIMIT_S
+
 ROOT = Path(__file__).parents[2]
-STOP_S = 60
 
 
 @contextmanager
@@ -27,5 +28,5 @@ def served(*arguments: str) -> Iterator[str]:
         yield process.stdout.readline().split()[-1].removesuffix("/v1/models")
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(STOP_S)
+        process.wait(LIMIT_S)
         process.stdout.close()

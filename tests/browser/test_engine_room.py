@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from actors.cli import main
 from actors.simulator.recorded import Tables, read_rows
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
+from tests.browser.looking import wait_until
+from tests.waiting import LIMIT_S
 
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]
@@ -30,15 +31,6 @@ WORLD = f"(await import({MODULE})).world"
 def visit(page: Page, view: str) -> None:
     page.goto(f"/#/{view}")
     expect(page.locator("nav a[aria-current=page]")).to_have_attribute("href", f"#/{view}")
-
-
-def wait_until(page: Page, holds: Callable[[], bool]) -> None:
-    """Look again and again, as the page goes on."""
-    for _ in range(400):
-        if holds():
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError("it has not come to hold")
 
 
 def send(deployment: Deployment, request_id: str, num_prompt: int = 40, **sampling: Any) -> None:
@@ -197,7 +189,7 @@ def test_steps_are_shown_with_their_tokens(page: Page, deployment: Deployment) -
 def test_a_request_is_shown_with_all_its_phases(page: Page, deployment: Deployment) -> None:
     """From the queue to the text."""
     visit(page, "requests")
-    answer = httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
+    answer = httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=LIMIT_S)
     name = answer.json()["id"].removeprefix("cmpl-")[:12]
     row = page.locator(".waterfall .row", has_text=name)
     expect(row).to_contain_text("done")

@@ -8,6 +8,7 @@ import httpx
 from playwright.sync_api import Page, expect
 
 from tests.browser.deployment import Deployment
+from tests.waiting import LIMIT_S
 
 VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
 QUESTION = "What is water?"
@@ -16,7 +17,7 @@ QUESTION = "What is water?"
 def answer_of(deployment: Deployment) -> str:
     """What the API says to the question."""
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    content: str = httpx.post(f"{deployment.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0][
+    content: str = httpx.post(f"{deployment.url}/v1/chat/completions", json=body, timeout=LIMIT_S).json()["choices"][0][
         "message"
     ]["content"]
     return content

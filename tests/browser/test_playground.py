@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from bus.messages import SamplingParams
 from tests.browser.deployment import Deployment
+from tests.waiting import LIMIT_S
 
 QUESTION = "What is water?"
 
@@ -34,7 +35,7 @@ def answer_of(deployment: Deployment, **body: Any) -> str:
     """What the API says to the same."""
     messages = [{"role": "user", "content": QUESTION}]
     response = httpx.post(
-        f"{deployment.url}/v1/chat/completions", json={"messages": messages, "temperature": 0, **body}, timeout=60
+        f"{deployment.url}/v1/chat/completions", json={"messages": messages, "temperature": 0, **body}, timeout=LIMIT_S
     )
     content: str = response.json()["choices"][0]["message"]["content"]
     return content

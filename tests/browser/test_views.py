@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,6 +14,8 @@ from playwright.sync_api import Page, Route, expect
 
 from bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
+from tests.browser.looking import wait_until
+from tests.waiting import LIMIT_S
 from web.observatory.vitals import FIGURES
 
 MODULE = "document.querySelector('script[type=module]').src"
@@ -26,15 +27,6 @@ NO_SCROLL = ("chat", "batches", "actors", "steps")
 def visit(page: Page, view: str) -> None:
     page.goto(f"/#/{view}")
     expect(page.locator("nav a[aria-current=page]")).to_have_attribute("href", f"#/{view}")
-
-
-def wait_until(page: Page, holds: Callable[[], bool]) -> None:
-    """Look again and again, as the page goes on."""
-    for _ in range(400):
-        if holds():
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError("it has not come to hold")
 
 
 def send(deployment: Deployment, request_id: str, first: int, num_prompt: int = 40) -> None:
@@ -117,7 +109,7 @@ def test_a_replay_is_played_from_its_start(page: Page) -> None:
 
 def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
     """Twelve charts, over a minute to a day."""
-    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=60)
+    httpx.post(f"{deployment.url}/v1/completions", json={"prompt": "water", "max_tokens": 3}, timeout=LIMIT_S)
     visit(page, "charts")
     expect(page.locator(".chart canvas")).to_have_count(12)
     for name in (
@@ -326,9 +318,7 @@ def test_nothing_scrolls_that_fits(page: Page, size: tuple[int, int]) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
     for view in NO_SCROLL if size[0] > 800 else ("chat",):
         visit(page, view)
-        page.wait_for_timeout(150)
-        excess = page.evaluate("document.documentElement.scrollHeight - innerHeight")
-        assert excess == 0, (view, excess)
+        wait_until(page, lambda: page.evaluate("document.documentElement.scrollHeight === innerHeight"))
     names = page.locator("nav a:visible").evaluate_all("(all) => all.map((each) => each.innerText)")
     assert names[0] == ("Playground" if size[0] > 800 else "Chat")
     assert names[1:] == ["Batches", "Memory", "Steps", "Requests", "Actors", "Charts", "Replay"]

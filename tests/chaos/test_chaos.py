@@ -36,7 +36,6 @@ BEFORE_S, AFTER_S = (3.0, 4.0) if FULL else (1.0, 1.0)
 """How long clients ask before the first fault, and once all is well again."""
 
 full = pytest.mark.skipif(not FULL, reason="part of `make chaos` only")
-pytestmark = pytest.mark.timeout(400)
 
 Tell = Callable[..., None]
 

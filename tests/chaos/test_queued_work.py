@@ -26,7 +26,6 @@ LOOK_S = 0.2
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("PAGEBUS_TEST_CHAOS") != "full", reason="part of `make chaos` only"),
-    pytest.mark.timeout(400),
 ]
 
 

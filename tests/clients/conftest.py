@@ -28,6 +28,7 @@ from fake_backend import MODEL, SENTENCE, Served, start_served
 
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import LIMIT_S
 from web.model import ServedModel
 
 API_KEY = "test-key"
@@ -71,12 +72,12 @@ class Background:
 
     def __enter__(self) -> Served:
         self._thread.start()
-        self._served, self._loop, self._stop = self._ready.result(20)
+        self._served, self._loop, self._stop = self._ready.result(LIMIT_S)
         return self._served
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(LIMIT_S)
 
     async def _run(self) -> None:
         server, stop = MemoryServer(), asyncio.Event()
@@ -116,7 +117,7 @@ def whole_system(*options: str) -> Iterator[Target]:
             yield Target(url, Expectations(model="pagebus", max_model_len=1024, is_whole=True))
         finally:
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+            assert server.wait(LIMIT_S) == 0
             server.stdout.close()
 
 

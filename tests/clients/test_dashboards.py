@@ -11,6 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.waiting import LIMIT_S
+
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "web" / "dashboards" / "pagebus.json").read_text())
 NAME = re.compile(r"\b(?:(?:vllm|pagebus):|http_|process_)\w+")
@@ -32,7 +34,7 @@ def shown() -> set[str]:
 
 def samples(url: str) -> dict[str, set[str]]:
     """The labels of every metric in the answer of /metrics."""
-    with urllib.request.urlopen(url, timeout=20) as response:
+    with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
         text = response.read().decode()
     return {name: set(re.findall(r'(\w+)="', labels)) for name, labels in SAMPLE.findall(text)}
 
@@ -44,7 +46,7 @@ def test_dashboards_find_what_they_ask_for(base_url: str, expects) -> None:
     with openai.OpenAI(base_url=base_url, api_key=expects.api_key, max_retries=0) as client:
         client.completions.create(model=expects.model, prompt=expects.prompt, max_tokens=4)
     wanted = documented()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LIMIT_S
     while missing := (wanted.keys() | shown()) - (found := samples(base_url.removesuffix("/v1") + "/metrics")).keys():
         assert time.monotonic() < deadline_s, missing
         time.sleep(0.2)

@@ -8,6 +8,8 @@ import random
 import httpx
 import pytest
 
+from tests.waiting import LIMIT_S, eventually
+
 REQUESTS = 200
 AT_ONCE = 32
 HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
@@ -27,7 +29,7 @@ async def leave(client: httpx.AsyncClient, body: dict[str, object], chunks: int)
 
 async def held(base_url: str) -> dict[str, float]:
     """What requests hold now, as the metrics say."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=LIMIT_S) as client:
         text = (await client.get(base_url.removesuffix("/v1") + "/metrics")).text
     values = dict.fromkeys(HELD, 0.0)
     for line in text.splitlines():
@@ -50,12 +52,10 @@ async def test_two_hundred_clients_that_leave_keep_nothing(base_url, expects):
         async with gate:
             await leave(client, body, rng.choice((0, 0, 1, 5, 20)))
 
-    async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=LIMIT_S) as client:
         await asyncio.gather(*(one(client) for _ in range(REQUESTS)))
-    for _ in range(100):  # metrics are published once a second
-        last = await held(base_url)
-        if not any(last.values()):
-            break
-        await asyncio.sleep(0.2)
 
-    assert last == dict.fromkeys(HELD, 0.0)
+    async def nothing_held() -> bool:
+        return await held(base_url) == dict.fromkeys(HELD, 0.0)
+
+    await eventually(nothing_held, look_s=0.2)  # metrics are published once a second

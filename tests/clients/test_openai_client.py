@@ -8,16 +8,18 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
+from tests.waiting import LIMIT_S
+
 
 @pytest.fixture
 def client(base_url, expects) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key=expects.api_key, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=base_url, api_key=expects.api_key, max_retries=0, timeout=LIMIT_S) as client:
         yield client
 
 
 @pytest.fixture
 async def async_client(base_url, expects) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=base_url, api_key=expects.api_key, max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=expects.api_key, max_retries=0, timeout=LIMIT_S) as client:
         yield client
 
 

@@ -11,6 +11,8 @@ from fake_backend import MODEL, SAY
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
+from tests.waiting import LIMIT_S
+
 CALLS = (
     "<think>two things</think>I look.\n"
     '<tool_call>\n{"name": "Weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>\n'
@@ -52,7 +54,7 @@ def client(base_url, expects) -> Iterator[OpenAI]:
     """Of a whole system: something has to follow the grammars."""
     if not expects.is_whole:
         pytest.skip("a grammar needs a model")
-    with OpenAI(base_url=base_url, api_key=expects.api_key, timeout=100) as client:
+    with OpenAI(base_url=base_url, api_key=expects.api_key, timeout=LIMIT_S) as client:
         yield client
 
 

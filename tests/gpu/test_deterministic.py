@@ -14,6 +14,7 @@ import torch
 from actors.bench.deployment import as_served, deployed
 from actors.settings import Settings
 from bus.private_redis import find_redis_server
+from tests.waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +52,7 @@ async def answer(session: aiohttp.ClientSession, url: str, body: Body) -> tuple[
 
 async def until_counted(session: aiohttp.ClientSession, url: str, *names: str) -> None:
     """Wait until each of these metrics is above 0."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while names:
             async with session.get(f"{url}/metrics") as response:
                 text = await response.text()

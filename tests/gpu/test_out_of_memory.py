@@ -17,6 +17,7 @@ import torch
 from actors.bench.deployment import Deployment, as_served, deployed
 from actors.settings import Settings
 from bus.private_redis import find_redis_server
+from tests.waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,7 +69,7 @@ async def ask(session: aiohttp.ClientSession, deployment: Deployment, number: in
 
 
 async def until(happened: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         while not happened():
             meanwhile()
             await asyncio.sleep(0.01)

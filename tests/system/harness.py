@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from bus.messages import (
 )
 from bus.streams import Names
 from tests.vanish import vanish
+from tests.waiting import LIMIT_S, eventually
 
 OpenBus = Callable[[], Bus]
 
@@ -176,7 +177,7 @@ class System:
 
     async def generate(self, prompts: list[list[int]], **sampling: object) -> list[list[int]]:
         futures = [self.submit(prompt, **sampling)[1] for prompt in prompts]
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LIMIT_S):
             return list(await asyncio.gather(*futures))
 
     async def failures(self) -> list[RequestFailed]:
@@ -234,15 +235,6 @@ class System:
                 run.result()
         ready = [lease for lease in await self.bus.leases() if lease.info.get("state") == "ready"]
         return len(ready) == 3 + self.num_executors and len(self.scheduler.core.replicas) == self.num_executors
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30) -> None:
-    """Wait until ``holds`` says so."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            if await holds():
-                return
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

@@ -16,8 +16,8 @@ from actors.settings import Settings
 from actors.single_process import make_actors
 from bus.contract import Bus
 from bus.memory_bus import MemoryBus, MemoryServer
-from tests.system.harness import eventually
 from tests.vanish import vanish
+from tests.waiting import eventually
 from web.app import IngressActor
 
 

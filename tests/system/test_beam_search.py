@@ -13,8 +13,8 @@ import torch
 import actors.shipped_model
 from tests.beam_reference import reference_beams
 from tests.model_factory import REFERENCE_CONFIGS, load_reference, make_reference, reference_generate
-from tests.system.harness import eventually
 from tests.system.serving import Client, serving
+from tests.waiting import eventually
 
 SHIPPED = Path(actors.shipped_model.__file__).parent
 CONFIGS = {config.arch: config for config in REFERENCE_CONFIGS}

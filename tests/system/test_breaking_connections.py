@@ -20,6 +20,7 @@ from tests.bus.breaking_proxy import BreakingProxy
 from tests.chaos.load import Load, make_jobs
 from tests.chaos.structured import structured
 from tests.oracle import make_oracle
+from tests.waiting import LIMIT_S
 from web.app import IngressActor
 
 CHANCE = 0.02
@@ -77,7 +78,7 @@ async def loaded(server: PrivateRedis, folder: Path, *, seed: int = 0) -> AsyncI
         proxy.chance = 0.0
         assert load.problems == []
         streams = (bus.names.requests, bus.names.tokenized, bus.names.control, bus.names.journal)
-        async with asyncio.timeout(45):
+        async with asyncio.timeout(LIMIT_S):
             while any([await bus.length(stream) for stream in streams]):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -88,7 +89,6 @@ async def until_answered(load: Load, answers: int) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(8 if FULL else 1))
 async def test_connections_break(
     private_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -103,7 +103,6 @@ async def test_connections_break(
 
 
 @pytest.mark.skipif(not FULL, reason="part of `make chaos` only")
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("cut_s", [1.0, 10.0])
 async def test_the_network_is_cut(private_redis: PrivateRedis, tmp_path: Path, cut_s: float) -> None:
     """Nothing arrives and nobody is told. After three seconds new requests are refused; then all goes on."""

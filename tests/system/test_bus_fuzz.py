@@ -35,8 +35,8 @@ from bus.messages import (
 from bus.redis_bus import RedisBus
 from bus.streams import Names
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually
 from tests.system.serving import Client, serving
+from tests.waiting import TEST_LIMIT_S, eventually
 
 COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "1500")) // 10
 SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
@@ -149,7 +149,7 @@ async def good_requests(client: Client, expected: list[Any], done: asyncio.Event
     return count
 
 
-@pytest.mark.timeout(120 + COUNT)
+@pytest.mark.timeout(TEST_LIMIT_S + COUNT)
 async def test_entries_gone_wrong(redis_url: str, redis_names: Names, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No actor ends, good answers stay right, nothing is left over; what cannot be read is kept with the reason."""
     folder = make_reference(tmp_path_factory.mktemp("model"), REFERENCE_CONFIGS[0])
@@ -177,7 +177,7 @@ async def test_entries_gone_wrong(redis_url: str, redis_names: Names, tmp_path_f
                     client.check()
                     return not sum([await redis.xlen(keys[name]) for name in ("requests", "replies", "jobs")])
 
-                await eventually(taken, timeout_s=60)
+                await eventually(taken)
         done.set()
         assert await good > 0
         client.check()
@@ -189,7 +189,7 @@ async def test_entries_gone_wrong(redis_url: str, redis_names: Names, tmp_path_f
             client.check()
             return scheduler.core.num_running == 0 and not len(scheduler.core.waiting)
 
-        await eventually(idle, timeout_s=60)
+        await eventually(idle)
         scheduler.core.check_integrity()
 
 

@@ -14,8 +14,8 @@ import torch
 
 import actors.shipped_model
 from tests.model_factory import REFERENCE_CONFIGS, load_reference, make_reference
-from tests.system.harness import eventually
 from tests.system.serving import serving
+from tests.waiting import eventually
 
 SHIPPED = Path(actors.shipped_model.__file__).parent
 ONE_PER_ARCHITECTURE = list({config.arch: config for config in REFERENCE_CONFIGS}.values())

@@ -18,11 +18,12 @@ from actors.model_config import ModelConfig
 from bus.memory_bus import MemoryBus, MemoryServer
 from kernels.int8 import from_int8_reference, to_int8_reference
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, load_reference, make_reference, reference_generate
-from tests.system.harness import OpenBus, eventually, running
+from tests.system.harness import OpenBus, running
 from tests.system.serving import serving
 from tests.system.test_beam_search import CONDITIONS, SEARCHES, preempted
 from tests.system.test_beam_search import prompts_for as beam_prompts_for
 from tests.system.test_tokens import prompts_for
+from tests.waiting import eventually
 
 NUM_PROMPTS, NUM_TOKENS = 12, 8
 FORMATS = {

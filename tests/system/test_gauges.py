@@ -8,8 +8,8 @@ import pytest
 
 from actors import actor
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually
 from tests.system.serving import serving
+from tests.waiting import eventually
 
 GAUGES = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc", "pagebus:open_requests",
           "pagebus:detokenizer_sequences")  # fmt: skip

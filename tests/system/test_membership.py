@@ -11,7 +11,8 @@ import pytest
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import AbortRequest
 from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
-from tests.system.harness import eventually, running
+from tests.system.harness import running
+from tests.waiting import eventually
 
 CONFIG = REFERENCE_CONFIGS[0]
 NUM_TOKENS = 48

@@ -17,8 +17,9 @@ from bus.messages import StepPlan
 from bus.redis_bus import RedisBus
 from bus.streams import Names
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually, running
+from tests.system.harness import running
 from tests.system.serving import Client, serving
+from tests.waiting import eventually
 
 POISON = "poison"
 PROMPTS = [[1, 2, 3, number] for number in range(20, 26)]

@@ -13,6 +13,7 @@ from bus.messages import GenerateRequest, SamplingParams
 from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
 from tests.system.harness import System, running
 from tests.system.serving import serving
+from tests.waiting import LIMIT_S
 
 BLOCK = 16
 
@@ -28,7 +29,7 @@ async def ask(system: System, name: str, prompt: list[int], max_tokens: int, sal
     )
     future = system.collector.expect(name)
     await system.bus.publish([(system.names.requests, message)])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         return await future
 
 

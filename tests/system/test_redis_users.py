@@ -18,8 +18,8 @@ from bus.private_redis import find_redis_server
 from bus.redis_bus import RedisBus
 from bus.streams import RESPONSES_GROUP, SCHEDULER_GROUP, TOKENIZER_GROUP, Names
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually
 from tests.system.serving import serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 ACL = Path(__file__).parents[2] / "docs" / "redis-users.acl"

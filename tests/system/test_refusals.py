@@ -6,7 +6,8 @@ import pytest
 
 from bus.memory_bus import MemoryBus, MemoryServer
 from tests.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.system.harness import eventually, running
+from tests.system.harness import running
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

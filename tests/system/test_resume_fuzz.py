@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from tests.oracle import make_oracle
-from tests.system.harness import eventually
 from tests.system.serving import serving
+from tests.waiting import TEST_LIMIT_S, eventually
 
 COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "1000")) // 20
 SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
@@ -56,7 +56,7 @@ async def read(response: aiohttp.ClientResponse, cut_after: float) -> tuple[list
     return (tokens + new if done else tokens), last, done
 
 
-@pytest.mark.timeout(120 + COUNT)
+@pytest.mark.timeout(TEST_LIMIT_S + COUNT)
 async def test_streams_cut_anywhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With true ids every answer is complete and nothing comes twice; false ones are a 400 or a stream with its end."""
     folder = make_oracle(tmp_path_factory.mktemp("model"))
@@ -104,4 +104,4 @@ async def test_streams_cut_anywhere(tmp_path_factory: pytest.TempPathFactory) ->
         async def clean() -> bool:
             return not scheduler.core.requests and not any(scheduler.core.leftovers().values())  # type: ignore[attr-defined]
 
-        await eventually(clean, timeout_s=60)
+        await eventually(clean)

@@ -18,10 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).parents[2]
-START_S = 90
 
 
 class Serve:
@@ -50,7 +49,7 @@ class Serve:
     async def ready(self) -> None:
         """Read standard output until the address is there."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(LIMIT_S):
             while not self.url:
                 line = (await self.process.stdout.readline()).decode()
                 assert line, self.stderr()
@@ -89,17 +88,17 @@ class Serve:
         message = {"role": "user", "content": "What is a dog?"}
         body = json.dumps({"model": "pagebus", "messages": [message], "max_tokens": 8, "temperature": 0}).encode()
         request = urllib.request.Request(f"{self.url}/v1/chat/completions", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
             return str(json.load(response)["choices"][0]["message"]["content"])
 
     async def until_healthy(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not await asyncio.to_thread(self._healthy):  # noqa: ASYNC110 (nothing tells us)
                 await asyncio.sleep(0.1)
 
     def _healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=LIMIT_S) as response:
                 return bool(response.status == 200)
         except OSError:
             return False

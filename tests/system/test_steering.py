@@ -15,7 +15,7 @@ from tests.model_factory import REFERENCE_CONFIGS, make_reference
 from tests.system.serving import Client, serving
 from tests.system.test_serve import Serve
 from tests.system.test_serve import serve as serve  # the fixture
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 PROMPT = list(range(1, 60))
 
@@ -115,12 +115,13 @@ async def test_sleep(serve: Callable[..., Any]) -> None:
     answer = await server.answer()
 
     def post(path: str) -> dict[str, Any]:
-        with urllib.request.urlopen(urllib.request.Request(server.url + path, b"", method="POST"), timeout=60) as told:
+        request = urllib.request.Request(server.url + path, b"", method="POST")
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as told:
             found: dict[str, Any] = json.load(told)
             return found
 
     def get(path: str) -> Any:
-        with urllib.request.urlopen(server.url + path, timeout=60) as told:
+        with urllib.request.urlopen(server.url + path, timeout=LIMIT_S) as told:
             return json.load(told)
 
     old = server.children()["executor-0"]

@@ -17,8 +17,8 @@ from tests.chaos.load import Answer, Broken, Job, Load
 from tests.chaos.servers import OneServer
 from tests.chaos.structured import OUTPUTS
 from tests.system.ingresses import deployed
+from tests.waiting import LIMIT_S
 
-pytestmark = pytest.mark.timeout(180)
 NAMES = ("schema", "regex", "grammar", "array", "choice", "object", "words")
 
 
@@ -53,7 +53,7 @@ async def test_clients_come_back_at_the_other_ingress(tmp_path: Path, wanted: di
         cut = Interrupted(urls)
         async with cut.session() as session:
             whole = await Load(urls[0], []).ask(session, job(wanted), key=None, streamed=True)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT_S):
                 answer = await cut.ask(session, job(wanted), key="come back", streamed=True)
 
     assert cut.cuts
@@ -85,7 +85,7 @@ async def test_redis_is_killed_once(tmp_path: Path, wanted: dict[str, Any]) -> N
             load = Killing(urls[0], servers)
             async with load.session() as session:
                 whole = await Load(urls[0], []).ask(session, job(wanted), key=None, streamed=True)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(LIMIT_S):
                     answer = await load.ask(session, job(wanted), key=None, streamed=True)
     finally:
         servers.destroy()

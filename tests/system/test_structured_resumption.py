@@ -15,7 +15,8 @@ import actors.shipped_model
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import StructuredOutput
-from tests.system.harness import System, eventually, running
+from tests.system.harness import System, running
+from tests.waiting import LIMIT_S, eventually
 
 SHIPPED = Path(actors.shipped_model.__file__).parent
 SMALL = {
@@ -48,7 +49,7 @@ async def generate(system: System) -> list[list[int]]:
         system.submit(prompt, temperature=1.0, seed=seed, max_tokens=400, ignore_eos=False, structured_output=WANTED)[1]
         for seed, prompt in enumerate(prompts)
     ]
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(LIMIT_S):
         return list(await asyncio.gather(*futures))
 
 

@@ -7,8 +7,8 @@ import asyncio
 from bus.memory_bus import MemoryBus, MemoryServer
 from tests.oracle import make_oracle
 from tests.otlp_collector import HOPS, attributes, check_hops, collecting
-from tests.system.harness import eventually
 from tests.system.serving import serving
+from tests.waiting import eventually
 
 STEP_MS = 2
 MODEL = {"load_format": "dummy", "cpu_kv_cache_gib": 0.002, "swap_space": 0.002, "max_num_seqs": 4}

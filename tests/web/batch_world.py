@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from fake_backend import CACHED_TOKENS, MODEL, SENTENCE, FakeBackend, Served, start_served, until
+from fake_backend import CACHED_TOKENS, MODEL, SENTENCE, FakeBackend, Served, start_served
 from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputTokensDetails
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import LIMIT_S, until
 from web.jobs.actor import JobsActor
 
 URL = "/v1/chat/completions"
@@ -58,7 +59,7 @@ class World:
 
     async def ended(self, batch_id: str) -> openai.types.Batch:
         """Wait for the end of a batch."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 batch = await self.client.batches.retrieve(batch_id)
                 if batch.status in ("failed", "completed", "expired", "cancelled"):

@@ -34,6 +34,7 @@ from bus.messages import (
     StateRequested,
 )
 from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
+from tests.waiting import until
 from web.app import IngressActor
 from web.model import ServedModel
 
@@ -295,20 +296,6 @@ class FakeBackend:
             told.append(tell_tokens(batch(deltas), request.sampling))
         for messages in [told] if self.at_once else [[message] for message in told]:
             await self.send(request.ingress, *messages)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Let the loop turn until ``condition`` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-
-
-async def until_empty(bus: Bus, stream: str) -> None:
-    """Wait until nothing is left in a stream."""
-    async with asyncio.timeout(20):
-        while await bus.length(stream):  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 @dataclass

@@ -6,11 +6,12 @@ import asyncio
 import json
 
 import pytest
-from fake_backend import MODEL, Delta, batch, start_served, until
+from fake_backend import MODEL, Delta, batch, start_served
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import until
 from web.app import IngressActor
 from web.errors import ApiError
 from web.routes.aborts import parse_abort

@@ -9,8 +9,9 @@ import random
 from collections import Counter
 
 import pytest
-from fake_backend import Delta, batch, until
+from fake_backend import Delta, batch
 
+from tests.waiting import until
 from web.admission import MAX_RETRY_AFTER_S, Admission, Load, cost_of
 from web.auth import ANYBODY, ApiKey
 from web.errors import ApiError, too_late

@@ -10,9 +10,10 @@ from pathlib import Path
 import openai
 import pytest
 from batch_world import URL, World, ask, usage_of, world_in
-from fake_backend import MODEL, SENTENCE, until
+from fake_backend import MODEL, SENTENCE
 
 from bus.messages import Job
+from tests.waiting import LIMIT_S, until
 from web.files import store
 from web.files.store import Store, new_id
 
@@ -237,7 +238,7 @@ async def test_jobs_beside_a_batch(world: World) -> None:
     request = json.dumps(ask("job"))
     await world.backend.bus.publish([(world.jobs[0][0].names.jobs, Job(request=request)) for _ in range(3)])
     jobs: list[str] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while len(jobs) < 3:
             for asked in list(world.backend.requests):
                 await world.backend._answer(asked)

@@ -8,8 +8,8 @@ import logging
 import socket
 
 import pytest
-from fake_backend import until
 
+from tests.waiting import until
 from web.connection import network_of
 from web.limits import MAX_HEADERS, MAX_LINE_BYTES
 

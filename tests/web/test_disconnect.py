@@ -7,8 +7,9 @@ import json
 import socket
 
 import pytest
-from fake_backend import Delta, Served, batch, until, until_empty
+from fake_backend import Delta, Served, batch
 
+from tests.waiting import until, until_empty
 from web.limits import WRITE_TIMEOUT_S
 
 

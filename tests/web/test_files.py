@@ -16,6 +16,7 @@ from fake_backend import start_served
 
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import LIMIT_S
 from web.files import store
 from web.files.store import Store
 
@@ -51,7 +52,7 @@ async def test_what_is_refused(world: World) -> None:
         await world.client.files.create(file=("a", b"x"), purpose="pleasure")
     with pytest.raises(openai.NotFoundError):
         await world.client.files.retrieve("file-../../etc/passwd")
-    async with httpx.AsyncClient() as plain:
+    async with httpx.AsyncClient(timeout=LIMIT_S) as plain:
         answer = await plain.post(f"{world.served.url}/v1/files", content=b"x", headers={"content-type": "text/plain"})
         assert answer.status_code == 415
         form = {"content-type": "multipart/form-data; boundary=b"}

@@ -6,10 +6,11 @@ import asyncio
 import json
 
 import pytest
-from fake_backend import KINDS, Delta, batch, until
+from fake_backend import KINDS, Delta, batch
 
 from actors.settings import SettingsError
 from bus.contract import BusUnavailable
+from tests.waiting import until
 from web.listener import listen
 from web.membership import Membership
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_backend import Delta, batch, until_empty
+from fake_backend import Delta, batch
 
 from actors.logs import get_logger
 from actors.metrics import Metrics
@@ -25,6 +25,7 @@ from bus.messages import (
 )
 from bus.outbox import OUTBOX_LIMIT
 from bus.streams import Names
+from tests.waiting import until_empty
 from web.calls import Call
 from web.errors import ApiError, internal
 from web.inbox import Inbox

@@ -9,11 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from fake_backend import MODEL, Served, start_served, until
+from fake_backend import MODEL, Served, start_served
 
 from bus.contract import BusUnavailable
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import until
 from web import responses
 from web.kept import KEY_BYTES, Kept
 

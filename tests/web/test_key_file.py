@@ -7,10 +7,11 @@ import hashlib
 import logging
 
 import pytest
-from fake_backend import Delta, batch, until
+from fake_backend import Delta, batch
 
 from actors.settings import SettingsError
 from bus.codec import encode
+from tests.waiting import until
 from web.app import IngressActor
 from web.auth import digest_of
 from web.key_file import KeyFile

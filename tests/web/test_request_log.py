@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_backend import Delta, batch, until
+from fake_backend import Delta, batch
 
 from actors.settings import Settings, SettingsError
+from tests.waiting import until
 
 PROMPT = 'a "quoted"\nline\x1b[2J ' + "and more " * 60
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import openai
 import pytest
-from fake_backend import MODEL, SENTENCE, Served, batch, speak, start_served, until, until_empty
+from fake_backend import MODEL, SENTENCE, Served, batch, speak, start_served
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import CancelRequest, RequestFailed
 from bus.streams import RESPONSES_GROUP
+from tests.waiting import until, until_empty
 from web.app import IngressActor
 from web.errors import ApiError
 from web.shapes.response_events import ResponseEvents, new_response

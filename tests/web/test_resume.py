@@ -7,9 +7,10 @@ import asyncio
 import aiohttp
 import orjson
 import pytest
-from fake_backend import Delta, batch, until
+from fake_backend import Delta, batch
 
 from bus.messages import RequestFailed
+from tests.waiting import until
 
 BODY = {"prompt": "x", "max_tokens": 50, "stream": True}
 KEY = {"Idempotency-Key": "order 66"}

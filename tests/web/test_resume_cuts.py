@@ -10,11 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_backend import MODEL, Served, start_served, until
+from fake_backend import MODEL, Served, start_served
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import until
 from web.app import IngressActor
 
 SERVED = replace(MODEL, auto_tools=True, tool_parser="hermes", reasoning_parser="qwen3")

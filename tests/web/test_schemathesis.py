@@ -15,7 +15,7 @@ from dataclasses import replace
 import hypothesis
 import pytest
 import schemathesis
-from fake_backend import MODEL, SENTENCE, Served, start_served, until
+from fake_backend import MODEL, SENTENCE, Served, start_served
 from hypothesis import HealthCheck, Phase
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
 
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import LIMIT_S, TEST_LIMIT_S, until
 from web.app import ROUTES
 from web.openapi import describe
 
@@ -57,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     thread.start()
 
     def run(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(LIMIT_S)
 
     files = str(tmp_path_factory.mktemp("files"))
     started = run(start_served(lambda: MemoryBus(server), SHORT, files_dir=files, bus="memory://"))
@@ -72,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(("operation", "mode"), RUNS, ids=[f"{mode.value} {run.label}" for run, mode in RUNS])
-@pytest.mark.timeout(60 + COUNT)
+@pytest.mark.timeout(TEST_LIMIT_S + COUNT)
 def test_operation(served, operation, mode):
     """Answers are as described, and none is a 5xx; what does not fit the description is refused."""
     checks = [*CHECKS, negative_data_rejection] if mode == NEGATIVE else CHECKS
@@ -91,7 +92,7 @@ def test_operation(served, operation, mode):
     def call(case: schemathesis.Case) -> None:
         nonlocal num_sent
         num_sent += 1
-        case.call_and_validate(base_url=served.url, checks=checks, timeout=30)
+        case.call_and_validate(base_url=served.url, checks=checks, timeout=LIMIT_S)
 
     call()
     print(f"{num_sent} requests")

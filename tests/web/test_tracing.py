@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fake_backend import Delta, batch, until
+from fake_backend import Delta, batch
 
 import web.tracing
 from actors import otlp
 from actors.settings import Settings, SettingsError
 from bus.messages import RequestTimed
 from tests.otlp_collector import HOPS, attributes, check_hops, collecting
+from tests.waiting import until
 from web.tracing import hops_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

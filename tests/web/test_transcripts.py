@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fake_backend import Delta, Served, batch, until
+from fake_backend import Delta, Served, batch
+
+from tests.waiting import until
 
 CACHED = {"cached_tokens": 1, "created_cache_tokens": 0, "multimodal_tokens": None}
 USAGE = {

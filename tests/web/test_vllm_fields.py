@@ -7,9 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_backend import MODEL, Delta, batch, until
+from fake_backend import MODEL, Delta, batch
 
 from bus.messages import RepetitionDetection, RequestFailed
+from tests.waiting import until
 from web.errors import ApiError
 from web.routes.tokens import parse_tokenize
 from web.schemas import parse_chat, parse_completion

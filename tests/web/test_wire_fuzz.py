@@ -15,8 +15,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_backend import SENTENCE, until
+from fake_backend import SENTENCE
 from mutations import BATCH, FILE, RESPONSE, Case, make_case
+
+from tests.waiting import TEST_LIMIT_S, until
 
 COUNT = int(os.environ.get("PAGEBUS_TEST_FUZZ", "300"))
 SEED = int(os.environ.get("PAGEBUS_TEST_FUZZ_SEED", "0"))
@@ -99,7 +101,7 @@ async def good_streams(port: int, done: asyncio.Event) -> int:
     return count
 
 
-@pytest.mark.timeout(60 + COUNT)
+@pytest.mark.timeout(TEST_LIMIT_S + COUNT)
 async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     """Every answer is a clean one, the good streams do not notice, and nothing is left over."""
     monkeypatch.setattr("web.arrival.BODY_TIMEOUT_S", 0.2)

@@ -19,7 +19,6 @@ from tests.system.serving import serving
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH"),
-    pytest.mark.timeout(300),
 ]
 CPU = ["--device", "cpu", "--threads", "1", "--swap-space", "0.02", "--cpu-kv-cache-gib", "0.1"]
 

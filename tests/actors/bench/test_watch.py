@@ -32,7 +32,7 @@ from bus.messages import (
     StepResult,
 )
 from bus.streams import Names
-from tests.system.harness import eventually
+from tests.waiting import eventually
 
 NAMES = Names("bench")
 STEPS, RESULTS, SEQUENCES = NAMES.steps("executor-0"), NAMES.results("executor-0"), NAMES.sequences("detokenizer-0")

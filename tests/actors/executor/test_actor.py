@@ -24,6 +24,7 @@ from bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
 from bus.streams import Names
 from tests.engine_driver import HandScheduler
 from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+from tests.waiting import LIMIT_S
 
 NAME = "executor-0"
 NAMES = Names()
@@ -55,7 +56,7 @@ class World:
 
     async def until_state(self, state: str, **info: Any) -> dict[str, Any]:
         """The lease's info once it says ``state``, and what else is wanted."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not self.running.done():
                 for lease in await self.bus.leases("executor"):
                     if lease.info.items() >= {"state": state, **info}.items():
@@ -69,7 +70,7 @@ class World:
 
     async def result(self) -> StepResult:
         """The next result."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while not (entries := await self.bus.read({RESULTS: self.position}, count=1, block_ms=100)):
                 if self.running.done():
                     await self.running
@@ -79,7 +80,7 @@ class World:
 
     async def ended(self) -> None:
         """Wait for the actor to end; raises what ended it."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             await self.running
 
 
@@ -90,7 +91,7 @@ async def world(settings: Settings, server: MemoryServer | None = None) -> Async
         yield made
     finally:
         made.actor.request_drain()
-        await asyncio.wait([made.running], timeout=60)
+        await asyncio.wait([made.running], timeout=LIMIT_S)
 
 
 def empty_plan(step: int = 1) -> StepPlan:

@@ -14,6 +14,7 @@ from kernels.attention_library import LongRow
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts, outputs
 from tests.engine_driver import Driver, Grown, ints, new_sequence
 from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
+from tests.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)
@@ -152,7 +153,7 @@ def test_idle_moments_are_for_long_prompts(
     monkeypatch.setattr(loading, "LongPrompts", Shapes)
     monkeypatch.setattr(engine, "IDLE_S", 0.001)
     driver = Driver(folder, **SETTINGS)
-    assert all_done.wait(5.0)
+    assert all_done.wait(LIMIT_S)
     assert prepared == [driver.engine._threads[0].ident] * 3
     assert outputs(driver, driver.scheduler(), prompts) == expected
     driver.close()

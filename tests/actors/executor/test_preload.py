@@ -8,13 +8,14 @@ import sys
 import pytest
 
 from actors.executor import preload
+from tests.waiting import LIMIT_S
 
 IMPORT = """
 import sys
 from actors.executor.preload import UNUSED, import_torch, preload, preload_alone
 preload_alone()
 loading = preload()
-assert loading.torch.wait(60) and loading.triton.wait(60)
+assert loading.torch.wait(600) and loading.triton.wait(600)
 maps = open("/proc/self/maps").read()
 assert not {"torch", "triton"} & sys.modules.keys()
 import_torch()
@@ -52,5 +53,5 @@ def test_without_torch_there_is_nothing_to_load(monkeypatch: pytest.MonkeyPatch)
     """No error, and nobody waits."""
     monkeypatch.setattr(preload, "find_spec", lambda name: None)
     loading = preload.preload.__wrapped__()
-    assert loading.torch.wait(5.0)
-    assert loading.triton.wait(5.0)
+    assert loading.torch.wait(LIMIT_S)
+    assert loading.triton.wait(LIMIT_S)

@@ -11,6 +11,7 @@ import torch
 from actors.executor import device
 from actors.executor.device import resolve_device
 from actors.settings import Settings, SettingsError
+from tests.waiting import LIMIT_S
 
 WITHOUT = "import sys; sys.modules['triton'] = None\n"
 GENERATE = """
@@ -24,7 +25,7 @@ COMPILE = "from actors.cli import main; sys.exit(main(['compile-kernels', '--tar
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     """A program that finds no Triton."""
-    return subprocess.run([sys.executable, "-c", WITHOUT + script], capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, "-c", WITHOUT + script], capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_a_cpu_needs_none() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle import make_oracle
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +40,7 @@ def test_run_batch(tmp_path: Path, bus: tuple[str, ...]) -> None:
         *("-o", str(out), "--model", str(model), "--load-format", "dummy", "--device", "cpu", "--threads", "1"),
         *("--cpu-kv-cache-gib", "0.002", "--swap-space", "0", *bus),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 1, done.stderr
     assert f"pagebus: {tmp_path / 'in.jsonl'}:21: url: must be a string" in done.stderr
     results = {line["custom_id"]: line for line in map(json.loads, out.read_text().splitlines())}

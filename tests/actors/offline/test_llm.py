@@ -22,6 +22,7 @@ from actors import (
     SamplingParams,
 )
 from actors.model_config import ModelError
+from tests.waiting import LIMIT_S
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 TOLERANCE = 1e-5
@@ -270,7 +271,7 @@ print(len(llm.generate("word", actors.SamplingParams(max_tokens=3, ignore_eos=Tr
 def test_a_whole_program() -> None:
     """Nothing is imported before it is used, and no torch for the parameters. A program that does not close its model
     ends all the same: the actors have drained, and no thread is left, before the interpreter goes."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["False", "False False", "1", "at exit []"]
 

@@ -135,9 +135,3 @@ def done(*names: str) -> RequestsDone:
 
 def ask(name: str, *, max_tokens: int) -> Message:
     return request(name, PROMPT, block_size=16, max_tokens=max_tokens, ignore_eos=True)
-
-
-async def until_trimmed(deployment: Deployment, *streams: str) -> None:
-    async with asyncio.timeout(20):
-        while any(await deployment.lengths(*streams)):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fake_executor import FakeExecutor, expected_tokens
-from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done, until_trimmed
+from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done
 
 from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, SetBack
 from bus.messages import (
@@ -17,7 +17,7 @@ from bus.messages import (
     SchedulerLeads,
     SequenceStarted,
 )
-from tests.waiting import until
+from tests.waiting import until, until_empty
 
 
 async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
@@ -35,7 +35,7 @@ async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
         await deployment.send(done("a"))
         await deployment.tell_positions()
         streams = NAMES.tokenized, NAMES.control, NAMES.journal, NAMES.steps("gpu-0"), results
-        await until_trimmed(deployment, *streams)
+        await until_empty(deployment.bus, *streams)
         assert set(deployment.scheduler.core.leftovers().values()) == {0}
         deployment.scheduler.core.check_integrity()
 
@@ -46,7 +46,7 @@ async def test_results_are_kept_until_the_detokenizer_has_read_them() -> None:
         await deployment.add_executor()
         await deployment.send(ask("a", max_tokens=5))
         await until(lambda: deployment.scheduler.core.is_idle and len(deployment.tokens()) == 5)
-        await until_trimmed(deployment, NAMES.steps("gpu-0"))
+        await until_empty(deployment.bus, NAMES.steps("gpu-0"))
         assert await deployment.bus.length(NAMES.results("gpu-0")) == len(deployment.results)
 
 
@@ -200,7 +200,7 @@ async def test_what_cannot_be_processed_is_kept_aside() -> None:
         await deployment.send(ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
         await deployment.send(done("a"))
-        await until_trimmed(deployment, NAMES.tokenized)
+        await until_empty(deployment.bus, NAMES.tokenized)
         assert await deployment.bus.length(NAMES.dead_letters("scheduler")) == 1
 
 
@@ -219,7 +219,7 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
         await deployment.send(ask("bad", max_tokens=3), ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
         await deployment.send(done("a"))
-        await until_trimmed(deployment, NAMES.tokenized)
+        await until_empty(deployment.bus, NAMES.tokenized)
         failures = [each for each in await deployment.replies() if isinstance(each, RequestFailed)]
         assert [(each.request_id, each.status) for each in failures] == [("bad", 500)]
 
@@ -367,7 +367,7 @@ async def test_a_successor_takes_over_with_every_token(executor_dies: bool) -> N
         streams = [NAMES.steps(name) for name in deployment.epochs] + [
             NAMES.results(name) for name in deployment.epochs
         ]
-        await until_trimmed(deployment, NAMES.tokenized, NAMES.control, NAMES.journal, *streams)
+        await until_empty(deployment.bus, NAMES.tokenized, NAMES.control, NAMES.journal, *streams)
         assert set(core.leftovers().values()) == {0}
 
 

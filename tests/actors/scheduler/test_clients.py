@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 from fake_executor import expected_tokens
-from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, until_trimmed
+from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask
 
 from bus.contract import START, BusRefused
 from bus.messages import (
@@ -20,7 +20,7 @@ from bus.messages import (
     SequenceStarted,
 )
 from bus.streams import address_of
-from tests.waiting import until
+from tests.waiting import until, until_empty
 
 
 async def test_requests_of_a_gone_ingress_are_given_up() -> None:
@@ -87,7 +87,7 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
             await deployment.lose_scheduler()
             await deployment.start_scheduler()
         await deployment.send(held_up, AbortRequest(request_id="another"))
-        await until_trimmed(deployment, NAMES.control)
+        await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
         await until(lambda: not scheduler._work.has_settled)
         request = scheduler.core.requests["a"]
@@ -102,7 +102,7 @@ async def test_an_abort_overtakes_over_the_bus() -> None:
     async with Deployment().running() as deployment:
         await deployment.add_executor()
         await deployment.send(AbortRequest(request_id="a"))
-        await until_trimmed(deployment, NAMES.control)
+        await until_empty(deployment.bus, NAMES.control)
         await deployment.send(ask("a", max_tokens=5), ask("b", max_tokens=2))
         await until(lambda: len(deployment.tokens()) == 2)
         assert deployment.scheduler.core.is_idle or deployment.scheduler.core.requests.keys() <= {"b"}
@@ -115,7 +115,7 @@ async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over
         await until(lambda: "r" in deployment.scheduler._work.requests)
         deployment.scheduler._put(deployment.scheduler._work.requests["r"])
         await deployment.send(AbortRequest(request_id="another"))
-        await until_trimmed(deployment, NAMES.control)
+        await until_empty(deployment.bus, NAMES.control)
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="r"))
         await until(lambda: not deployment.scheduler._work.requests)
@@ -129,7 +129,7 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
         first = ask("r", max_tokens=8)
         again = dataclasses.replace(first if same else ask("r", max_tokens=9), attempt="again")
         await deployment.send(first, again, AbortRequest(request_id="another"))
-        await until_trimmed(deployment, NAMES.control)
+        await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
         await until(lambda: not scheduler._work.has_settled)
         left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
@@ -175,7 +175,7 @@ async def test_who_waits_where_the_request_goes_on_no_more_is_told() -> None:
         for address, attempt, asked in ((new, "b", 2), (new, "c", 3), (old, "a", 4), (new, "d", 1)):
             request = dataclasses.replace(ask("a", max_tokens=900), ingress=address, attempt=attempt, asked=asked)
             await deployment.send(request)
-        await until_trimmed(deployment, NAMES.control)
+        await until_empty(deployment.bus, NAMES.control)
         await until(lambda: deployment.scheduler.core.attempt_of("a") == "a")
         told: list[tuple[str, int]] = []
         while len(told) < 2:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 from typing import Any, Literal
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -193,4 +192,4 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-TestSchedules = pytest.mark.timeout(900)(Schedules.TestCase)  # a failure is made small first, which takes its time
+TestSchedules = Schedules.TestCase

@@ -17,6 +17,7 @@ from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import ReplicaFenced, RequestMoved
 from bus.outbox import Outbox
 from bus.streams import Names
+from tests.waiting import LIMIT_S
 
 NAMES = Names("pagebus")
 READY = {"state": "ready"}
@@ -43,7 +44,7 @@ async def test_an_executor_that_is_replaced_between_two_runs_is_not_waited_for()
     except BusUnavailable:
         await bus.release_lease("executor", "gpu-0", first)
     await bus.acquire_lease("executor", "gpu-0", READY, ttl_s=1000)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await takeover.run()
     assert takeover.read == {"gpu-0": EntryId(first, FENCE_INDEX)}
     entries = await bus.read({NAMES.results("gpu-0"): START})

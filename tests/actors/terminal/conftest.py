@@ -17,6 +17,7 @@ from fake_backend import Served, start_served
 
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
+from tests.waiting import LIMIT_S
 
 API_KEY = "test-key"
 
@@ -28,7 +29,7 @@ class Background:
         self._ready: Future[tuple[Served, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
-        self.served, self._loop, self._stop = self._ready.result(20)
+        self.served, self._loop, self._stop = self._ready.result(LIMIT_S)
         self.backend = self.served.backend
         self.url = f"{self.served.url}/v1"
 
@@ -47,7 +48,7 @@ class Background:
         """Until something holds of what the other thread does."""
 
         async def until() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LIMIT_S):
                 while not condition():  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
 
@@ -55,7 +56,7 @@ class Background:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(LIMIT_S)
 
 
 @pytest.fixture(scope="module")

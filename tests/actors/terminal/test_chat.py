@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
 ANSWER = "Hello there, dear friend."
@@ -94,7 +95,7 @@ def test_ctrl_c_stops_the_answer(options, server) -> None:
     chat = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     server.wait(lambda: len(server.backend.requests) == 1)
     chat.send_signal(signal.SIGINT)
-    out, errors = chat.communicate(timeout=60)
+    out, errors = chat.communicate(timeout=LIMIT_S)
     assert (chat.returncode, out, errors) == (130, "\n", "")
     server.wait(lambda: server.backend.aborts == [server.backend.requests[0].request_id])
 

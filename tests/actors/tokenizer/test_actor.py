@@ -20,7 +20,7 @@ from bus.contract import START, Entry
 from bus.memory_bus import MemoryBus, MemoryServer
 from bus.messages import AbortRequest, GenerateRequest, Message, RequestFailed, SamplingParams, TokenizedRequest
 from bus.streams import TOKENIZER_GROUP, Names
-from tests.waiting import until, until_empty
+from tests.waiting import LIMIT_S, until, until_empty
 
 NAMES = Names()
 
@@ -188,7 +188,7 @@ async def test_the_first_of_many_do_not_wait_for_the_others(
 
     class Waits(Fails):
         def encode(self, requests: Sequence[GenerateRequest]) -> list[Outcome]:
-            assert not sizes or first_came.wait(5.0)
+            assert not sizes or first_came.wait(LIMIT_S)
             sizes.append(len(requests))
             return super().encode(requests)
 

@@ -13,13 +13,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fake_backend import MODEL, Served, start_served, until
+from fake_backend import MODEL, Served, start_served
 
 from actors.settings import Settings
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import Job, RequestTimed
 from tests.otlp_collector import HOPS, Collector, attributes, check_hops, collecting
+from tests.waiting import until
 from web.jobs.actor import JobsActor
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

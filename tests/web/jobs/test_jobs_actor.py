@@ -16,7 +16,7 @@ import redis.asyncio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fake_backend import MODEL, SENTENCE, FakeBackend, until, until_empty
+from fake_backend import MODEL, SENTENCE, FakeBackend
 
 from actors.settings import Settings
 from bus.contract import START, Bus
@@ -25,6 +25,7 @@ from bus.memory_server import MemoryServer
 from bus.messages import Job, JobResult, RequestFailed
 from bus.redis_bus import RedisBus
 from bus.streams import JOBS_GROUP, Names
+from tests.waiting import LIMIT_S, until, until_empty
 from web.jobs.actor import JobsActor
 from web.jobs.lines import LineError, read_line
 from web.jobs.worker import MAX_TRIES
@@ -80,7 +81,7 @@ class World:
         """Wait for so many results; lines by custom id."""
         stream = stream or self.names.job_results
         lines: dict[str, dict[str, Any]] = {}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while len(lines) < count:
                 for entry in await self.bus.read({stream: self._read.get(stream, START)}):
                     assert isinstance(entry.message, JobResult)

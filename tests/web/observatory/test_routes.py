@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_backend import until
 
 from bus.messages import BlockState, CancelRequest, StateRequested
+from tests.waiting import LIMIT_S, until
 from tests.web.observatory.test_board import state
 from web.routes.page import POLICY, files
 
@@ -90,7 +90,7 @@ class Events:
 
     async def next(self, name: str) -> Any:
         """The data of the next event of this name."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 line = (await self._response.content.readline()).decode().rstrip("\n")
                 if line == f"event: {name}":
@@ -155,7 +155,7 @@ async def test_events_are_compressed_as_they_go(serve) -> None:
     async with (
         aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(force_close=True)) as raw,
         raw.get(served.url + "/api/events", headers={"Accept-Encoding": "gzip"}) as response,
-        asyncio.timeout(20),
+        asyncio.timeout(LIMIT_S),
     ):
         assert response.headers["Content-Encoding"] == "gzip"
         while text.count(b"event: actors") < 2:

@@ -160,6 +160,7 @@ class OracleEngine:
         self._failure: BaseException | None = None
         self.num_host_blocks = machine.num_host_blocks
         self.graphs_progress = None
+        self.kernels: dict[str, str] = {}
 
     def start(self) -> Future[EngineInfo]:
         """Loading takes a while."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,6 +41,7 @@ from web.mailbox import Mailbox
 from web.metrics import IngressMetrics
 from web.questions import Questions
 from web.readers import Readers
+from web.repeats import Repeats
 from web.reply_columns import NOT_BEFORE, columns_of, reported_tokens, told_lengths
 from web.report import read_prompt
 from web.request_log import RequestLog
@@ -53,8 +53,6 @@ HEAVY_BYTES = 2**16
 """Requests that are larger wait for their turn apart from others."""
 TURN_S = 0.005
 """Of work with replies, after which others have a turn: answers with many log probabilities take long to read."""
-LOOK_S = 3.0
-"""Between two looks for requests that are silent."""
 
 
 class Inbox:
@@ -86,11 +84,11 @@ class Inbox:
         self._request_log = request_log
         self._cache_block_size = cache_block_size
         self._patience = Patience(log, doing="replies wait")
-        self.mailbox = Mailbox(bus, names.replies(address), log, self.ask_again)
+        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.ask_again())
         self.questions = Questions(outbox, names.control, address)
         self._readers = Readers()
         self._fanout = Fanout(self._send)
-        self._looked_s = 0.0
+        self.repeats = Repeats(self._readers, self._send, outbox, log)
         self.on_closed: Callable[[], None] = lambda: None
         """Called when a call is over."""
         self._idle = asyncio.Event()
@@ -183,31 +181,6 @@ class Inbox:
         call.fail(error)
         self.close(call, delivered=True)
 
-    def ask_again(self) -> None:
-        """Ask for all that is open once more, as a new attempt: the bus may have lost the requests, or replies to them.
-        A request that is under way is told again from its first token on, and what is here of it already is dropped."""
-        self._ask_again([each for each in self.open_requests() if each.is_sent], "the bus may have lost them")
-
-    def ask_for_silent(self) -> None:
-        """Ask again for those of which nothing has come for long. They may only wait for their turn, and keep it; but
-        whatever has been lost of them, wherever, they do not wait for ever."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
-            return
-        self._looked_s = now_s
-        silent = [each for each in self._readers.newest.values() if each.is_sent and each.is_silent(now_s)]
-        for request in silent:
-            request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
-        self._ask_again(silent, "they are silent")
-
-    def _ask_again(self, requests: Collection[OpenRequest], reason: str) -> None:
-        now_s = time.monotonic()
-        for request in requests:
-            request.ask_again(now_s, uuid.uuid4().hex)
-            self._send(request)
-        if requests:
-            self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)
-
     def abort(self, client: str, ids: Collection[str]) -> int:
         """End the calls of a client that have these ids of answers, or all of them if there are none; returns how many
         have ended."""
@@ -254,7 +227,7 @@ class Inbox:
                 await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
         await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._readers.newest)
-        self.ask_for_silent()
+        self.repeats.ask_for_silent()
 
     def _try(self, message: Message) -> str:
         """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""

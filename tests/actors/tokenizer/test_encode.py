@@ -72,6 +72,14 @@ def refusal(*args: Any, coder: Encoder | None = None, **changes: Any) -> tuple[i
     return reply.status, reply.message, reply.param
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_scheduler_is_told_which_attempt_it_is_and_whether_others_read(shared: bool) -> None:
+    """Else it would take the request away from them, or leave a job with two owners."""
+    (outcome,) = encoder().encode([request([1, 2], attempt="second", shared=shared)])
+    assert isinstance(outcome.reply, TokenizedRequest)
+    assert (outcome.reply.attempt, outcome.reply.shared) == ("second", shared)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.text("ab é你🎉\n<s>/|im_end", min_size=1, max_size=14), max_size=5), bos=st.booleans())

@@ -15,8 +15,8 @@ from actors.settings import Settings
 from actors.single_process import make_actors
 from bus.contract import Bus
 from tests.oracle import make_oracle
-from tests.system.harness import eventually
 from tests.vanish import vanish
+from tests.waiting import eventually
 from web.app import IngressActor
 
 
@@ -69,7 +69,7 @@ async def deployed(
     )  # type: ignore[arg-type]  # fmt: skip
     deployment = Deployed(make_actors(chosen, open_bus))
     try:
-        await eventually(deployment.answers, timeout_s=120)
+        await eventually(deployment.answers)
         yield deployment
     finally:
         await deployment.stop()

@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 import structlog
 
+from tests import patience
+
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -26,6 +28,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait
 for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and not name.startswith("PAGEBUS_TEST_")]:
     del os.environ[variable]
+
+patience.leases_in_memory()
 
 pytest_plugins = ["redis_fixture"] if (Path(__file__).parent / "redis_fixture.py").exists() else []
 

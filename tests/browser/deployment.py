@@ -17,6 +17,7 @@ from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import Message, StepResult
 from bus.streams import Names
+from tests import patience
 from tests.vanish import vanish
 from tests.waiting import LIMIT_S
 from web.app import IngressActor
@@ -46,6 +47,7 @@ class Deployment:
     def __init__(self, **settings: Any) -> None:
         options = {"device": "cpu", "threads": 1, "port": 0, "lease_ttl_s": 1.0, "swap_space": 0.0,
                    "num_gpu_blocks_override": 160, "max_num_batched_tokens": 128}  # fmt: skip
+        patience.views_of_ingresses()
         self.settings = Settings(**{**options, **settings})
         self.server = MemoryServer()
         self.names = Names(self.settings.name)

@@ -19,13 +19,13 @@ from bus.redis_stream import Reply
 from bus.redis_url import parse_redis_url, with_password
 from bus.streams import Names
 from tests.bus.entries import abort, request_ids
-from tests.waiting import until
+from tests.waiting import LIMIT_S, eventually, until
 
 
 @pytest.fixture
 async def server_bus(private_redis: PrivateRedis) -> AsyncIterator[RedisBus]:
-    """A bus on a server that the test may mistreat; patience is short."""
-    bus = RedisBus(private_redis.url, connect_timeout_s=20, command_timeout_s=0.5)
+    """A bus on a server that the test may mistreat."""
+    bus = RedisBus(private_redis.url, connect_timeout_s=LIMIT_S, command_timeout_s=LIMIT_S)
     await bus.connect()
     yield bus
     await bus.close()
@@ -41,10 +41,11 @@ async def raw(private_redis: PrivateRedis) -> AsyncIterator[RedisLink]:
 
 async def until_blocked(raw: RedisLink) -> None:
     """Wait until some client's read waits on the server."""
-    for _ in range(5000):
-        if b"blocked_clients:0" not in (await raw.call(("INFO", "clients")))[0]:
-            return
-    raise AssertionError("no read has begun to wait")
+
+    async def waits() -> bool:
+        return b"blocked_clients:0" not in (await raw.call(("INFO", "clients")))[0]
+
+    await eventually(waits, look_s=0)
 
 
 async def test_calls_fail_while_the_server_is_down_and_work_after(
@@ -80,7 +81,7 @@ async def test_calls_fail_while_the_server_is_down_and_work_after(
 async def test_connect_waits_for_the_server(private_redis: PrivateRedis) -> None:
     """connect() keeps trying while the server is not there yet."""
     await private_redis.stop()
-    bus = RedisBus(private_redis.url, connect_timeout_s=20)
+    bus = RedisBus(private_redis.url, connect_timeout_s=LIMIT_S)
     connecting = asyncio.create_task(bus.connect())
     await asyncio.sleep(0)
     await private_redis.start()
@@ -101,15 +102,18 @@ async def test_hung_server_is_noticed(private_redis: PrivateRedis, server_bus: R
     """A stopped server counts as unavailable after the timeout, and is used again once it answers."""
     pid = private_redis.pid
     assert pid is not None
+    hasty = RedisBus(private_redis.url, connect_timeout_s=LIMIT_S, command_timeout_s=0.5)
+    await hasty.connect()
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(BusUnavailable, match="does not answer"):
-            await server_bus.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
+            await hasty.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
     finally:
         os.kill(pid, signal.SIGCONT)
     # It may or may not have been applied: the repeat is recognised.
     await server_bus.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
     assert await server_bus.length("l") == 1
+    await hasty.close()
 
 
 async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink) -> None:
@@ -196,7 +200,7 @@ async def test_credentials(private_redis: PrivateRedis, server_bus: RedisBus, ra
         await bus.connect()
         await bus.close()
     for userinfo in ("", "worker:wr0ng@"):
-        bad = RedisBus(f"unix://{userinfo}{path}", connect_timeout_s=60)
+        bad = RedisBus(f"unix://{userinfo}{path}", connect_timeout_s=LIMIT_S)
         with pytest.raises(BusError, match=r"refuses our credentials|NOAUTH") as caught:
             await bad.connect()
         assert "wr0ng" not in str(caught.value)

@@ -17,6 +17,7 @@ from bus.private_redis import find_redis_server
 from bus.redis_bus import RedisBus
 from bus.redis_link import RedisLink
 from bus.redis_url import parse_redis_url, with_tls_files
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 Launch = Callable[..., Awaitable[None]]
@@ -85,7 +86,7 @@ async def test_tls_with_user_and_password(launch: Launch, certificates: dict[str
     port = free_port()
     await launch(*tls_options(port, certificates), "--tls-auth-clients", "no", "--requirepass", "p w")
     url = f"rediss://:p%20w@localhost:{port}"
-    bus = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=20)
+    bus = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=LIMIT_S)
     await bus.connect()
     await bus.publish([("s", AbortRequest(request_id="r"))])
     assert await bus.length("s") == 1
@@ -101,7 +102,7 @@ async def test_tls_with_certificates_of_clients(launch: Launch, certificates: di
     port = free_port()
     await launch(*tls_options(port, certificates), "--tls-auth-clients", "yes")
     url = f"rediss://localhost:{port}"
-    bus = RedisBus(with_tls_files(url, **certificates), connect_timeout_s=20)
+    bus = RedisBus(with_tls_files(url, **certificates), connect_timeout_s=LIMIT_S)
     await bus.connect()
     assert await bus.length("s") == 0
     await bus.close()
@@ -117,14 +118,14 @@ async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, 
     await launch("--port", str(first), "--save", "")
     await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}")
     for port in (first, second):
-        bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=20)
+        bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
         await bus.connect()
         await bus.close()
     config = tmp_path / "sentinel.conf"
     config.write_text(f"port {sentinel}\nsentinel monitor main 127.0.0.1 {first} 1\n")
     await launch(str(config), "--sentinel")
 
-    bus = RedisBus(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/main", connect_timeout_s=20)
+    bus = RedisBus(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/main", connect_timeout_s=LIMIT_S)
     await bus.connect()
     await bus.publish([("s", AbortRequest(request_id="r"))])
     assert await command(first, "XLEN", "s") == 1
@@ -150,10 +151,10 @@ async def test_what_is_stored_is_on_the_replica(launch: Launch) -> None:
     await launch("--port", str(first), "--save", "")
     await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync", "no")
     for port in (first, second):
-        one = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=20)
+        one = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
         await one.connect()
         await one.close()
-    bus = RedisBus(f"redis://127.0.0.1:{first}?replicas=1", connect_timeout_s=20)
+    bus = RedisBus(f"redis://127.0.0.1:{first}?replicas=1", connect_timeout_s=LIMIT_S)
     await bus.connect()
     for number in range(20):
         await bus.publish([("s", AbortRequest(request_id="r"))])

@@ -16,6 +16,7 @@ from actors.settings import Settings
 from actors.single_process import make_actors
 from bus.contract import Bus
 from bus.memory_bus import MemoryBus, MemoryServer
+from tests import patience
 from tests.vanish import vanish
 from tests.waiting import eventually
 from web.app import IngressActor
@@ -99,6 +100,7 @@ async def serving(
 ) -> AsyncIterator[Client]:
     """All actors of a deployment, ready to answer; over a memory bus unless ``open_bus``, which is told the
     kind of each, says otherwise."""
+    patience.views_of_ingresses()
     settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, "port": 0, **options})
     server = MemoryServer()
     actors = make_actors(settings, open_bus or (lambda _: MemoryBus(server)))

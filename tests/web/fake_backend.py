@@ -34,6 +34,7 @@ from bus.messages import (
     StateRequested,
 )
 from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
+from tests import patience
 from tests.waiting import until
 from web.app import IngressActor
 from web.model import ServedModel
@@ -334,6 +335,7 @@ async def start_served(
     open_bus: Callable[[], Bus], model: ServedModel = MODEL, *, answers: bool = True, **settings: object
 ) -> Served:
     """An ingress on a free port with a fake backend, ready to answer."""
+    patience.views_of_ingresses()
     backend = FakeBackend(open_bus(), answers=answers, max_model_len=model.max_model_len or 512)
     await backend.start()
     options = {"port": 0, "drain_timeout_s": 0.05, "lease_ttl_s": 60.0} | settings

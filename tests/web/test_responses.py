@@ -230,8 +230,8 @@ async def test_a_background_response_outlives_its_ingress() -> None:
     """Another one joins the request where it is, and tells the events that come after those that have been told; the
     client sees no seam."""
     server = MemoryServer()
-    served = await start_served(lambda: MemoryBus(server), answers=False, lease_ttl_s=0.4)
-    settings = Settings(port=0, drain_timeout_s=0.05, lease_ttl_s=0.4)
+    served = await start_served(lambda: MemoryBus(server), answers=False)
+    settings = Settings(port=0, drain_timeout_s=0.05, lease_ttl_s=60.0)
     other = IngressActor(settings, MemoryBus(server), "ingress-1", model=MODEL)
     running = asyncio.create_task(other.run())
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
@@ -241,10 +241,12 @@ async def test_a_background_response_outlives_its_ingress() -> None:
         for delta in row[:2]:
             await served.backend.send(first.ingress, batch([delta]))
         told = [await anext(stream) for _ in range(5)]  # to the first text
-        await served.actor.bus.close()  # as kill -9: nothing is sent any more, and the lease expires
+        await served.actor.bus.close()  # as kill -9: nothing is sent any more
         served.running.cancel()
         await asyncio.gather(served.running, return_exceptions=True)
         await stream.close()
+    del server.leases[other.names.lease("ingress", served.actor.lease_name())]
+    other.context.responses.news.set()  # as after the time of a lease
     _, second = await served.backend.requested(2)
     assert (second.request_id, second.messages) == (first.request_id, first.messages)
     assert second.attempt != first.attempt

@@ -23,13 +23,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))
 
-from fake_backend import MODEL, start_served, until_empty
+from fake_backend import MODEL, start_served
 
 from actors.garbage import keep_what_is_there
 from bus.memory_bus import MemoryBus
 from bus.memory_server import MemoryServer
 from bus.messages import GenerateRequest
 from tests.chaos.bombs import BOMBS, VOCAB, throw
+from tests.waiting import until_empty
 
 MAX_CHARS = 65_536
 AT_ONCE = 8

@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 
 from bus.private_redis import PrivateRedis
+from tests.waiting import LIMIT_S
 
 PORT = 8177
 LIMITS = {
@@ -72,7 +73,7 @@ async def until(met: Callable[[], bool]) -> None:
 
 def is_healthy() -> bool:
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2)
+        urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=LIMIT_S)
     except OSError:
         return False
     return True
@@ -98,7 +99,7 @@ async def record(path: Path) -> None:
         await asyncio.sleep(1)
         for process in (recorder, server):
             process.send_signal(signal.SIGINT if process is recorder else signal.SIGTERM)
-            await asyncio.wait_for(process.wait(), 60)
+            await asyncio.wait_for(process.wait(), LIMIT_S)
         await redis.stop()
         await asyncio.to_thread(pack, raw, path)
 

@@ -18,6 +18,7 @@ from actors.executor.kernel_cache import KernelBuild
 from actors.model_config import ModelConfig
 from actors.settings import Settings, SettingsError
 from kernels.target import Target
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -42,7 +43,7 @@ def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=110
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=LIMIT_S
     )
 
 

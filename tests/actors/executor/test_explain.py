@@ -25,6 +25,7 @@ from actors.settings import Settings
 from kernels.attention_choice import PATHS, AttentionPath
 from kernels.target import Target, compile_for
 from tests.engine_driver import HandScheduler
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
 TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}
@@ -122,7 +123,7 @@ def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], 
     script = Path(__file__).with_name("launched_kernels.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path), name, json.dumps(changes)], capture_output=True, text=True,
-        env=environment | {"PYTHONPATH": str(ROOT)}, check=False, timeout=110,
+        env=environment | {"PYTHONPATH": str(ROOT)}, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.buckets import LONG_CONTEXT

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import field
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutput:
+from bus.messages.record import Record
+
+
+class StructuredOutput(Record, frozen=True, kw_only=True):
     """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
 
     ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, a grammar
@@ -27,8 +29,7 @@ class StructuredOutput:
     prompt_thought: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepetitionDetection:
+class RepetitionDetection(Record, frozen=True, kw_only=True):
     """An output ends when its last tokens are some ``min_pattern_size`` to ``max_pattern_size`` tokens, ``min_count``
     times in a row. Sizes are at least 1, the count at least 2."""
 
@@ -37,8 +38,7 @@ class RepetitionDetection:
     min_count: int = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Record, frozen=True, kw_only=True):
     """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
 
     ``max_tokens`` None means "the rest of the context". ``seed`` None lets the scheduler derive one from the request

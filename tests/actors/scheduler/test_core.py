@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler.events import (
@@ -153,13 +154,12 @@ def test_prefix_caching_can_be_switched_off() -> None:
 
 def test_another_salt_shares_nothing() -> None:
     """Equal prompts of different tenants do not meet in the cache."""
-    import dataclasses
 
     world = World()
     world.join()
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        tenant = dataclasses.replace(request(name, prompt(12), max_tokens=1), cache_salt=salt)
-        world.send(dataclasses.replace(tenant, block_hashes=tenant.block_hashes[:0]))
+        tenant = structs.replace(request(name, prompt(12), max_tokens=1), cache_salt=salt)
+        world.send(structs.replace(tenant, block_hashes=tenant.block_hashes[:0]))
         world.run()
     assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 0, 8]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
 import pytest
+from msgspec import structs
 from world import World, request
 
 from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
@@ -20,7 +20,7 @@ AGING_S = 30.0
 def ask(name: str, length: int = 4, *, at_s: float = 0.0, is_job: bool = False, **options: int) -> TokenizedRequest:
     seed = sum(map(ord, name))
     made = request(name, [(7 * i + 13 * seed) % 40 for i in range(length)], **options)
-    return dataclasses.replace(made, arrived_s=at_s, is_job=is_job)
+    return structs.replace(made, arrived_s=at_s, is_job=is_job)
 
 
 def names(world: World) -> list[str]:

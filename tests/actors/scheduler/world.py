@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from fake_executor import FakeExecutor, expected_beams, expected_tokens
+from msgspec.structs import replace
 
 from actors.block_hash import hash_blocks, hashes_to_array
 from actors.scheduler.config import CoreConfig

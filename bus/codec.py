@@ -1,9 +1,10 @@
 """Frames: one message as the fields of one stream entry, and back.
 
-A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 1, "t": "StepPlan", ...fields}``;
+A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 2, "t": "StepPlan", ...fields}``;
 each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields with their default values,
 as most of a request's are, are left out. Unknown fields are ignored and missing ones take their defaults, so two
-versions can read each other; a default is part of the format.
+versions can read each other; a default is part of the format. Where a message has changed in another way, its version
+has grown (:data:`VERSIONS`): who reads another one says so, and takes nothing for what it is not.
 
 What comes from the bus is untrusted: msgspec checks every value against the type hints of :mod:`bus.messages`, and
 anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable
@@ -28,11 +29,12 @@ from msgspec.json import Decoder, Encoder
 from msgspec.structs import FieldInfo, fields, force_setattr
 
 from bus.contract import CodecError
-from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message
+from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message, SequenceStarted, StepPlan
 from bus.messages.field_types import NO_INTS
 from bus.messages.record import Record
 
-VERSION = 1
+VERSIONS: Mapping[type, int] = {StepPlan: 2, SequenceStarted: 2}
+"""Of the layout of each message; 1 where it is not named. 2: sampling parameters travel as one object."""
 HEADER = b"h"
 
 _INT32 = np.dtype("<i4")
@@ -46,6 +48,7 @@ class _Layout:
     """How the fields of a message lie in a frame: ``arrays`` beside the header, by their keys; the rest in it."""
 
     cls: type[Record]
+    version: int
     arrays: Mapping[bytes, str]
     header: Callable[..., Struct]
     """Makes the header of a message, from its version and the values that ``get`` takes out of the message."""
@@ -73,7 +76,8 @@ def _layout_of(cls: type[Record]) -> _Layout:
         omit_defaults=True,
     )
     arrays = {name.encode(): name for name, hint in hints.items() if hint == Int32Array}
-    return _Layout(cls, arrays, header, _getter([each.name for each in scalars]), Decoder(cls).decode)
+    get = _getter([each.name for each in scalars])
+    return _Layout(cls, VERSIONS.get(cls, 1), arrays, header, get, Decoder(cls).decode)
 
 
 def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -114,7 +118,7 @@ def encode(message: Message) -> Frame:
             return _encode_plain(message)
         raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages")
     try:
-        frame = {HEADER: _encode_header(layout.header(VERSION, *layout.get(message)))}
+        frame = {HEADER: _encode_header(layout.header(layout.version, *layout.get(message)))}
     except (TypeError, ValueError, RecursionError) as error:
         raise CodecError(f"{cls.__name__} cannot be encoded: {error}") from error
     for key, name in layout.arrays.items():
@@ -157,11 +161,11 @@ def _layout_in(header: bytes) -> _Layout:
     except (DecodeError, TypeError, ValueError, RecursionError) as error:
         raise CodecError(f"not a Pagebus frame: field 'h' is not a JSON object ({error})") from None
     version, name = opening.v, opening.t
-    if type(version) is not int or version != VERSION:
-        raise CodecError(f"frame version {version!r:.40} is unknown: this process reads version {VERSION}")
     layout = _BY_NAME.get(name) if type(name) is str else None
     if layout is None:
         raise CodecError(f"message type {name!r:.80} is unknown")
+    if type(version) is not int or version != layout.version:
+        raise CodecError(f"{name} of version {version!r:.40} is unknown: this process reads version {layout.version}")
     return layout
 
 

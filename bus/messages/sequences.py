@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.messages.field_types import NO_INTS, FinishReason, Int32Array
 from bus.messages.record import Record
-from bus.messages.sampling import RepetitionDetection
+from bus.messages.sampling import SamplingParams
 
 
 class SequenceStarted(Record, frozen=True, kw_only=True):
@@ -12,7 +12,8 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
 
     Sent before the first step that computes the sequence; for the choices of a beam search, which change their past as
     long as it goes on, when it is over. ``prompt_tail`` holds the last prompt tokens (at most
-    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
+    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs. ``sampling`` is the request's own, but
+    for what only executors need; ``max_tokens`` beside it is how many tokens the sequence can have where it runs.
 
     Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
     client is at another ingress now, or one more is. ``output_token_ids`` are all tokens that there are then (the
@@ -27,17 +28,9 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     max_tokens: int
-    min_tokens: int
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    sampling: SamplingParams
     arrived_s: float = 0.0
     prompt_tail: Int32Array = NO_INTS
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool = False
     prompt_token_ids: Int32Array = NO_INTS
     """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
     output_end: int = 0
@@ -48,11 +41,6 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     output_top_bits: Int32Array = NO_INTS
     pooled_from: int | None = None
     """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
-    return_text_lengths: bool = False
-    repetition_detection: RepetitionDetection | None = None
-    detokenize: bool = True
-    return_prompt_text: bool = False
-    """What the client is told of the prompt's text has its special tokens in it."""
     others: tuple[str, ...] = ()
     """Further ingresses that are told the same."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import field
-
 from bus.messages.field_types import NO_INTS, Int32Array
 from bus.messages.record import Record
+from bus.messages.sampling import SamplingParams
 
 
 class NewSequence(Record, frozen=True, kw_only=True):
@@ -15,7 +14,11 @@ class NewSequence(Record, frozen=True, kw_only=True):
     before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit, or
     swapped in); they need not fill their last block.
     ``max_total_tokens`` is the length (prompt + output) at which the sequence ends. ``end_token_ids`` end it earlier,
-    from the ``min_tokens``-th output token on (before that they are never sampled).
+    from the ``sampling.min_tokens``-th output token on (before that they are never sampled).
+
+    ``sampling`` is the request's own. What is the sequence's stands beside it and counts in its place: ``seed``,
+    ``end_token_ids`` and ``max_total_tokens``. ``sampling.prompt_logprobs`` is None where another sequence reports
+    them; only positions that are computed are reported, for tokens found in the cache have no log probability.
     """
 
     sequence_id: int
@@ -25,30 +28,11 @@ class NewSequence(Record, frozen=True, kw_only=True):
     num_computed_tokens: int
     num_blocks: int
     max_total_tokens: int
-    min_tokens: int
     seed: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
+    sampling: SamplingParams
     end_token_ids: tuple[int, ...] = ()
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    """Only positions that are computed are reported: tokens found in the cache have no log probability."""
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    grammar: str = ""
-    """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
     pooled_from: int | None = None
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
-    allowed_tokens: str = ""
-    """As ``SamplingParams.allowed_tokens``."""
-    logprob_token_ids: tuple[int, ...] = ()
-    """With ``logprobs``: the tokens reported beside each output token, in place of the most likely ones."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):

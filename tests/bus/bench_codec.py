@@ -32,8 +32,7 @@ def ints(count: int) -> Int32Array:
 def entering(sequence_id: int) -> NewSequence:
     return NewSequence(
         sequence_id=sequence_id, slot=sequence_id, num_tokens=512, num_prompt_tokens=512, num_computed_tokens=16,
-        num_blocks=32, max_total_tokens=768, min_tokens=0, seed=2**62 + sequence_id, temperature=0.7, top_p=0.9,
-        top_k=0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0,
+        num_blocks=32, max_total_tokens=768, seed=2**62 + sequence_id, sampling=SAMPLING,
         end_token_ids=(128001, 128008, 128009),
     )  # fmt: skip
 

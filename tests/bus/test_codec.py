@@ -75,7 +75,8 @@ def plain(value: Any) -> Any:
 
 
 def frame_of(message_type: str, **header: Any) -> dict[bytes, bytes]:
-    return {b"h": orjson.dumps({"v": 1, "t": message_type, **header})}
+    version = next((each for cls, each in codec.VERSIONS.items() if cls.__name__ == message_type), 1)
+    return {b"h": orjson.dumps({"v": version, "t": message_type, **header})}
 
 
 PLAN: dict[str, Any] = {"step": 1, "planned_s": 0.5, "num_decodes": 0}
@@ -136,7 +137,8 @@ def test_damaged_frames_raise_codec_error_only(plan: StepPlan, data: st.DataObje
         ({b"h": b"{"}, "not a JSON object"),
         ({b"h": b"[]"}, "not a JSON object"),
         ({b"h": b"[" * 5000}, "not a JSON object"),
-        ({b"h": b'{"v": 2, "t": "StepPlan"}'}, "version 2 is unknown"),
+        ({b"h": b'{"v": 1, "t": "StepPlan"}'}, "StepPlan of version 1 is unknown: this process reads version 2"),
+        ({b"h": b'{"v": 2, "t": "StepResult"}'}, "version 2 is unknown: this process reads version 1"),
         ({b"h": b'{"v": true, "t": "StepPlan"}'}, "version True is unknown"),
         ({b"h": b'{"t": "StepPlan"}'}, "version None is unknown"),
         ({b"h": b'{"v": 1, "t": "Nonsense"}'}, "type 'Nonsense' is unknown"),
@@ -176,10 +178,10 @@ def test_damaged_frames_raise_codec_error_only(plan: StepPlan, data: st.DataObje
             frame_of("ReplyBatch", request_ids=[], texts=[], finish_reasons=[], stop_reasons=[1.5]),
             r"Expected `int \| str \| null`, got `float` - at `\$\.stop_reasons\[0\]`",
         ),
-        ({b"h": b'{"v":1,"t":"StepPlan","step":1,"planned_s":1e999,"num_decodes":0}'}, "out of range"),
-        ({b"h": b'{"v":1,"t":"StepPlan","step":1,"planned_s":NaN,"num_decodes":0}'}, "JSON"),
+        ({b"h": b'{"v":2,"t":"StepPlan","step":1,"planned_s":1e999,"num_decodes":0}'}, "out of range"),
+        ({b"h": b'{"v":2,"t":"StepPlan","step":1,"planned_s":NaN,"num_decodes":0}'}, "JSON"),
         (
-            {b"h": b'{"v":1,"t":"StepPlan","step":1,"planned_s":1,"num_decodes":0.0}'},
+            {b"h": b'{"v":2,"t":"StepPlan","step":1,"planned_s":1,"num_decodes":0.0}'},
             "int",
         ),
     ],
@@ -269,18 +271,17 @@ def test_what_cannot_be_encoded(message: Any) -> None:
         codec.encode(message)
 
 
-def test_integer_keys_and_nested_dataclasses() -> None:
+def test_integer_keys_and_nested_records() -> None:
     """Token ids as dict keys and nested sequences come back as what they were."""
     new = NewSequence(
         sequence_id=1, slot=0, num_tokens=3, num_prompt_tokens=3, num_computed_tokens=0, num_blocks=1,
-        max_total_tokens=9, min_tokens=0, seed=2**64 - 1, temperature=0, top_p=1, top_k=-1, min_p=0.0,
-        repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, end_token_ids=(2, 3),
-        logit_bias={5: -100.0, 31999: 1.5},
+        max_total_tokens=9, seed=2**64 - 1, end_token_ids=(2, 3),
+        sampling=SamplingParams(temperature=0, logit_bias={5: -100.0, 31999: 1.5}),
     )  # fmt: skip
     again = codec.decode(codec.encode(StepPlan(step=1, planned_s=0.0, num_decodes=0, new_sequences=(new, new))))
     assert isinstance(again, StepPlan)
     assert again.new_sequences == (new, new)
-    assert type(again.new_sequences[0].temperature) is float
+    assert type(again.new_sequences[0].sampling.temperature) is float
 
 
 def test_messages_and_reasons_keep_their_shape() -> None:

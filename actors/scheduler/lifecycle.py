@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from actors.scheduler import refusal
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
-from actors.scheduler.events import Note, Output, RequestOver, ToIngress
+from actors.scheduler.events import Note, Output, RequestGivenUp, RequestOver, ToIngress
 from actors.scheduler.lanes import new_group
 from actors.scheduler.order import JOB, Order
 from actors.scheduler.output import Scores, SequenceOutput, row_scores
@@ -255,7 +255,7 @@ class Lifecycle:
 
     def give_up(self, request: Request) -> None:
         """End a request under which one executor after the other was lost."""
-        self._out.append(Note("request given up", {"request_id": request.id, "reason": "executors end computing it"}))
+        self._out.append(RequestGivenUp(request.id, "executors end computing it"))
         self._fail(request, refusal.of_losses(request))
         self.abort(request.id)
 

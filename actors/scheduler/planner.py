@@ -15,7 +15,7 @@ import numpy as np
 from actors.scheduler.admission import admit
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
-from actors.scheduler.events import Note, Output, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
+from actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
 from actors.scheduler.fleet import Fleet
 from actors.scheduler.order import INTERACTIVE, JOB
 from actors.scheduler.pacing import Pacer
@@ -180,8 +180,8 @@ class Planner:
         for sequence in preempted:
             sequence.request.num_preemptions += not parked
             self.waiting.add(sequence)
-            who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
-            self._out.append(Note("parked" if parked else "preempted", who | {"swapped": sequence.swapped is not None}))
+            swapped = sequence.swapped is not None
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
 
     def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
         """The sequences that ended with this result, each with ``ends``.

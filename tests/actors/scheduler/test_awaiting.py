@@ -166,9 +166,9 @@ def test_no_job_gives_way_to_one_that_waits_all_the_same() -> None:
     world.step()
     world.send(*alike(2, prompt(44)))
     while world.core.replicas["gpu-0"].running.backlog(0) > 8:
-        assert not world.notes or world.notes[-1].event != "preempted"
+        assert not world.preempted
         world.step()
     world.run()
     world.check_end()
-    assert [note.fields["request_id"] for note in world.notes if note.event == "preempted"] == ["job"]
+    assert [each.request_id for each in world.preempted] == ["job"]
     assert executor.num_computed < 2 * 44

@@ -171,7 +171,7 @@ def test_preemption_takes_the_newest_and_loses_no_token() -> None:
     world.send(request("a", prompt(4), max_tokens=20), request("b", prompt(4, 1), max_tokens=20))
     world.run()
     world.check_end()
-    preempted = [note.fields["request_id"] for note in world.notes if note.event == "preempted"]
+    preempted = [each.request_id for each in world.preempted]
     assert preempted
     assert set(preempted) == {"b"}
 
@@ -185,7 +185,7 @@ def test_preemption_takes_the_lowest_priority_first() -> None:
     )
     world.run()
     world.check_end()
-    assert {note.fields["request_id"] for note in world.notes if note.event == "preempted"} == {"a"}
+    assert {each.request_id for each in world.preempted} == {"a"}
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:

@@ -92,7 +92,7 @@ def test_a_job_gives_its_slot_up_within_one_step(depth: int) -> None:
     assert world.heard[started.sequence_id].started.request_id == "chat"
     world.run()
     world.check_end()
-    preempted = [note.fields["request_id"] for note in world.notes if note.event == "preempted"]
+    preempted = [each.request_id for each in world.preempted]
     assert preempted == ["new"]
 
 
@@ -106,7 +106,7 @@ def test_a_job_gives_its_blocks_up_for_an_interactive_prompt() -> None:
     world.send(ask("chat", 34, max_tokens=4))
     world.step()
     assert names(world)[-1] == "chat"
-    assert {note.fields["request_id"] for note in world.notes if note.event == "preempted"} == {"job2"}
+    assert {each.request_id for each in world.preempted} == {"job2"}
     world.run()
     world.check_end()
 

@@ -18,9 +18,11 @@ from actors.scheduler.events import (
     Input,
     Note,
     Output,
+    Preempted,
     ReplicaLost,
     ReplicaResult,
     ReplicaSuspended,
+    RequestGivenUp,
     RequestOver,
     ToDetokenizer,
     ToIngress,
@@ -103,6 +105,8 @@ class World:
         self.aborted: set[str] = set()
         self.stop_at: dict[tuple[str, int], int] = {}
         self.notes: list[Note] = []
+        self.preempted: list[Preempted] = []
+        self.given_up: list[str] = []
         self.plans: list[tuple[str, StepPlan]] = []
         self.last_steps: Counter[str] = Counter()
         self.num_kills = 0
@@ -192,6 +196,10 @@ class World:
             case ToIngress("web", RequestFailed() as failure):
                 assert failure.request_id not in self.failed, "failed twice"
                 self.failed[failure.request_id] = failure
+            case Preempted():
+                self.preempted.append(output)
+            case RequestGivenUp(request_id):
+                self.given_up.append(request_id)
             case Note():
                 self.notes.append(output)
             case ToJournal():

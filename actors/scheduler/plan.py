@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from actors.scheduler.running import Slots
 from actors.scheduler.sequence import Sequence
+from actors.scheduler.states import State
 from bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
 from bus.messages.field_types import no_ints
 
@@ -58,7 +59,7 @@ class PlanBuilder:
 
     def enter(self, sequence: Sequence) -> None:
         """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
-        sequence.entered = True
+        sequence.become(State.ENTERED)
         if sequence.copied is not None:
             self._copies.append(sequence.copied)
         self._entering.append(sequence)

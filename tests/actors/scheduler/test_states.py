@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from test_tiers import preempt_one, tight
+from test_tiers import A, B, tight
 from world import World, prompt, request
 
 from actors.scheduler.events import DetokenizerLost, DetokenizersLive, ReplicaLost
@@ -97,9 +97,14 @@ def score_a_prompt_again() -> None:
 
 
 def lose_a_replica_that_loads() -> None:
-    """A swapped sequence has a slot again, and does not come to enter."""
-    world, executor = tight(copy_lag=1000)
-    preempt_one(world)
+    """A swapped sequence has a slot again, and does not come to enter beside one that fills the steps meanwhile."""
+    world, executor = tight(num_blocks=30, copy_lag=1000)
+    world.send(request("a", A[:16], max_tokens=40), request("b", B[:16], max_tokens=30))
+    for _ in range(6):
+        world.step()
+    replica = world.core.replicas["gpu-0"]
+    replica.preempt(next(each for each in replica.running.occupied() if each.request.id == "b"))
+    world.core.planner.requeue(replica)
     while not executor.num_copied[1]:
         world.step()
     del world.executors["gpu-0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal
 
 from msgspec import field
@@ -107,6 +108,17 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """False: the output has no text."""
     return_prompt_text: bool = False
     """The prompt's text goes to the client, with special tokens."""
+
+    @property
+    def token_ids(self) -> dict[str, tuple[int, ...]]:
+        """Every token id in here, by the field that a client named it in: all have to be in the vocabulary."""
+        return {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
+            "bad_words": tuple(chain.from_iterable(self.bad_words_token_ids)),
+        }
 
     @property
     def returns_prompt(self) -> bool:

@@ -13,6 +13,7 @@ from test_tiers import A, B, tight
 from world import World, prompt, request
 
 from actors.scheduler.events import DetokenizerLost, DetokenizersLive, ReplicaLost
+from actors.scheduler.preemption import preempt
 from actors.scheduler.sequence import Request, Sequence
 from actors.scheduler.states import TRANSITIONS, State
 from tests.actors.simulator.random_schedule import run_schedule
@@ -103,7 +104,7 @@ def lose_a_replica_that_loads() -> None:
     for _ in range(6):
         world.step()
     replica = world.core.replicas["gpu-0"]
-    replica.preempt(next(each for each in replica.running.occupied() if each.request.id == "b"))
+    preempt(replica, next(each for each in replica.running.occupied() if each.request.id == "b"))
     world.core.planner.requeue(replica)
     while not executor.num_copied[1]:
         world.step()

@@ -1,4 +1,4 @@
-"""The states of a sequence, and who takes it from one to another. ``docs/scheduling.md`` shows them as a diagram."""
+"""The states of a sequence, and who takes it from one to another. ``docs/scheduling.md`` shows them."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ CHANGES = {"append", "extend", "frombytes", "insert", "pop", "clear", "remove", 
 Transition = tuple[State, State]
 
 
-# -- the diagram ------------------------------------------------------------------------------------------------------
+# -- transitions ------------------------------------------------------------------------------------------------------
 def test_the_docs_show_every_transition_with_its_owner() -> None:
-    """The diagram and the table in the code are the same."""
-    lines = re.findall(r"^    ([a-z ]+) --> ([a-z ]+): (\w+)$", DOCS, re.MULTILINE)
+    """Their table and the code's are the same."""
+    lines = re.findall(r"^\| ([a-z ]+) \| ([a-z ]+) \| `(\w+)` \| .+ \|$", DOCS, re.MULTILINE)
     shown = {(State(before), State(after)): owner for before, after, owner in lines}
     assert len(shown) == len(lines)
     assert shown == TRANSITIONS
@@ -75,7 +75,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[Transition]:
 
 
 def test_schedules_take_every_transition(taken: set[Transition]) -> None:
-    """None of them stands in the diagram only."""
+    """None of them stands in the table only."""
     score_a_prompt_again()
     lose_a_replica_that_loads()
     for seed in (*RARE_SEEDS, *range(MOST_SEEDS)):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import structs
+
 from actors.settings import KINDS, SettingsError
 from bus.contract import Bus, BusError
 from bus.dead_letters import DeadLetter, drop, read_dead_letters, requeue
+from bus.messages.record import Record
 from bus.streams import Names
 
 SHOWN_ARRAY = 16
@@ -93,8 +95,7 @@ def _row(letter: DeadLetter, *, whole: bool) -> dict[str, Any]:
     }
     if not whole:
         return row
-    fields = dataclasses.fields(letter.message) if letter.message is not None else ()
-    shown = {each.name: _shown(getattr(letter.message, each.name)) for each in fields}
+    shown = _shown(letter.message) if letter.message is not None else {}
     return row | {"from": f"{letter.source} {letter.source_id}", "bytes": letter.num_bytes, "fields": shown}
 
 
@@ -102,8 +103,8 @@ def _shown(value: Any) -> Any:
     """A field as JSON; arrays are cut."""
     if hasattr(value, "tolist"):
         return value.tolist() if value.size <= SHOWN_ARRAY else [*value[:SHOWN_ARRAY].tolist(), f"... {value.size}"]
-    if dataclasses.is_dataclass(value):
-        return {each.name: _shown(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Record):
+        return {name: _shown(each) for name, each in structs.asdict(value).items()}
     if isinstance(value, tuple | list):
         return [_shown(each) for each in value]
     if isinstance(value, dict):

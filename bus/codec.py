@@ -1,13 +1,14 @@
 """Frames: one message as the fields of one stream entry, and back.
 
-A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 1, "t": "StepPlan", ...fields}``;
+A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 2, "t": "StepPlan", ...fields}``;
 each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields with their default values,
 as most of a request's are, are left out. Unknown fields are ignored and missing ones take their defaults, so two
-versions can read each other; a default is part of the format.
+versions can read each other; a default is part of the format. Where a message has changed in another way, its version
+has grown (:data:`VERSIONS`): who reads another one says so, and takes nothing for what it is not.
 
-What comes from the bus is untrusted: every value is checked against the type hints of :mod:`bus.messages` (in
-:mod:`bus.layouts`), and anything that does not fit raises :class:`CodecError` with the path of the field. Decoded
-messages share nothing mutable with the frame: arrays are read-only views of its bytes.
+What comes from the bus is untrusted: msgspec checks every value against the type hints of :mod:`bus.messages`, and
+anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable
+with the frame: arrays are read-only views of its bytes.
 
 Messages that other programs write or read (``PLAIN_MESSAGES``) have no header: their fields, all of them text, are the
 fields of the entry, and the first one tells which message it is.
@@ -15,28 +16,91 @@ fields of the entry, and the first one tells which message it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 import orjson
+from msgspec import NODEFAULT, DecodeError, Struct, defstruct
+from msgspec import field as field_with
+from msgspec.json import Decoder, Encoder
+from msgspec.structs import FieldInfo, fields, force_setattr
 
 from bus.contract import CodecError
-from bus.layouts import LAYOUTS, Layout, Mismatch, expected, layout_of
-from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message
-from bus.messages.field_types import no_ints
+from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message, SequenceStarted, StepPlan
+from bus.messages.field_types import NO_INTS
+from bus.messages.record import Record
 
-VERSION = 1
+VERSIONS: Mapping[type, int] = {StepPlan: 2, SequenceStarted: 2}
+"""Of the layout of each message; 1 where it is not named. 2: sampling parameters travel as one object."""
 HEADER = b"h"
 
 _INT32 = np.dtype("<i4")
-_ENCODE_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 Frame = dict[bytes, bytes]
 
-_BY_NAME: dict[str, Layout] = {cls.__name__: layout_of(cls) for cls in get_args(Message) if cls not in PLAIN_MESSAGES}
-_PLAIN: dict[bytes, type] = {fields(cls)[0].name.encode(): cls for cls in PLAIN_MESSAGES}
+
+# -- how each message lies in a frame ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the fields of a message lie in a frame: ``arrays`` beside the header, by their keys; the rest in it."""
+
+    cls: type[Record]
+    version: int
+    arrays: Mapping[bytes, str]
+    header: Callable[..., Struct]
+    """Makes the header of a message, from its version and the values that ``get`` takes out of the message."""
+    get: Callable[[Any], tuple[Any, ...]]
+    decode: Callable[[bytes], Record]
+    """The message of a header, without its arrays."""
+
+
+class _Opening(Struct):
+    """What says how to read the rest of a header."""
+
+    v: Any = None
+    t: Any = None
+
+
+def _layout_of(cls: type[Record]) -> _Layout:
+    hints = get_type_hints(cls)
+    required_first = sorted(fields(cls), key=lambda each: not each.required)
+    scalars = [each for each in required_first if hints[each.name] != Int32Array]
+    header = defstruct(
+        cls.__name__,
+        [("v", int), *map(_header_field, scalars)],
+        tag_field="t",
+        tag=cls.__name__,
+        omit_defaults=True,
+    )
+    arrays = {name.encode(): name for name, hint in hints.items() if hint == Int32Array}
+    get = _getter([each.name for each in scalars])
+    return _Layout(cls, VERSIONS.get(cls, 1), arrays, header, get, Decoder(cls).decode)
+
+
+def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
+    """Headers are made from messages only, so their fields need no types; those of a message check what is read."""
+    if spec.required:
+        return (spec.name, Any)
+    factory = spec.default_factory
+    return (spec.name, Any, spec.default if factory is NODEFAULT else field_with(default_factory=factory))
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """All these attributes of an object, in one call where there are several."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+_LAYOUTS: dict[type, _Layout] = {cls: _layout_of(cls) for cls in get_args(Message) if cls not in PLAIN_MESSAGES}
+_BY_NAME: dict[str, _Layout] = {cls.__name__: layout for cls, layout in _LAYOUTS.items()}
+_PLAIN: dict[bytes, type[Record]] = {cls.__struct_fields__[0].encode(): cls for cls in PLAIN_MESSAGES}
+
+_encode_header = Encoder().encode
+_decode_opening = Decoder(_Opening).decode
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -44,24 +108,22 @@ def encode(message: Message) -> Frame:
     """The frame of a message.
 
     Raises:
-        CodecError: a value JSON cannot hold (an integer beyond 64 bits, a lone surrogate), or an array field that is
-            not a one-dimensional int32 array.
+        CodecError: a value JSON cannot hold (a lone surrogate), or an array field that is not a one-dimensional int32
+            array.
     """
     cls = type(message)
-    if cls in PLAIN_MESSAGES:
-        return _encode_plain(message)
-    layout = LAYOUTS.get(cls)
-    if layout is None or cls.__name__ not in _BY_NAME:
+    layout = _LAYOUTS.get(cls)
+    if layout is None:
+        if cls in PLAIN_MESSAGES:
+            return _encode_plain(message)
         raise CodecError(f"{cls.__name__} is not a bus message: use a class of bus/messages")
-    header = {"v": VERSION, "t": cls.__name__, **layout.encode_header(message)}
     try:
-        frame = {HEADER: orjson.dumps(header, _encode_nested, _ENCODE_OPTIONS)}
-    except (TypeError, RecursionError) as error:
+        frame = {HEADER: _encode_header(layout.header(layout.version, *layout.get(message)))}
+    except (TypeError, ValueError, RecursionError) as error:
         raise CodecError(f"{cls.__name__} cannot be encoded: {error}") from error
-    nothing = no_ints()
     for key, name in layout.arrays.items():
         array = getattr(message, name)
-        if array is nothing:
+        if array is NO_INTS:
             continue
         if not isinstance(array, np.ndarray) or array.dtype != _INT32 or array.ndim != 1:
             got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -71,77 +133,69 @@ def encode(message: Message) -> Frame:
     return frame
 
 
-def _encode_nested(value: Any) -> dict[str, Any]:
-    if (layout := LAYOUTS.get(type(value))) is None:  # those of all that a message can hold are known by now
-        raise TypeError(f"{type(value).__name__} cannot be sent")
-    return layout.encode_header(value)
-
-
 def decode(frame: Mapping[bytes, bytes]) -> Message:
     """The message of a frame.
 
     Raises:
         CodecError: not a frame of ours, of an unknown version or type, or with a field of a wrong type (named).
     """
-    if HEADER not in frame and (cls := next((_PLAIN[key] for key in _PLAIN if key in frame), None)) is not None:
-        return _decode_plain(cls, frame)
-    header, layout = _open_header(frame)
-    name = ""
+    raw = frame.get(HEADER)
+    if raw is None:
+        if (cls := next((_PLAIN[key] for key in _PLAIN if key in frame), None)) is not None:
+            return _decode_plain(cls, frame)
+        raise CodecError("not a Pagebus frame: field 'h' is missing")
+    layout = _layout_in(raw)
     try:
-        values = layout.decode_header(header)
-        for key, raw in frame.items():
-            if (name := layout.arrays.get(key, "")) != "":
-                values[name] = _decode_array(raw)
-    except Mismatch as mismatch:
-        path = mismatch.path or name
-        raise CodecError(f"{layout.cls.__name__}.{path:.200}: {mismatch}") from None
-    return cast(Message, layout.cls(**values))
+        message = layout.decode(raw)
+    except (DecodeError, TypeError, ValueError, RecursionError) as error:
+        raise CodecError(f"{layout.cls.__name__}: {error!s:.300}") from None
+    for key, array in frame.items():
+        if (name := layout.arrays.get(key)) is not None:
+            force_setattr(message, name, _decode_array(layout.cls, name, array))  # nobody else has seen it yet
+    return cast(Message, message)
 
 
+def _layout_in(header: bytes) -> _Layout:
+    try:
+        opening = _decode_opening(header)
+    except (DecodeError, TypeError, ValueError, RecursionError) as error:
+        raise CodecError(f"not a Pagebus frame: field 'h' is not a JSON object ({error})") from None
+    version, name = opening.v, opening.t
+    layout = _BY_NAME.get(name) if type(name) is str else None
+    if layout is None:
+        raise CodecError(f"message type {name!r:.80} is unknown")
+    if type(version) is not int or version != layout.version:
+        raise CodecError(f"{name} of version {version!r:.40} is unknown: this process reads version {layout.version}")
+    return layout
+
+
+def _decode_array(cls: type, name: str, raw: bytes) -> Int32Array:
+    if type(raw) is not bytes:
+        raise CodecError(f"{cls.__name__}.{name}: expected bytes, got {type(raw).__name__}")
+    if len(raw) % 4:
+        size = f"{len(raw)} bytes, which is not a multiple of 4"
+        raise CodecError(f"{cls.__name__}.{name}: expected int32 values, got {size}")
+    return np.frombuffer(raw, _INT32)
+
+
+# -- messages without a header ----------------------------------------------------------------------------------------
 def _encode_plain(message: Message) -> Frame:
     try:
-        texts = {item.name.encode(): getattr(message, item.name).encode() for item in fields(message)}
+        texts = {name.encode(): getattr(message, name).encode() for name in message.__struct_fields__}
     except UnicodeEncodeError as error:
         raise CodecError(f"{type(message).__name__} cannot be encoded: {error}") from error
     return {name: text for place, (name, text) in enumerate(texts.items()) if text or place == 0}
 
 
-def _decode_plain(cls: type, frame: Mapping[bytes, bytes]) -> Message:
+def _decode_plain(cls: type[Record], frame: Mapping[bytes, bytes]) -> Message:
     values = {}
-    for item in fields(cls):
+    for name in cls.__struct_fields__:
         try:
-            if (raw := frame.get(item.name.encode())) is not None:
-                values[item.name] = raw.decode()
+            if (raw := frame.get(name.encode())) is not None:
+                values[name] = raw.decode()
         except UnicodeDecodeError:
-            raise CodecError(f"{cls.__name__}.{item.name}: expected UTF-8 text") from None
+            raise CodecError(f"{cls.__name__}.{name}: expected UTF-8 text") from None
     return cast(Message, cls(**values))
-
-
-def _open_header(frame: Mapping[bytes, bytes]) -> tuple[dict[str, Any], Layout]:
-    raw = frame.get(HEADER)
-    if raw is None:
-        raise CodecError("not a Pagebus frame: field 'h' is missing")
-    try:
-        header = orjson.loads(raw)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CodecError(f"not a Pagebus frame: field 'h' is not JSON ({error})") from None
-    if type(header) is not dict:
-        raise CodecError("not a Pagebus frame: field 'h' is not a JSON object")
-    version, name = header.get("v"), header.get("t")
-    if type(version) is not int or version != VERSION:
-        raise CodecError(f"frame version {version!r:.40} is unknown: this process reads version {VERSION}")
-    layout = _BY_NAME.get(name) if type(name) is str else None
-    if layout is None:
-        raise CodecError(f"message type {name!r:.80} is unknown")
-    return header, layout
-
-
-def _decode_array(raw: bytes) -> Int32Array:
-    if type(raw) is not bytes:
-        raise expected("bytes", raw)
-    if len(raw) % 4:
-        raise Mismatch(f"expected int32 values, got {len(raw)} bytes, which is not a multiple of 4")
-    return np.frombuffer(raw, _INT32)
 
 
 # -- small JSON objects -----------------------------------------------------------------------------------------------
@@ -166,7 +220,7 @@ def decode_state(raw: bytes) -> dict[str, JsonValue]:
     try:
         value = orjson.loads(raw)
     except (ValueError, TypeError, RecursionError) as error:
-        raise CodecError(f"state is not JSON: {error}") from None
+        raise CodecError(f"state is not JSON: {error!s:.300}") from None
     if type(value) is not dict:
         raise CodecError("state is not a JSON object")
     return cast(dict[str, JsonValue], value)

@@ -16,6 +16,7 @@ from actors.scheduler.events import (
     DetokenizersLive,
     Input,
     Note,
+    Preempted,
     ReplicaJoined,
     ReplicaResult,
     RequestOver,
@@ -62,7 +63,7 @@ class CoreDriver:
         self.answers: dict[str, Answer] = {}
         self.plans: list[StepPlan] = []
         self.results: list[StepResult] = []
-        self.notes: list[Note] = []
+        self.preempted: list[Preempted] = []
         self._names: dict[int, str] = {}
         self._in_flight = 0
         joined = ReplicaJoined(
@@ -121,8 +122,10 @@ class CoreDriver:
                         self.answers[started.request_id].beams.append(started.output_token_ids.tolist())
                 case ToJournal() | RequestOver():
                     pass
+                case Preempted():
+                    self.preempted.append(output)
                 case Note():
-                    self.notes.append(output)
+                    pass
                 case _:
                     raise AssertionError(f"unexpected {output}")
 

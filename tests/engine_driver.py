@@ -21,6 +21,7 @@ from actors.executor.engine import Engine
 from actors.model_config import ModelConfig
 from actors.settings import Settings
 from bus.messages import NewSequence, StepPlan, StepResult
+from tests.sampling_fields import gathered
 from tests.waiting import LIMIT_S
 
 
@@ -51,10 +52,7 @@ class Grown:
 
 def new_sequence(sequence: Grown) -> NewSequence:
     """The message for a sequence that enters its slot."""
-    given: dict[str, Any] = {
-        "min_tokens": 0, "seed": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    } | sequence.params  # fmt: skip
+    given: dict[str, Any] = {"seed": 0, "temperature": 0.0} | sequence.params
     return NewSequence(
         sequence_id=sequence.sequence_id,
         slot=sequence.slot,
@@ -63,7 +61,7 @@ def new_sequence(sequence: Grown) -> NewSequence:
         num_computed_tokens=sequence.num_computed,
         num_blocks=len(sequence.blocks),
         max_total_tokens=sequence.max_total,
-        **given,
+        **gathered(NewSequence, given),
     )
 
 
@@ -81,7 +79,7 @@ class HandScheduler:
         self.step = 0
 
     def add(self, prompt: Sequence[int], max_tokens: int, **params: Any) -> Grown:
-        """A sequence to compute; ``params`` are fields of :class:`NewSequence`."""
+        """A sequence to compute; ``params`` are fields of :class:`NewSequence` and of its sampling parameters."""
         sequence = Grown(len(self.all) + 1, list(prompt), max_tokens, params)
         self.all[sequence.sequence_id] = sequence
         self.waiting.append(sequence)

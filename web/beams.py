@@ -7,8 +7,9 @@ end, so there is no text before it, in which a stop string could be found.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from bus.messages import SamplingParams
 from web.errors import bad_field

@@ -12,7 +12,9 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from bus.messages import FinishReason, GenerateRequest, ReplyBatch
 from web.errors import ApiError

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from bus.messages import StructuredOutput
 from web.parsing.formats import deepseek_mark
@@ -80,7 +81,7 @@ def calls_or(
         return wanted
     calls = _calls(envelope, schemas, single=envelope.single or not parallel)
     tag = {"format": {"type": "or", "elements": [calls, form]}}
-    return replace(wanted, kind="structural_tag", text=orjson.dumps(tag).decode())
+    return structs.replace(wanted, kind="structural_tag", text=orjson.dumps(tag).decode())
 
 
 def _calls(envelope: Envelope, schemas: Mapping[str, Any], *, single: bool) -> dict[str, Any]:

@@ -7,7 +7,8 @@ told again from the first token on; those before it have some of that already, a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from bus.messages import GenerateRequest
 from bus.messages.field_types import no_ints

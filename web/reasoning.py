@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from actors.reasoning import FORMATS
 from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field
@@ -36,7 +38,7 @@ def read_reasoning(
     if name == HARMONY_REASONING or model.tool_parser == HARMONY:
         parsing = replace(parsing or Parsing(), harmony=True)
     if reasons or (parsing is not None and parsing.harmony):
-        sampling = replace(sampling, skip_special_tokens=False)  # the marks may be such
+        sampling = structs.replace(sampling, skip_special_tokens=False)  # the marks may be such
     return sampling, parsing
 
 
@@ -48,7 +50,9 @@ def read_thoughts_of_prompt(fields: Fields, sampling: SamplingParams, model: Ser
         return sampling
     bounded = _with_reasoning(sampling, name, budget)
     output = bounded.structured_output
-    return bounded if output is None else replace(bounded, structured_output=replace(output, prompt_thought=-1))
+    if output is None:
+        return bounded
+    return structs.replace(bounded, structured_output=structs.replace(output, prompt_thought=-1))
 
 
 def _read_budget(fields: Fields, model: ServedModel) -> int | None:
@@ -65,7 +69,8 @@ def _with_reasoning(sampling: SamplingParams, name: str, budget: int | None) -> 
     """With the grammar behind the reasoning, if there is one, or one that bounds it."""
     output = sampling.structured_output
     if output is not None:
-        return replace(sampling, structured_output=replace(output, reasoning=name, thinking_tokens=budget))
+        output = structs.replace(output, reasoning=name, thinking_tokens=budget)
+        return structs.replace(sampling, structured_output=output)
     if budget is None:
         return sampling
     field = "thinking_token_budget"

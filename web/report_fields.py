@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from bus.messages import SamplingParams
 from web.errors import bad_field
 from web.fields import Fields, shown
@@ -29,13 +31,13 @@ def read_completion_report(
     picked = _read_picked(fields, sampling, model, wanted=logprobs is not None)
     asked, report = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
     if sampling.beam_width:  # the search itself gives the best
-        asked, best_of = replace(asked, beam_width=best_of), sampling.n
+        asked, best_of = structs.replace(asked, beam_width=best_of), sampling.n
     if best_of > sampling.n:
         # How likely each is tells which are the best.
-        asked = replace(asked, n=best_of, logprobs=0 if logprobs is None else asked.logprobs)
+        asked = structs.replace(asked, n=best_of, logprobs=0 if logprobs is None else asked.logprobs)
     if prompt_only:
         report = replace(report, prompt_only=True)
-        asked = replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+        asked = structs.replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
     plain = best_of == sampling.n and report == Report(num_choices=sampling.n)
     return asked, None if plain else report
 
@@ -61,10 +63,10 @@ def read_chat_report(
         fields, sampling, num_top if wanted else None, model, picked=picked, stream=stream, echo=False
     )
     if prompt_text:
-        asked, report = replace(asked, return_prompt_text=True), replace(report, prompt_text=True)
+        asked, report = structs.replace(asked, return_prompt_text=True), replace(report, prompt_text=True)
     if parsing is not None:
         report = replace(report, parsing=parsing)
-        asked = replace(asked, return_text_lengths=bool(parsing.reasoning))
+        asked = structs.replace(asked, return_text_lengths=bool(parsing.reasoning))
     if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
         report = replace(report, said=messages[-1]["content"])
     return asked, None if report == Report(num_choices=sampling.n) else report
@@ -100,7 +102,7 @@ def _read(
         if logprobs > MAX_PROMPT_LOGPROBS:
             raise bad_field("echo", f"is available with at most {MAX_PROMPT_LOGPROBS} logprobs, got {logprobs}")
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
-    asked = replace(
+    asked = structs.replace(
         sampling,
         logprobs=0 if picked else logprobs,
         logprob_token_ids=picked,

@@ -6,9 +6,8 @@ What a client wrote (its prompt) is only in there at the level ``debug``, and wh
 
 from __future__ import annotations
 
-import dataclasses
-
 import orjson
+from msgspec import structs
 
 from actors.logs import Log, Whole
 from actors.settings import Settings
@@ -63,7 +62,7 @@ class RequestLog:
 
 def params_of(sampling: SamplingParams) -> str:
     """The numbers among the parameters that are not as they are by default (others may hold a client's words)."""
-    values = ((spec.name, getattr(sampling, spec.name)) for spec in dataclasses.fields(sampling))
+    values = structs.asdict(sampling).items()
     told = (
         f"{name}={value}"
         for name, value in values

@@ -5,10 +5,10 @@ Here only their form is checked. Whether a schema or an expression can be served
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field

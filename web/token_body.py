@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from web.asked import Asked
 from web.errors import ApiError, bad_field
 from web.fields import Fields, type_name, unheard
@@ -52,7 +54,7 @@ def parse_generate(data: dict[str, Any], model: ServedModel) -> Asked:
     except ApiError as error:
         raise _renamed(error) from None
     if sampling.get("max_tokens") is None:
-        asked = replace(asked, sampling=replace(asked.sampling, max_tokens=None))
+        asked = replace(asked, sampling=structs.replace(asked.sampling, max_tokens=None))
     return asked
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from bus.messages import SamplingParams, StructuredOutput
 from web.errors import bad_field, not_supported
@@ -69,11 +70,11 @@ def read_tools(fields: Fields, sampling: SamplingParams, model: ServedModel) -> 
         if not model.auto_tools:
             flags = "--enable-auto-tool-choice and --tool-call-parser"
             raise bad_field("tool_choice", f'"auto" needs a server that was started with {flags}')
-        sampling = replace(sampling, skip_special_tokens=False)  # calls may stand between such
+        sampling = structs.replace(sampling, skip_special_tokens=False)  # calls may stand between such
         if (asked := sampling.structured_output) is not None:
             schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
             either = calls_or(asked, schemas, model.tool_parser, parallel=parallel)
-            sampling = replace(sampling, structured_output=either)
+            sampling = structs.replace(sampling, structured_output=either)
         return sampling, Tools(told=tools, parsing=replace(parsing, tools=model.tool_parser, types=_types(tools)))
     wanted = _named_call(tools, named) if named else _required_calls(tools, parallel=parallel)
     return constrain(_freed(sampling, named), wanted), Tools(told=tools, parsing=parsing)
@@ -87,7 +88,7 @@ def _freed(sampling: SamplingParams, named: str | None) -> SamplingParams:
         return sampling
     if named and not asked.field.startswith("response_format"):
         raise bad_field(asked.field, "cannot be combined with a tool_choice that names a tool")
-    return replace(sampling, structured_output=None)
+    return structs.replace(sampling, structured_output=None)
 
 
 def _read_tool(tool: object, path: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class PromptScores:
 
     def __init__(self, started: SequenceStarted) -> None:
         self._started = started
-        self._next = 1 if started.prompt_logprobs is not None else len(started.prompt_token_ids)
+        self._next = 1 if started.sampling.prompt_logprobs is not None else len(started.prompt_token_ids)
         self._bits: list[Int32Array] = []
         self._ranks: list[Int32Array] = []
         self._top_ids: list[Int32Array] = []
@@ -137,7 +137,7 @@ class PromptScores:
         return PromptReply(
             request_id=started.request_id,
             text=_text(decoder, started),
-            num_top=None if started.prompt_logprobs is None else self._num_top,
+            num_top=None if started.sampling.prompt_logprobs is None else self._num_top,
             token_texts=texts,
             token_bytes=data,
             token_ids=ids,
@@ -181,8 +181,8 @@ def token_texts(decoder: Decoder, ids: Iterable[int]) -> tuple[dict[int, str], d
 
 def _text(decoder: Decoder, started: SequenceStarted) -> str:
     """The prompt as text; with special tokens for a client that wants to see all of it."""
-    skip = started.skip_special_tokens and not started.return_prompt_text
-    state = decoder.begin((), skip_special=skip, spaces=started.spaces_between_special_tokens)
+    skip = started.sampling.skip_special_tokens and not started.sampling.return_prompt_text
+    state = decoder.begin((), skip_special=skip, spaces=started.sampling.spaces_between_special_tokens)
     pieces = [decoder.push([state], [token_id])[0] for token_id in started.prompt_token_ids.tolist()]
     return "".join(pieces) + decoder.finish(state)
 

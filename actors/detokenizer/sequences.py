@@ -121,17 +121,18 @@ class Sequences:
         """A sequence begins; a repeat of a live one changes nothing."""
         if message.sequence_id in self._live:
             return
+        sampling = message.sampling
         text = self._decoder.begin(
             message.prompt_tail.tolist(),
-            skip_special=message.skip_special_tokens,
-            spaces=message.spaces_between_special_tokens,
+            skip_special=sampling.skip_special_tokens,
+            spaces=sampling.spaces_between_special_tokens,
         )
-        stops = StopMatcher(message.stop, include=message.include_stop_str_in_output) if any(message.stop) else None
+        stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if any(sampling.stop) else None
         state = SequenceState(message, text, stops)
-        if message.return_token_ids or message.logprobs is not None:
+        if sampling.return_token_ids or sampling.logprobs is not None:
             state.tokens = UnsentTokens()
-        if message.repetition_detection is not None:
-            state.repetition = RepetitionDetector(message.repetition_detection)
+        if sampling.repetition_detection is not None:
+            state.repetition = RepetitionDetector(sampling.repetition_detection)
         self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
         if message.pooled_from is not None:
@@ -281,7 +282,7 @@ class Sequences:
             self._touched[state.started.sequence_id] = state
             self._add_text(state, text)
             if end != END_NONE and state.finish_reason is None:
-                stop_token = end == END_STOP and token in state.started.stop_token_ids
+                stop_token = end == END_STOP and token in state.started.sampling.stop_token_ids
                 self._finish(state, "length" if end == END_LENGTH else "stop", token if stop_token else None)
             elif state.repetition is not None and state.finish_reason is None:
                 self._look_for_repetition(state, state.repetition, token)
@@ -289,7 +290,7 @@ class Sequences:
 
     def _look_for_repetition(self, state: SequenceState, detector: RepetitionDetector, token: int) -> None:
         """End the sequence here if it repeats itself; what is computed of it meanwhile is of no use."""
-        if detector.push(token) and state.num_tokens >= state.started.min_tokens:
+        if detector.push(token) and state.num_tokens >= state.started.sampling.min_tokens:
             self._finish(state, "repetition", REPETITION)
             self._stop(state)
 
@@ -304,7 +305,7 @@ class Sequences:
         if state.stops is None:
             state.unsent.append(text)
             return
-        active = state.num_tokens > state.started.min_tokens
+        active = state.num_tokens > state.started.sampling.min_tokens
         given = state.stops.push(text, active=active)
         if isinstance(given, StopMatch):
             state.unsent.append(given.text)
@@ -318,7 +319,7 @@ class Sequences:
         tail = self._decoder.finish(state.text)
         given: str | StopMatch = tail
         if state.stops is not None:
-            given = state.stops.push(tail, active=state.num_tokens > state.started.min_tokens)
+            given = state.stops.push(tail, active=state.num_tokens > state.started.sampling.min_tokens)
         if isinstance(given, StopMatch):
             state.unsent.append(given.text)
             self._close(state, "stop", given.stop)
@@ -368,7 +369,8 @@ class Sequences:
 def _is_silent(state: SequenceState, end: int) -> bool:
     """The token that ended a sequence is no text, unless the client wants to see what stopped it; none is for a client
     that wants no text."""
-    return not state.started.detokenize or (end == END_STOP and not state.started.include_stop_str_in_output)
+    sampling = state.started.sampling
+    return not sampling.detokenize or (end == END_STOP and not sampling.include_stop_str_in_output)
 
 
 def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
@@ -378,7 +380,7 @@ def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatc
     columns, lengths = TokenColumns(), TextLengths()
     for row, state in enumerate(rows):
         columns.add(state.tokens)
-        if state.started.return_text_lengths:
+        if state.started.sampling.return_text_lengths:
             lengths.add(row, state.unsent, state.num_tokens - state.num_told)
             state.num_told = state.num_tokens
         texts.append("".join(state.unsent))

@@ -20,7 +20,7 @@ from actors.executor.restrictions import Restrictions, long_words
 from actors.executor.rules import Rules
 from actors.executor.scoring import ScoredSlots, ranges
 from actors.executor.step_work import StepWork
-from bus.messages import Int32Array, NewSequence, StepPlan
+from bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
 
 GREEDY_BELOW = 1e-5
 ONE, NOWHERE = np.int32(1), np.int32(-1)
@@ -142,11 +142,11 @@ class PersistentBatch:
         ]
 
     def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
-        slot = new.slot
-        top_k = new.top_k if 0 < new.top_k < self.limits.vocab_size else 0
+        slot, sampling = new.slot, new.sampling
+        top_k = sampling.top_k if 0 < sampling.top_k < self.limits.vocab_size else 0
         self._table[:RULED_UNTIL, slot] = (
             *(new.sequence_id, new.num_tokens, new.num_computed_tokens, new.num_prompt_tokens, new.num_blocks),
-            *(new.max_total_tokens, new.min_tokens, _kinds(new, top_k, self.limits.vocab_size)),
+            *(new.max_total_tokens, sampling.min_tokens, _kinds(sampling, top_k, self.limits.vocab_size)),
         )
         self._rules.enter(new)
         self._restrictions.enter(new)
@@ -155,8 +155,8 @@ class PersistentBatch:
         entering.slots.append(slot)
         entering.floats.append(
             (
-                *(new.temperature, new.top_p, new.min_p),
-                *(new.repetition_penalty, new.presence_penalty, new.frequency_penalty),
+                *(sampling.temperature, sampling.top_p, sampling.min_p),
+                *(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
             )
         )
         entering.ints.append((top_k, new.num_prompt_tokens))
@@ -270,14 +270,15 @@ def _mark_extras(work: StepWork, kinds: Int32Array, ruled_until: Int32Array) -> 
         work.constrained = rows[kinds & CONSTRAINED != 0].astype(np.int32)
 
 
-def _kinds(new: NewSequence, top_k: int, vocab_size: int) -> int:
+def _kinds(sampling: SamplingParams, top_k: int, vocab_size: int) -> int:
     """Truncation changes nothing for a greedy row, so it is no extra there."""
-    is_random = new.temperature >= GREEDY_BELOW
-    truncated = is_random and (top_k > 0 or new.top_p < 1.0 or new.min_p > 0.0)
-    penalized = new.repetition_penalty != 1.0 or new.presence_penalty != 0.0 or new.frequency_penalty != 0.0
-    kinds = RANDOM * is_random | TRUNCATED * truncated | PENALIZED * penalized
-    kinds |= MASKED * bool(new.allowed_token_ids or new.allowed_tokens) | CONSTRAINED * bool(new.grammar)
-    return kinds | WORDED * bool(long_words(new, vocab_size))
+    is_random = sampling.temperature >= GREEDY_BELOW
+    truncated = is_random and (top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    kinds = RANDOM * is_random | TRUNCATED * truncated | PENALIZED * (penalties != (1.0, 0.0, 0.0))
+    kinds |= MASKED * bool(sampling.allowed_token_ids or sampling.allowed_tokens)
+    kinds |= CONSTRAINED * bool(sampling.grammar)
+    return kinds | WORDED * bool(long_words(sampling, vocab_size))
 
 
 def _rank(values: Int32Array) -> Int32Array:

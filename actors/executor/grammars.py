@@ -114,8 +114,8 @@ class Grammars:
     def prepare(self, plan: StepPlan) -> None:
         """Begin to make ready what a plan needs that is going to run."""
         for new in plan.new_sequences:
-            if new.grammar:
-                self._start(new.grammar, self._lane(new.slot))
+            if new.sampling.grammar:
+                self._start(new.sampling.grammar, self._lane(new.slot))
 
     def landed(self, tokens: Int32Array) -> None:
         """The tokens [N] of a step that :meth:`launched` was told of. In the order of those calls. If the device thread
@@ -165,10 +165,10 @@ class Grammars:
         end = 0
         for new in plan.new_sequences:
             end += new.num_tokens
-            if new.grammar:
+            if new.sampling.grammar:
                 history = plan.new_token_ids[end - new.num_tokens + new.num_prompt_tokens : end].tolist()
                 lane = self._lane(new.slot)
-                self._followers[new.slot] = _Follower(lane, self._start(new.grammar, lane), history)
+                self._followers[new.slot] = _Follower(lane, self._start(new.sampling.grammar, lane), history)
 
     def _leave(self, slots: Collection[int]) -> None:
         for slot in slots:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from actors.token_bits import from_bits
-from bus.messages import Int32Array, NewSequence
+from bus.messages import Int32Array, NewSequence, SamplingParams
 
 MIN_WIDTH = 16
 
@@ -25,15 +25,16 @@ class Restrictions:
         self._width = MIN_WIDTH
         self._masked: set[int] = set()
         self._worded: set[int] = set()
-        self._new_masks: list[tuple[int, NewSequence]] = []
+        self._new_masks: list[tuple[int, SamplingParams]] = []
         self._new_words: list[tuple[int, list[tuple[int, ...]]]] = []
 
     def enter(self, new: NewSequence) -> None:
         """Note the rows of a sequence that enters its slot."""
-        slot, words = new.slot, long_words(new, self._vocab_size)
-        masked = bool(new.allowed_token_ids or new.allowed_tokens)
+        slot, sampling = new.slot, new.sampling
+        words = long_words(sampling, self._vocab_size)
+        masked = bool(sampling.allowed_token_ids or sampling.allowed_tokens)
         if masked or slot in self._masked:
-            self._new_masks.append((slot, new))
+            self._new_masks.append((slot, sampling))
             (self._masked.add if masked else self._masked.discard)(slot)
         if words or slot in self._worded:
             self._new_words.append((slot, words))
@@ -44,20 +45,20 @@ class Restrictions:
         ``word_slots`` [w] with ``word_tokens``, ``word_lens`` [w * F], F never smaller than before."""
         if self._new_masks:
             deltas["mask_slots"] = np.array([slot for slot, _ in self._new_masks], np.int32)
-            deltas["mask_words"] = np.concatenate([self._mask(new) for _, new in self._new_masks])
+            deltas["mask_words"] = np.concatenate([self._mask(sampling) for _, sampling in self._new_masks])
             self._new_masks = []
         if self._new_words:
             self._pack_words(deltas)
             self._new_words = []
 
-    def _mask(self, new: NewSequence) -> Int32Array:
+    def _mask(self, sampling: SamplingParams) -> Int32Array:
         """One bit per token; all set where nothing is restricted."""
-        bits = np.full(self._mask_words * 32, not (new.allowed_token_ids or new.allowed_tokens), np.bool_)
-        if new.allowed_token_ids:
-            ids = np.array(new.allowed_token_ids, np.int64)
+        bits = np.full(self._mask_words * 32, not (sampling.allowed_token_ids or sampling.allowed_tokens), np.bool_)
+        if sampling.allowed_token_ids:
+            ids = np.array(sampling.allowed_token_ids, np.int64)
             bits[ids[(ids >= 0) & (ids < self._vocab_size)]] = True
-        if new.allowed_tokens:
-            given = from_bits(new.allowed_tokens)[: self._vocab_size]
+        if sampling.allowed_tokens:
+            given = from_bits(sampling.allowed_tokens)[: self._vocab_size]
             bits[: len(given)] |= given
         return np.packbits(bits, bitorder="little").view(np.int32)
 
@@ -77,11 +78,13 @@ class Restrictions:
         deltas["word_tokens"], deltas["word_lens"] = tokens.reshape(-1), lens.reshape(-1)
 
 
-def banned_tokens(new: NewSequence) -> Iterable[int]:
+def banned_tokens(sampling: SamplingParams) -> Iterable[int]:
     """Bad words of one token: always banned."""
-    return (word[0] for word in new.bad_words_token_ids if len(word) == 1)
+    return (word[0] for word in sampling.bad_words_token_ids if len(word) == 1)
 
 
-def long_words(new: NewSequence, vocab_size: int) -> list[tuple[int, ...]]:
+def long_words(sampling: SamplingParams, vocab_size: int) -> list[tuple[int, ...]]:
     """Bad words of several tokens; one with a token outside the vocabulary can never be written."""
-    return [word for word in new.bad_words_token_ids if len(word) > 1 and min(word) >= 0 and max(word) < vocab_size]
+    return [
+        word for word in sampling.bad_words_token_ids if len(word) > 1 and min(word) >= 0 and max(word) < vocab_size
+    ]

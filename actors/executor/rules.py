@@ -57,7 +57,9 @@ class Rules:
 
 def _rules_of(new: NewSequence, vocab_size: int) -> list[tuple[int, float, int]]:
     """(token id, value added, up to which output index); ids outside the vocabulary are left out."""
-    bans = [(token_id, -np.inf, new.min_tokens) for token_id in new.end_token_ids] if new.min_tokens > 0 else []
-    bans += [(token_id, -np.inf, FOREVER) for token_id in banned_tokens(new)]
-    biases = [(token_id, value, FOREVER) for token_id, value in new.logit_bias.items()]
+    sampling = new.sampling
+    too_early = new.end_token_ids if sampling.min_tokens > 0 else ()
+    bans = [(token_id, -np.inf, sampling.min_tokens) for token_id in too_early]
+    bans += [(token_id, -np.inf, FOREVER) for token_id in banned_tokens(sampling)]
+    biases = [(token_id, value, FOREVER) for token_id, value in sampling.logit_bias.items()]
     return [rule for rule in bans + biases if 0 <= rule[0] < vocab_size]

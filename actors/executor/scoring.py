@@ -82,13 +82,14 @@ class ScoredSlots:
 
     def enter(self, new: NewSequence, vocab_size: int) -> None:
         """Note what the sequence asks for in its slot."""
-        self._output[new.slot] = _count(new.logprobs, vocab_size)
-        self._prompt[new.slot] = _count(new.prompt_logprobs, vocab_size)
+        sampling = new.sampling
+        self._output[new.slot] = _count(sampling.logprobs, vocab_size)
+        self._prompt[new.slot] = _count(sampling.prompt_logprobs, vocab_size)
         self._pooled_from[new.slot] = NOT_ASKED if new.pooled_from is None else max(0, new.pooled_from)
-        if new.logprobs is not None or new.prompt_logprobs is not None or new.pooled_from is not None:
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None or new.pooled_from is not None:
             self._any = True
-        ids = [token_id for token_id in new.logprob_token_ids if 0 <= token_id < vocab_size]
-        if new.logprobs is not None and ids:
+        ids = [token_id for token_id in sampling.logprob_token_ids if 0 <= token_id < vocab_size]
+        if sampling.logprobs is not None and ids:
             self._output[new.slot] = min(1, vocab_size)  # from the most likely one follow the others
             self._picked[new.slot] = np.array(ids, np.int32)
         elif self._picked:

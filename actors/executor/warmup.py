@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.buckets import LONG_CONTEXT
 from actors.executor.layout import BatchLimits
 from actors.executor.runner import Runner
 from actors.executor.scoring import MAX_TOP
-from bus.messages import NewSequence, StepPlan
+from bus.messages import NewSequence, SamplingParams, StepPlan
 from kernels import linear_choice
 from kernels.attention_library import PIECES
 
@@ -26,7 +26,6 @@ RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 
 
 def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str, computed: int = 0) -> NewSequence:
-    extras = sampling == EXTRAS
     return NewSequence(
         sequence_id=slot + 1,
         slot=slot,
@@ -35,20 +34,27 @@ def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str, compute
         num_computed_tokens=computed,
         num_blocks=limits.table_width,
         max_total_tokens=limits.max_model_len,
-        min_tokens=1 if extras else 0,
         seed=slot,
-        temperature=0.0 if sampling == GREEDY else 1.0,
-        top_p=0.9 if extras else 1.0,
-        top_k=min(8, limits.vocab_size - 1) if extras else 0,
-        min_p=0.01 if extras else 0.0,
-        repetition_penalty=1.1 if extras else 1.0,
-        presence_penalty=0.1 if extras else 0.0,
-        frequency_penalty=0.1 if extras else 0.0,
-        end_token_ids=(0,) if extras else (),
-        logprobs=MAX_TOP if extras else None,
-        prompt_logprobs=MAX_TOP if extras else None,
-        bad_words_token_ids=((0, 0),) if extras else (),
-        allowed_token_ids=tuple(range(min(8, limits.vocab_size))) if extras else (),
+        sampling=_sampling(sampling, limits.vocab_size),
+        end_token_ids=(0,) if sampling == EXTRAS else (),
+    )
+
+
+def _sampling(how: str, vocab_size: int) -> SamplingParams:
+    if how != EXTRAS:
+        return SamplingParams(temperature=0.0 if how == GREEDY else 1.0)
+    return SamplingParams(
+        min_tokens=1,
+        top_p=0.9,
+        top_k=min(8, vocab_size - 1),
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logprobs=MAX_TOP,
+        prompt_logprobs=MAX_TOP,
+        bad_words_token_ids=((0, 0),),
+        allowed_token_ids=tuple(range(min(8, vocab_size))),
     )
 
 

@@ -245,9 +245,7 @@ class LLM:
         self, find: Callable[[], Awaitable[Found]], params: SamplingParams | None, number: int
     ) -> RequestOutput:
         fields = {} if params is None else params.to_request()
-        num_top: int | None = (params.logprobs if params else None) or 0
-        if params is not None and (params.logprob_token_ids or num_top == -1):
-            num_top = None if params.logprob_token_ids else sys.maxsize
+        num_top = 0 if params is None else params.num_top
         if params is not None and params.max_tokens is None:
             find = functools.partial(self._with_room, find, params, fields)
         return await self._complete(find, fields, num_top, number)
@@ -280,7 +278,7 @@ class LLM:
         self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, use_tqdm: bool
     ) -> list[RequestOutput]:
         each = _one_each(params, len(finds), "sampling_params")
-        if any(one is not None and (one.logprobs is not None or one.logprob_token_ids) for one in each):
+        if any(one is not None and one.tells_logprobs for one in each):
             self.get_tokenizer()  # here: loading it would hold up the actors' loop
         return self._run_all(
             [functools.partial(self._generate, find, one) for find, one in zip(finds, each, strict=True)], use_tqdm

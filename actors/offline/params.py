@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -160,6 +161,18 @@ class SamplingParams:
         _check("" not in stops, "stop", "without empty strings", self.stop)
         one = self.structured_outputs is None or len(self.structured_outputs) == 1
         _check(one, "structured_outputs", "one constraint", self.structured_outputs)
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether each token comes with log probabilities."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def num_top(self) -> int | None:
+        """How many alternatives of each token are told; None: the picked ones."""
+        if self.logprob_token_ids:
+            return None
+        return sys.maxsize if self.logprobs == -1 else self.logprobs or 0
 
     def to_request(self) -> dict[str, Any]:
         """The fields of a request; what is None is left out."""

@@ -202,9 +202,7 @@ class Core:
         if len(message.result.logprob_rows):
             self.lifecycle.keep_scores(message.result)
         for sequence, end in ended:
-            sequence.end = end
-            sequence.request.ended_s = message.result.done_s
-            self.lifecycle.end(sequence)
+            self.lifecycle.finish(sequence, end, message.result.done_s)
 
     def _hold(self, mode: str) -> None:
         self.lifecycle.held = mode

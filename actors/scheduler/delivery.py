@@ -19,7 +19,8 @@ from hashlib import blake2b
 from actors.scheduler import telling
 from actors.scheduler.events import Output, RequestOver, ToDetokenizer, ToIngress, ToJournal
 from actors.scheduler.readers import Reader
-from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.sequence import Request, Sequence
+from actors.scheduler.states import State
 from bus.messages import RequestFailed, TokenizedRequest
 
 SILENT_S = 30.0

@@ -169,14 +169,34 @@ class RequestOver:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestGivenUp:
+    """One executor after the other ends computing this request. It has been answered; what it was is to be kept."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A sequence has lost its slot; ``swapped``: its blocks are kept on the host. ``parked``: because nobody listens to
+    it at present, not for want of blocks."""
+
+    request_id: str
+    sequence_id: int
+    replica: str
+    swapped: bool
+    parked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the log."""
+    """Something for the log, and for nothing else."""
 
     event: str
     fields: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-Output = ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | Note
+Output = ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | RequestGivenUp | Preempted | Note
 
 
 class ProtocolError(Exception):

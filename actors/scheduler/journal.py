@@ -18,7 +18,8 @@ import numpy as np
 from actors.scheduler import telling
 from actors.scheduler.core import Core
 from actors.scheduler.output import RowScore, Scores, SequenceOutput, row_scores
-from actors.scheduler.sequence import Sequence, State
+from actors.scheduler.sequence import Sequence
+from actors.scheduler.states import State
 from bus.contract import START, EntryId
 from bus.messages import END_NONE, Checkpoint, Int32Array, RequestBlamed, RequestMoved, SequencesNamed, StepResult
 
@@ -64,7 +65,7 @@ def checkpoint(
 def _has_begun(sequence: Sequence) -> bool:
     """Its id may occur in results, or its output is more than nothing."""
     known = len(sequence.tokens) > len(sequence.request.prompt)
-    return known or sequence.entered or sequence.state in (State.LANDING, State.ENDED)
+    return known or sequence.entered or sequence.state in (State.PREEMPTED_IN_FLIGHT, State.ENDED)
 
 
 def _joined(parts: Iterable[array[int] | memoryview]) -> Int32Array:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from actors.scheduler.events import ProtocolError
 from actors.scheduler.plan import InFlight
 from actors.scheduler.running import Running, Slots
-from actors.scheduler.sequence import Sequence, State
+from actors.scheduler.sequence import Sequence
+from actors.scheduler.states import State
 from bus.messages import END_NONE, Int32Array, StepResult
 
 
@@ -43,11 +44,7 @@ class Landing:
         return len(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """The sequence has left its slot; it becomes ready at once if no result of it is missing."""
-        if sequence.last_step <= self.landed:
-            sequence.state = State.WAITING
-            return
-        sequence.state = State.LANDING
+        """The sequence has left its slot before all results of it have come."""
         sequence.replica = self._replica
         self._sequences[sequence.id] = sequence
 
@@ -67,7 +64,7 @@ class Landing:
 
     def _land(self, sequence: Sequence) -> None:
         self.drop(sequence)
-        sequence.state = State.WAITING
+        sequence.become(sequence.at_rest)
 
     def match(self, flight: InFlight | None, result: StepResult) -> Arrival:
         """Find the rows that ``result`` answers, and check that it can be true. Changes nothing.
@@ -164,5 +161,5 @@ class Landing:
             AssertionError: they have not.
         """
         for sequence in self._sequences.values():
-            assert sequence.state is State.LANDING, f"landing sequence {sequence.id} is {sequence.state}"
+            assert sequence.state is State.PREEMPTED_IN_FLIGHT, f"landing sequence {sequence.id} is {sequence.state}"
             assert sequence.last_step > self.landed, f"sequence {sequence.id} has landed"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
         ids=[new_id() for _ in range(sampling.beam_width - 1)],
         choice_ids=[new_id() for _ in range(sampling.n)],
         search=search,
-        sampling=replace(SamplingParams(), temperature=0.0, logprobs=search.num_candidates),
+        sampling=SamplingParams(temperature=0.0, logprobs=search.num_candidates),
         members=[leader],
     )
 

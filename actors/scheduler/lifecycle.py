@@ -7,18 +7,18 @@ kept beyond that until its client has everything (:mod:`actors.scheduler.deliver
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping
 
 from actors.scheduler import refusal
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
-from actors.scheduler.events import Note, Output, RequestOver, ToIngress
+from actors.scheduler.events import Note, Output, RequestGivenUp, RequestOver, ToIngress
 from actors.scheduler.lanes import new_group
 from actors.scheduler.order import JOB, Order
-from actors.scheduler.output import Scores, SequenceOutput, row_scores
+from actors.scheduler.output import SequenceOutput, row_scores
 from actors.scheduler.planner import Planner
-from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, State, make_request, prompt_hashes, seed_of
+from actors.scheduler.sequence import SEQUENCE_IDS, Request, Sequence, make_request, prompt_hashes, seed_of
+from actors.scheduler.states import State
 from bus.messages import (
     END_NONE,
     HOLD_ABORT,
@@ -108,12 +108,20 @@ class Lifecycle:
             self.sequences.update(dict.fromkeys(group.ids + group.choice_ids, leader))
             return  # a search that another scheduler began is begun again
         for choice_index in range(request.sampling.n):
-            self._add_sequence(request, choice_index, hashes)
-        if outputs:
-            self._restore(request, outputs)
+            self._add_sequence(request, choice_index, hashes, outputs.get(choice_index))
+        ended = [sequence for sequence in request.sequences if sequence.end != END_NONE]
+        for sequence in ended:
+            self.end(sequence)
+        if ended:
+            self._announce_anew(request)
 
-    def _add_sequence(self, request: Request, choice_index: int, hashes: list[bytes]) -> Sequence:
+    def _add_sequence(
+        self, request: Request, choice_index: int, hashes: list[bytes], known: SequenceOutput | None = None
+    ) -> Sequence:
+        """One more choice, with the output that it had under another scheduler."""
         self._order += 1
+        output = known or SequenceOutput()
+        shares = len(request.prompt) >= self._config.block_size or request.sampling.returns_prompt
         sequence = Sequence(
             id=self._new_id(),
             request=request,
@@ -121,12 +129,14 @@ class Lifecycle:
             seed=seed_of(request.id, request.sampling, choice_index),
             order=self._order,
             limit=self._limit(request),
-            tokens=array("i", request.prompt),
+            tokens=request.prompt + output.tokens,
             hashes=list(hashes),
+            leader=request.sequences[0] if choice_index and shares else None,
+            produced=bool(output.tokens),
+            scores=output.scores,
+            scores_again=known is not None,
+            end=output.end,
         )
-        shares = len(request.prompt) >= self._config.block_size or request.sampling.returns_prompt
-        if choice_index and shares:
-            sequence.leader = request.sequences[0]
         request.sequences.append(sequence)
         self._enlist(sequence)
         return sequence
@@ -135,21 +145,6 @@ class Lifecycle:
         sequence.request.num_live += 1
         self.sequences[sequence.id] = sequence
         self._planner.waiting.add(sequence)
-
-    def _restore(self, request: Request, outputs: Mapping[int, SequenceOutput]) -> None:
-        """Give the sequences of a new request the outputs that they had under another scheduler."""
-        for sequence in list(request.sequences):
-            output = outputs.get(sequence.choice_index)
-            if output is None:
-                continue
-            sequence.tokens += output.tokens
-            sequence.scores, sequence.end = output.scores, output.end
-            sequence.produced = bool(output.tokens)
-            sequence.scores_again = True
-            if output.end != END_NONE:
-                self.end(sequence)
-        if request.num_live < len(request.sequences):
-            self._announce_anew(request)
 
     def _limit(self, request: Request) -> int:
         max_tokens = request.sampling.max_tokens
@@ -211,11 +206,8 @@ class Lifecycle:
         if self._delivery.revive(request):
             self.requests[request.id] = request
             self._planner.take_on(request)
-        del first.tokens[len(request.prompt) :]
-        del first.hashes[len(request.prompt) // self._config.block_size :]
-        first.scores, first.end = Scores(), END_NONE
-        first.id, first.state = self._new_id(), State.WAITING
-        first.limit = self._limit(request)
+        first.begin_again(self._new_id(), self._limit(request), self._config.block_size)
+        first.become(State.WAITING)
         self._enlist(first)
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -255,7 +247,7 @@ class Lifecycle:
 
     def give_up(self, request: Request) -> None:
         """End a request under which one executor after the other was lost."""
-        self._out.append(Note("request given up", {"request_id": request.id, "reason": "executors end computing it"}))
+        self._out.append(RequestGivenUp(request.id, "executors end computing it"))
         self._fail(request, refusal.of_losses(request))
         self.abort(request.id)
 
@@ -287,6 +279,12 @@ class Lifecycle:
         for sequence in request.sequences:
             if sequence.state is not State.ENDED:
                 self.end(sequence)
+
+    def finish(self, sequence: Sequence, end: int, done_s: float) -> None:
+        """Its tokens have ended the sequence, as ``end`` says, with a step that was done then."""
+        sequence.end = end
+        sequence.request.ended_s = done_s
+        self.end(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Free everything the sequence holds; the request ends with its last sequence, and is kept till delivered."""

@@ -6,11 +6,13 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from actors.scheduler.running import Slots
 from actors.scheduler.sequence import Sequence
-from bus.messages import Int32Array, NewSequence, StepPlan
+from actors.scheduler.states import State
+from bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
 from bus.messages.field_types import no_ints
 
 
@@ -57,7 +59,7 @@ class PlanBuilder:
 
     def enter(self, sequence: Sequence) -> None:
         """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
-        sequence.entered = True
+        sequence.become(State.ENTERED)
         if sequence.copied is not None:
             self._copies.append(sequence.copied)
         self._entering.append(sequence)
@@ -142,9 +144,7 @@ def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
-    sampling, end_token_ids = sequence.request.sampling, sequence.request.end_token_ids
-    if sequence.beam_group is not None:
-        sampling, end_token_ids = sequence.beam_group.sampling, ()
+    search = sequence.beam_group
     return NewSequence(
         sequence_id=sequence.id,
         slot=sequence.slot,
@@ -153,23 +153,16 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         num_computed_tokens=sequence.num_cached,
         num_blocks=len(sequence.blocks),
         max_total_tokens=sequence.limit,
-        min_tokens=sampling.min_tokens,
         seed=sequence.seed,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        end_token_ids=end_token_ids,
-        logit_bias=sampling.logit_bias,
-        logprobs=sampling.logprobs,
-        logprob_token_ids=sampling.logprob_token_ids,
-        prompt_logprobs=sampling.prompt_logprobs if sequence.scores_prompt else None,
-        bad_words_token_ids=sampling.bad_words_token_ids,
-        allowed_token_ids=sampling.allowed_token_ids,
-        grammar=sampling.grammar,
+        sampling=_sampling(sequence) if search is None else search.sampling,
+        end_token_ids=sequence.request.end_token_ids if search is None else (),
         pooled_from=sequence.pooled_from,
-        allowed_tokens=sampling.allowed_tokens,
     )
+
+
+def _sampling(sequence: Sequence) -> SamplingParams:
+    """The request's; only one of its sequences reports on the prompt, and only once."""
+    sampling = sequence.request.sampling
+    if sampling.prompt_logprobs is None or sequence.scores_prompt:
+        return sampling
+    return replace(sampling, prompt_logprobs=None)

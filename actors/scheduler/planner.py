@@ -15,14 +15,15 @@ import numpy as np
 from actors.scheduler.admission import admit
 from actors.scheduler.config import CoreConfig
 from actors.scheduler.delivery import Delivery
-from actors.scheduler.events import Note, Output, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
+from actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
 from actors.scheduler.fleet import Fleet
 from actors.scheduler.order import INTERACTIVE, JOB
 from actors.scheduler.pacing import Pacer
-from actors.scheduler.preemption import preempt, remove
+from actors.scheduler.preemption import end, preempt
 from actors.scheduler.replica import Replica
-from actors.scheduler.sequence import MOST_LOSSES, Request, Sequence, State
+from actors.scheduler.sequence import MOST_LOSSES, Request, Sequence
 from actors.scheduler.shares import Shares
+from actors.scheduler.states import State
 from actors.scheduler.waiting import Jobs, Waiting
 from bus.messages import SequencesNamed
 
@@ -83,22 +84,22 @@ class Planner:
 
     def withdraw(self, sequence: Sequence) -> None:
         """The sequence ends, wherever it is: everything that it holds is free."""
-        if sequence.state is State.RUNNING:
+        self._forget_swapped(sequence)
+        if sequence.in_slot:
             assert sequence.replica is not None
             replica = self.replicas[sequence.replica]
             self.fleet.touch(replica)
-            remove(replica, sequence)
-        else:
-            if sequence.state is State.LANDING:
-                assert sequence.replica is not None
-                self.replicas[sequence.replica].landing.drop(sequence)
-            self.waiting.remove(sequence)
-        self._forget_swapped(sequence)
-        sequence.state = State.ENDED
+            end(replica, sequence)
+            return
+        if sequence.state is State.PREEMPTED_IN_FLIGHT:
+            assert sequence.replica is not None
+            self.replicas[sequence.replica].landing.drop(sequence)
+        self.waiting.remove(sequence)
+        sequence.become(State.ENDED)
 
     def interrupt(self, sequence: Sequence) -> None:
         """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
-        if sequence.state is State.RUNNING and sequence.replica is not None and sequence.beam_group is None:
+        if sequence.in_slot and sequence.replica is not None and sequence.beam_group is None:
             replica = self.replicas[sequence.replica]
             preempt(replica, sequence, parked=True)
             self.fleet.touch(replica)
@@ -160,12 +161,12 @@ class Planner:
         request = self.jobs.pop_due(now_s)
         if request is None:
             return
-        queued = [each for each in request.sequences if each.state in (State.WAITING, State.LANDING)]
+        queued = [each for each in request.sequences if each.is_queued]
         for sequence in queued:
             self.waiting.remove(sequence)
         request.level, request.due_s = INTERACTIVE, self.shares.not_after(now_s)
         for sequence in request.sequences:
-            if sequence.state is State.RUNNING and sequence.replica is not None:
+            if sequence.in_slot and sequence.replica is not None:
                 replica = self.replicas[sequence.replica]
                 for each in (sequence,) if sequence.beam_group is None else sequence.beam_group.members:
                     replica.running.promote(each.slot)
@@ -180,8 +181,8 @@ class Planner:
         for sequence in preempted:
             sequence.request.num_preemptions += not parked
             self.waiting.add(sequence)
-            who = {"request_id": sequence.request.id, "sequence": sequence.id, "replica": replica.name}
-            self._out.append(Note("parked" if parked else "preempted", who | {"swapped": sequence.swapped is not None}))
+            swapped = sequence.swapped is not None
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
 
     def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
         """The sequences that ended with this result, each with ``ends``.

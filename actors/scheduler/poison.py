@@ -5,7 +5,7 @@ The message is kept aside with the reason, as a dead letter, and its client gets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from actors.actor import describe
@@ -84,11 +84,11 @@ class Poison:
                 self._outbox.publish(self._names.replies(ingress), failed)
         self._bury(entry, reason)
 
-    def given_up(self, fields: Mapping[str, object]) -> None:
+    def given_up(self, request_id: str, reason: str) -> None:
         """The core has given a request up, and answered it: keep its entry aside."""
-        entry = self._work.requests[str(fields["request_id"])]
-        self._log.error("dead letter", id=str(entry.id), **fields)
-        self._bury(entry, str(fields["reason"]))
+        entry = self._work.requests[request_id]
+        self._log.error("dead letter", id=str(entry.id), request_id=request_id, reason=reason)
+        self._bury(entry, reason)
 
     def _bury(self, entry: Entry, reason: str) -> None:
         self._meters.dead.inc()

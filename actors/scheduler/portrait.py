@@ -17,7 +17,8 @@ import numpy as np
 from actors.scheduler.core import Core
 from actors.scheduler.order import JOB
 from actors.scheduler.replica import Replica
-from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.sequence import Request, Sequence
+from actors.scheduler.states import State
 from bus.messages import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
@@ -47,8 +48,10 @@ KEPT_STEPS = 4096
 KEPT_FLASHES = 4096
 STATES = {
     State.WAITING: SEQUENCE_WAITING,
-    State.LANDING: SEQUENCE_LANDING,
-    State.RUNNING: SEQUENCE_RUNNING,
+    State.SWAPPED: SEQUENCE_WAITING,
+    State.PREEMPTED_IN_FLIGHT: SEQUENCE_LANDING,
+    State.BOUND: SEQUENCE_RUNNING,
+    State.ENTERED: SEQUENCE_RUNNING,
     State.ENDED: SEQUENCE_WAITING,
 }
 
@@ -291,7 +294,7 @@ def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int
 
 def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
     """Prompt and output as far as their values are known."""
-    if sequence.state is State.RUNNING and sequence.replica is not None:
+    if sequence.in_slot and sequence.replica is not None:
         return int(replicas[sequence.replica].running.known[sequence.slot])
     return len(sequence.tokens)
 
@@ -301,7 +304,7 @@ def _sequence_row(
 ) -> tuple[int, ...]:
     name = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
     computed = 0
-    if sequence.replica is not None and sequence.state is State.RUNNING:
+    if sequence.replica is not None and sequence.in_slot:
         computed = int(replicas[sequence.replica].running.computed[sequence.slot])
     return (
         sequence.id,

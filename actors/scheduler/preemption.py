@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.scheduler.sequence import Sequence
 from actors.scheduler.state import ReplicaState
+from actors.scheduler.states import State
 
 
 def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) -> None:
@@ -25,17 +26,35 @@ def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) 
         replica.num_parked += parked
         replica.num_swaps += bool(swaps) and not parked
         replica.num_recomputes += not swaps and not parked
-    remove(replica, sequence)
-    replica.landing.add(sequence)
+    _leave_slot(replica, sequence)
+    if sequence.last_step <= replica.landing.landed:
+        sequence.become(sequence.at_rest)
+    else:
+        sequence.become(State.PREEMPTED_IN_FLIGHT)
+        replica.landing.add(sequence)
     replica.preempted.append(sequence)
 
 
-def remove(replica: ReplicaState, sequence: Sequence) -> None:
-    """The sequence gives up slot and blocks, its beams too. Its state is the caller's to set."""
+def give_back(replica: ReplicaState, sequence: Sequence) -> None:
+    """The sequence is to wait for a slot elsewhere: no more results come for it."""
+    _leave_slot(replica, sequence)
+    sequence.become(sequence.at_rest)
+
+
+def end(replica: ReplicaState, sequence: Sequence) -> None:
+    """The sequence is over."""
+    _leave_slot(replica, sequence)
+    sequence.become(State.ENDED)
+
+
+def _leave_slot(replica: ReplicaState, sequence: Sequence) -> None:
+    """It gives up slot and blocks. So do its beams; all but the leader are over."""
     if sequence.beam_group is not None:
         last_steps = [int(replica.running.planned[member.slot]) for member in sequence.beam_group.members]
         for member in sequence.beam_group.members:
             _vacate(replica, member)
+            if member is not sequence:
+                member.become(State.ENDED)
         sequence.last_step = max(last_steps)
         sequence.beam_group.disband()
         del replica.searches[sequence.id]
@@ -54,5 +73,4 @@ def _vacate(replica: ReplicaState, sequence: Sequence) -> None:
     replica.running.leave(sequence)
     replica.pool.release(reversed(sequence.blocks))
     sequence.blocks = []
-    sequence.entered = False
     sequence.replica = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
 
 from actors.scheduler.replica import Replica
 from actors.scheduler.sequence import Request, blocks_needed
@@ -42,14 +41,7 @@ def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> Requ
 def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | None:
     """An id outside the vocabulary would end the executor: its checks take the scheduler's word for nothing."""
     sampling, prompt = message.sampling, message.prompt_token_ids
-    lists = {
-        "prompt": (int(prompt.min()), int(prompt.max())),
-        "stop_token_ids": sampling.stop_token_ids,
-        "logit_bias": sampling.logit_bias,
-        "allowed_token_ids": sampling.allowed_token_ids,
-        "logprob_token_ids": sampling.logprob_token_ids,
-        "bad_words": tuple(chain.from_iterable(sampling.bad_words_token_ids)),
-    }
+    lists = {"prompt": (int(prompt.min()), int(prompt.max()))} | sampling.token_ids
     if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
         lists["allowed_token_ids"] = (vocab_size,)
     for name, ids in lists.items():

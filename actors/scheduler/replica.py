@@ -16,9 +16,9 @@ from actors.scheduler.allotment import allot_blocks, share_budget
 from actors.scheduler.lanes import Candidates, advance, candidates, check_integrity, follow, give, settle
 from actors.scheduler.offers import Offer
 from actors.scheduler.plan import InFlight
-from actors.scheduler.preemption import remove
+from actors.scheduler.preemption import give_back
 from actors.scheduler.running import Slots
-from actors.scheduler.sequence import Sequence, State
+from actors.scheduler.sequence import Sequence
 from actors.scheduler.state import ReplicaState
 from bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
@@ -144,8 +144,7 @@ class Replica(ReplicaState):
         """Sequences that have a slot but were never started: they give it up."""
         sequences = [sequence for sequence in self.bound.values() if not sequence.started]  # no beam but the leader
         for sequence in sequences:
-            remove(self, sequence)
-            sequence.state = State.WAITING
+            give_back(self, sequence)
         return sequences
 
     def give_up(self) -> list[Sequence]:
@@ -153,8 +152,7 @@ class Replica(ReplicaState):
         were landing are not among them (they are queued already)."""
         sequences = [sequence for sequence in self.running.occupied() if sequence is sequence.head]
         for sequence in sequences:
-            remove(self, sequence)
-            sequence.state = State.WAITING
+            give_back(self, sequence)
         self.tier.forget_all()
         self.landing.land_all()
         self.in_flight.clear()

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.scheduler.order import JOB
-from actors.scheduler.sequence import Sequence, State
+from actors.scheduler.sequence import Sequence
+from actors.scheduler.states import State
 from bus.messages import Int32Array
 
 Slots = NDArray[np.intp] | Int32Array
@@ -126,7 +127,7 @@ class Running:
         self.num_beams += sequence.beam_group is not None
         self.sequences[slot] = sequence
         sequence.slot = slot
-        sequence.state = State.RUNNING
+        sequence.become(State.BOUND)
         self.place(sequence, num_cached_tokens)
 
     def place(self, sequence: Sequence, num_cached_tokens: int) -> None:
@@ -231,7 +232,7 @@ class Running:
         capacity = len(sequence.blocks) * self.block_size
         checks = {
             "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
-            "does not run": sequence.state is State.RUNNING,
+            "does not run": sequence.in_slot,
             "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
             "wrong level": self.job[slot] == (sequence.request.level == JOB),
             "wrong capacity": self.capacity[slot] == capacity,

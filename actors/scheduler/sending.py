@@ -7,7 +7,17 @@ from collections import Counter
 from actors.logs import Log
 from actors.scheduler.checkpoints import Checkpoints
 from actors.scheduler.detokenizers import Detokenizers
-from actors.scheduler.events import Note, Output, RequestOver, ToDetokenizer, ToIngress, ToJournal, ToReplica
+from actors.scheduler.events import (
+    Note,
+    Output,
+    Preempted,
+    RequestGivenUp,
+    RequestOver,
+    ToDetokenizer,
+    ToIngress,
+    ToJournal,
+    ToReplica,
+)
 from actors.scheduler.meters import Meters
 from actors.scheduler.poison import Poison
 from actors.scheduler.telling import times_of
@@ -75,10 +85,10 @@ class Sender:
                             self._outbox.publish(self._names.replies(address), times_of(request))
                 self._poison.over(request_id)
                 self._work.over(request_id)
-            case Note("request given up", fields):
-                self._poison.given_up(fields)
-            case Note("preempted" | "parked" as event, fields):
-                self._stopped.setdefault(event, Counter())[str(fields["request_id"])] += 1
+            case RequestGivenUp(request_id, reason):
+                self._poison.given_up(request_id, reason)
+            case Preempted(request_id=request_id, parked=parked):
+                self._stopped.setdefault("parked" if parked else "preempted", Counter())[request_id] += 1
             case Note(event, fields):
                 self._log.info(event, **fields)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from hashlib import blake2b
 
 import numpy as np
@@ -15,6 +14,7 @@ from actors.scheduler.beams import BeamSearch, Count, peak_blocks
 from actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
 from actors.scheduler.output import Scores
 from actors.scheduler.readers import Reader, Readers
+from actors.scheduler.states import IN_SLOT, QUEUED, TRANSITIONS, State
 from bus.messages import END_NONE, AlsoReads, Int32Array, SamplingParams, TokenizedRequest
 
 SEQUENCE_IDS = 2**20
@@ -22,16 +22,6 @@ SEQUENCE_IDS = 2**20
 SUSPECT_LOSSES, MOST_LOSSES = 2, 4
 """Executors lost in a row under a sequence without a token of it: from when it is tried apart from others like it, and
 when its request is given up."""
-
-
-class State(Enum):
-    """Where a sequence is: queued; preempted, with results of its last steps still to come (also queued); in a slot of
-    a replica; over."""
-
-    WAITING = "waiting"
-    LANDING = "landing"
-    RUNNING = "running"
-    ENDED = "ended"
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +107,6 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
-    entered: bool = False
     started: bool = False
     produced: bool = False
     last_step: int = 0
@@ -131,6 +120,37 @@ class Sequence:
     beam_group: BeamGroup | None = None
     num_losses: int = 0
     num_tokens_at_loss: int = 0
+
+    def become(self, state: State) -> None:
+        """Change its state; ``TRANSITIONS`` says who may.
+
+        Raises:
+            AssertionError: there is no such transition.
+        """
+        assert (self.state, state) in TRANSITIONS, (
+            f"sequence {self.id} cannot be {state.value}: it is {self.state.value}"
+        )
+        self.state = state
+
+    @property
+    def entered(self) -> bool:
+        """It is in its executor's batch."""
+        return self.state is State.ENTERED
+
+    @property
+    def in_slot(self) -> bool:
+        """It has a slot of a replica."""
+        return self.state in IN_SLOT
+
+    @property
+    def is_queued(self) -> bool:
+        """It has no slot, and has not ended."""
+        return self.state in QUEUED
+
+    @property
+    def at_rest(self) -> State:
+        """The state that it has without a slot, once all of its tokens are known."""
+        return State.WAITING if self.swapped is None else State.SWAPPED
 
     @property
     def suspect(self) -> bool:
@@ -161,7 +181,7 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """It may be given a slot. Sequences of one request let the first compute their prompt, then share it."""
-        if self.state is not State.WAITING:
+        if self.state is not State.WAITING and self.state is not State.SWAPPED:
             return False
         leader = self.leader
         return leader is None or leader.produced or leader.state is State.ENDED
@@ -182,6 +202,14 @@ class Sequence:
         if self.choice_index or not pooling:
             return None
         return 0 if pooling == "mean" else len(self.request.prompt) - 1
+
+    def begin_again(self, new_id: int, limit: int, block_size: int) -> None:
+        """It has ended, and is computed once more from its prompt on, under another id."""
+        num_prompt = len(self.request.prompt)
+        del self.tokens[num_prompt:]
+        del self.hashes[num_prompt // block_size :]
+        self.id, self.limit = new_id, limit
+        self.scores, self.end = Scores(), END_NONE
 
     def extend_hashes(self, block_size: int) -> None:
         """Hash the full blocks of ``tokens`` that have no hash yet."""

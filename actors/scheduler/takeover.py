@@ -7,7 +7,9 @@ answers, a fence is put at the end of its results, after which a late write of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from actors.scheduler.journal import Ledger
 from actors.scheduler.lookout import check_leads

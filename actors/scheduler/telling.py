@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec.structs import replace
 
 from actors.scheduler.output import Scores, SequenceOutput
 from actors.scheduler.readers import Reader
@@ -17,6 +18,7 @@ from bus.messages import (
     Int32Array,
     RequestMoved,
     RequestTimed,
+    SamplingParams,
     SequenceEnded,
     SequenceStarted,
 )
@@ -80,17 +82,9 @@ def _started(
         num_prompt_tokens=len(request.prompt),
         num_cached_tokens=num_cached,
         max_tokens=sequence.limit - len(request.prompt),
-        min_tokens=sampling.min_tokens,
-        stop=sampling.stop,
-        stop_token_ids=sampling.stop_token_ids,
-        include_stop_str_in_output=sampling.include_stop_str_in_output,
-        skip_special_tokens=sampling.skip_special_tokens,
-        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        sampling=_for_text(sampling),
         arrived_s=request.arrived_s,
         prompt_tail=_ints(request.prompt[-PROMPT_TAIL_TOKENS:]),
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        return_token_ids=sampling.return_token_ids,
         prompt_token_ids=_ints(request.prompt) if tells_prompt else no_ints(),
         output_end=output.end,
         output_token_ids=_ints(output.tokens),
@@ -99,12 +93,15 @@ def _started(
         output_top_ids=_ints(scores.top_ids),
         output_top_bits=_ints(scores.top_bits),
         pooled_from=sequence.pooled_from,
-        return_text_lengths=sampling.return_text_lengths,
-        repetition_detection=sampling.repetition_detection,
-        detokenize=sampling.detokenize,
-        return_prompt_text=sampling.return_prompt_text,
         others=tuple(others),
     )
+
+
+def _for_text(sampling: SamplingParams) -> SamplingParams:
+    """Without what may be large and says nothing about the text."""
+    if not (sampling.grammar or sampling.allowed_tokens):
+        return sampling
+    return replace(sampling, grammar="", allowed_tokens="")
 
 
 def _ints(values: array[int]) -> Int32Array:

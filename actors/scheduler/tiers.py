@@ -22,6 +22,7 @@ from actors.scheduler.host_pool import HostPool
 from actors.scheduler.plan import PlanBuilder
 from actors.scheduler.prefix_index import PrefixIndex
 from actors.scheduler.sequence import Sequence, Swapped
+from actors.scheduler.states import State
 from bus.messages import Int32Array
 
 MAX_DEMOTIONS = 512
@@ -120,6 +121,8 @@ class HostTier:
         swapped = sequence.swapped
         assert swapped is not None
         sequence.swapped = None
+        if sequence.state is State.SWAPPED:
+            sequence.become(State.WAITING)
         del self._swapped[sequence.id]
         self.pool.release(reversed(swapped.host_blocks))
 

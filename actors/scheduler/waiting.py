@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from actors.scheduler.order import JOB, Key
-from actors.scheduler.sequence import Request, Sequence, State
+from actors.scheduler.sequence import Request, Sequence
 
 
 class Waiting:
@@ -57,7 +57,7 @@ class Waiting:
         assert self._keys == sorted(self._sequences), "keys and sequences differ"
         for key, sequence in self._sequences.items():
             assert sequence.key == key, f"sequence {sequence.id} waits under a wrong key"
-            assert sequence.state in (State.WAITING, State.LANDING), f"sequence {sequence.id} is {sequence.state}"
+            assert sequence.is_queued, f"sequence {sequence.id} is {sequence.state}"
             assert sequence.slot == -1, f"waiting sequence {sequence.id} has a slot"
             assert not sequence.blocks, f"waiting sequence {sequence.id} holds blocks"
 

@@ -9,9 +9,11 @@ is the one that was being worked on, and after ``MAX_DELIVERIES`` deliveries it 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from actors.actor import Actor, describe
 from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
@@ -203,7 +205,7 @@ class TokenizerActor(Actor):
         if isinstance(checked, Outcome):
             return checked
         sampling = replace(reply.sampling, structured_output=None, grammar=checked.sampling.grammar)
-        return replace(outcome, reply=replace(reply, sampling=sampling))
+        return dataclasses.replace(outcome, reply=replace(reply, sampling=sampling))
 
     async def _checked(self, request: GenerateRequest, wanted: StructuredOutput) -> GenerateRequest | Outcome:
         try:

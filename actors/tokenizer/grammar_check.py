@@ -12,11 +12,12 @@ import resource
 import signal
 import sys
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
+from msgspec import structs
 
 from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
 from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
@@ -67,7 +68,7 @@ class GrammarChecker:
 
     async def _try(self, wanted: StructuredOutput) -> Verdict:
         try:
-            verdict = Verdict(**orjson.loads(await self.process.ask(orjson.dumps(asdict(wanted)))))
+            verdict = Verdict(**orjson.loads(await self.process.ask(orjson.dumps(structs.asdict(wanted)))))
         except OutOfTime:
             return Verdict(problem=f"is too complex: it could not be made ready within {self._cpu_s:g} s")
         except Died:

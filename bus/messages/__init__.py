@@ -1,6 +1,6 @@
-"""Every message that crosses a process boundary: one frozen, slotted dataclass per event.
+"""Every message that crosses a process boundary: one immutable record per event.
 
-Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another dataclass of this
+Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another record of this
 package, or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see
 :mod:`bus.codec`); everything else travels in the header. New fields go last, with defaults, so that two versions can
 read each other.

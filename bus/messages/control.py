@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bus.messages.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortRequest:
+class AbortRequest(Record, frozen=True, kw_only=True):
     """The client of ``request_id`` is gone: free everything it holds, send nothing more.
 
     ``attempt`` is the one that the client left: a request that was asked for again since goes on.
@@ -19,31 +18,27 @@ class AbortRequest:
     may_return: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsDone:
+class RequestsDone(Record, frozen=True, kw_only=True):
     """The answers of these requests, to the end, are with their clients: nothing needs to be kept of them."""
 
     request_ids: tuple[str, ...]
     attempts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopSequence:
+class StopSequence(Record, frozen=True, kw_only=True):
     """The detokenizer found a stop string and has already sent the terminal reply: stop computing this sequence."""
 
     request_id: str
     sequence_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequest:
+class CancelRequest(Record, frozen=True, kw_only=True):
     """An operator ends this request: its client is told so with a :class:`RequestFailed`."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortCalls:
+class AbortCalls(Record, frozen=True, kw_only=True):
     """A client (the name of its key) ends its calls: those with these ids of answers, or all if there are none."""
 
     client: str

@@ -13,9 +13,10 @@ JsonValue = object
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
-_NO_INTS: Int32Array = np.empty(0, np.int32)
+NO_INTS: Int32Array = np.empty(0, np.int32)
+"""The default of every array field: one for all, since there is nothing in it to change."""
 
 
 def no_ints() -> Int32Array:
-    """The empty array that array fields default to: one for all, since there is nothing in it to change."""
-    return _NO_INTS
+    """The same, for a ``default_factory``."""
+    return NO_INTS

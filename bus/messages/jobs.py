@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bus.messages.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record, frozen=True, kw_only=True):
     """Queued work, as any Redis client adds it: the fields of the entry are these, as plain text.
 
     ``request`` is one line of OpenAI's batch format. ``reply_to``: the stream for the result, "" for the usual one.
@@ -21,8 +20,7 @@ class Job:
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
+class JobResult(Record, frozen=True, kw_only=True):
     """What became of a job, as plain text: ``result`` is one line of OpenAI's batch output format. ``job`` is the id
     of the job's entry."""
 
@@ -32,8 +30,7 @@ class JobResult:
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchQueued:
+class BatchQueued(Record, frozen=True, kw_only=True):
     """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment. Traces of its
     lines lie below ``traceparent``."""
 

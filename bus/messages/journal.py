@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bus.messages.field_types import NO_INTS, Int32Array
+from bus.messages.record import Record
 
-from bus.messages.field_types import Int32Array, no_ints
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequencesNamed:
+class SequencesNamed(Record, frozen=True, kw_only=True):
     """Journal: what these sequence ids, planned for ``replica`` from now on, stand for. Column i of every field."""
 
     replica: str
     executor_epoch: int
     request_ids: tuple[str, ...]
-    sequence_ids: Int32Array = field(default_factory=no_ints)
-    choice_indexes: Int32Array = field(default_factory=no_ints)
+    sequence_ids: Int32Array = NO_INTS
+    choice_indexes: Int32Array = NO_INTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlsoReads:
+class AlsoReads(Record, frozen=True, kw_only=True):
     """One more client of a request, with an attempt of its own at another ingress."""
 
     ingress: str
@@ -27,8 +24,7 @@ class AlsoReads:
     asked: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestMoved:
+class RequestMoved(Record, frozen=True, kw_only=True):
     """Journal: the client of a request waits at this ingress now, with this attempt, and so do ``others``. ``asked`` is
     the place of the last attempt of all, be it of somebody who has left."""
 
@@ -39,8 +35,7 @@ class RequestMoved:
     others: tuple[AlsoReads, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestBlamed:
+class RequestBlamed(Record, frozen=True, kw_only=True):
     """Journal: the scheduler ends by an error (``reason``) at this request; schedulers have done so ``times`` times."""
 
     request_id: str
@@ -48,8 +43,7 @@ class RequestBlamed:
     times: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Record, frozen=True, kw_only=True):
     """Journal: the output of all sequences that have begun, as of ``positions`` in the results of each replica.
 
     Column i belongs to sequence i: ``lengths`` tokens of ``token_ids``, which ended as ``ends`` says (END_NONE: not).
@@ -65,14 +59,14 @@ class Checkpoint:
     moved: tuple[RequestMoved, ...] = ()
     ingresses: tuple[str, ...] = ()
     detokenizers: tuple[str, ...] = ()
-    sequence_ids: Int32Array = field(default_factory=no_ints)
-    choice_indexes: Int32Array = field(default_factory=no_ints)
-    lengths: Int32Array = field(default_factory=no_ints)
-    ends: Int32Array = field(default_factory=no_ints)
-    token_ids: Int32Array = field(default_factory=no_ints)
-    score_counts: Int32Array = field(default_factory=no_ints)
-    bits: Int32Array = field(default_factory=no_ints)
-    top_counts: Int32Array = field(default_factory=no_ints)
-    top_ids: Int32Array = field(default_factory=no_ints)
-    top_bits: Int32Array = field(default_factory=no_ints)
+    sequence_ids: Int32Array = NO_INTS
+    choice_indexes: Int32Array = NO_INTS
+    lengths: Int32Array = NO_INTS
+    ends: Int32Array = NO_INTS
+    token_ids: Int32Array = NO_INTS
+    score_counts: Int32Array = NO_INTS
+    bits: Int32Array = NO_INTS
+    top_counts: Int32Array = NO_INTS
+    top_ids: Int32Array = NO_INTS
+    top_bits: Int32Array = NO_INTS
     blamed: tuple[RequestBlamed, ...] = ()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bus.messages.field_types import NO_INTS, Int32Array
+from bus.messages.record import Record
 
-from bus.messages.field_types import Int32Array, no_ints
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateRequested:
+class StateRequested(Record, frozen=True, kw_only=True):
     """Somebody looks at the deployment through ``ingress``, where the :class:`SchedulerState` is to go.
 
     ``serial`` comes back in the answer. The asker knows the steps and the requests that are over up to these numbers
@@ -22,8 +20,7 @@ class StateRequested:
     over_seen: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaState:
+class ReplicaState(Record, frozen=True, kw_only=True):
     """One replica in a :class:`SchedulerState`. The next ``num_cached``, ``num_cached_hosts`` and ``num_pinned``
     entries of the state's columns of these names are its own. What is counted is counted since the replica joined.
     """
@@ -78,8 +75,7 @@ result; ``busy`` is a time span, that in which the device worked."""
 FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerState:
+class SchedulerState(Record, frozen=True, kw_only=True):
     """What the scheduler knows and holds at ``at_s``; making it took ``took_s`` of CPU time.
 
     Tables of R requests, S sequences (those in slots, then the first of those that wait) and N steps, row by row, with
@@ -100,23 +96,22 @@ class SchedulerState:
     """How many of the requests, the first ones, are over."""
     over_seen: int
     steps_seen: int
-    requests: Int32Array = field(default_factory=no_ints)
-    request_marks: Int32Array = field(default_factory=no_ints)
-    sequences: Int32Array = field(default_factory=no_ints)
-    blocks: Int32Array = field(default_factory=no_ints)
-    host_blocks: Int32Array = field(default_factory=no_ints)
-    cached_blocks: Int32Array = field(default_factory=no_ints)
-    cached_hosts: Int32Array = field(default_factory=no_ints)
-    pinned_blocks: Int32Array = field(default_factory=no_ints)
-    steps: Int32Array = field(default_factory=no_ints)
-    step_marks: Int32Array = field(default_factory=no_ints)
-    flashed: Int32Array = field(default_factory=no_ints)
+    requests: Int32Array = NO_INTS
+    request_marks: Int32Array = NO_INTS
+    sequences: Int32Array = NO_INTS
+    blocks: Int32Array = NO_INTS
+    host_blocks: Int32Array = NO_INTS
+    cached_blocks: Int32Array = NO_INTS
+    cached_hosts: Int32Array = NO_INTS
+    pinned_blocks: Int32Array = NO_INTS
+    steps: Int32Array = NO_INTS
+    step_marks: Int32Array = NO_INTS
+    flashed: Int32Array = NO_INTS
     clients: tuple[str, ...] = ()
     """Names of the API keys of the requests; empty where none are needed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRequested:
+class BlockRequested(Record, frozen=True, kw_only=True):
     """Somebody points at one block of a replica and wants to know what is in it."""
 
     ingress: str
@@ -126,8 +121,7 @@ class BlockRequested:
     on_host: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockState:
+class BlockState(Record, frozen=True, kw_only=True):
     """What is in one block. ``owners`` are the requests whose sequences hold it, ``place`` is its index in the block
     table of the first of them, ``table`` [n] that whole table. ``hashes`` (hexadecimal) are the chain of contents that
     ends with this block, as far as it is full and known; of a block that nobody owns, its own only."""
@@ -136,4 +130,4 @@ class BlockState:
     owners: tuple[str, ...] = ()
     hashes: tuple[str, ...] = ()
     place: int = -1
-    table: Int32Array = field(default_factory=no_ints)
+    table: Int32Array = NO_INTS

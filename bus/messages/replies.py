@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import field
 
-from bus.messages.field_types import FinishReason, Int32Array, no_ints
+from bus.messages.field_types import NO_INTS, FinishReason, Int32Array
+from bus.messages.record import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyBatch:
+class ReplyBatch(Record, frozen=True, kw_only=True):
     """New text for requests of one ingress: column i of every field belongs to (request_ids[i], choice_indexes[i]).
 
     ``num_output_tokens`` is the count after this delta and ``text_offsets`` the number of characters before it, so what
@@ -25,27 +25,26 @@ class ReplyBatch:
     texts: tuple[str, ...]
     finish_reasons: tuple[FinishReason | None, ...]
     stop_reasons: tuple[str | int | None, ...]
-    choice_indexes: Int32Array = field(default_factory=no_ints)
-    num_output_tokens: Int32Array = field(default_factory=no_ints)
-    num_prompt_tokens: Int32Array = field(default_factory=no_ints)
-    num_cached_tokens: Int32Array = field(default_factory=no_ints)
+    choice_indexes: Int32Array = NO_INTS
+    num_output_tokens: Int32Array = NO_INTS
+    num_prompt_tokens: Int32Array = NO_INTS
+    num_cached_tokens: Int32Array = NO_INTS
     token_texts: dict[int, str] = field(default_factory=dict)
     token_bytes: dict[int, str] = field(default_factory=dict)
-    token_counts: Int32Array = field(default_factory=no_ints)
-    token_ids: Int32Array = field(default_factory=no_ints)
-    token_bits: Int32Array = field(default_factory=no_ints)
-    top_counts: Int32Array = field(default_factory=no_ints)
-    top_ids: Int32Array = field(default_factory=no_ints)
-    top_bits: Int32Array = field(default_factory=no_ints)
-    text_offsets: Int32Array = field(default_factory=no_ints)
-    length_counts: Int32Array = field(default_factory=no_ints)
+    token_counts: Int32Array = NO_INTS
+    token_ids: Int32Array = NO_INTS
+    token_bits: Int32Array = NO_INTS
+    top_counts: Int32Array = NO_INTS
+    top_ids: Int32Array = NO_INTS
+    top_bits: Int32Array = NO_INTS
+    text_offsets: Int32Array = NO_INTS
+    length_counts: Int32Array = NO_INTS
     """How many entries of ``text_lengths`` belong to each choice: one per new token, if they are told at all."""
-    text_lengths: Int32Array = field(default_factory=no_ints)
+    text_lengths: Int32Array = NO_INTS
     """Characters of the delta that came with each token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptReply:
+class PromptReply(Record, frozen=True, kw_only=True):
     """A request's prompt, for a client that wants to be told of it; comes before the terminal reply of any choice.
 
     ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
@@ -60,17 +59,16 @@ class PromptReply:
     num_top: int | None = None
     token_texts: dict[int, str] = field(default_factory=dict)
     token_bytes: dict[int, str] = field(default_factory=dict)
-    token_ids: Int32Array = field(default_factory=no_ints)
-    token_bits: Int32Array = field(default_factory=no_ints)
-    ranks: Int32Array = field(default_factory=no_ints)
-    top_ids: Int32Array = field(default_factory=no_ints)
-    top_bits: Int32Array = field(default_factory=no_ints)
-    pooled_bits: Int32Array = field(default_factory=no_ints)
-    token_offsets: Int32Array = field(default_factory=no_ints)
+    token_ids: Int32Array = NO_INTS
+    token_bits: Int32Array = NO_INTS
+    ranks: Int32Array = NO_INTS
+    top_ids: Int32Array = NO_INTS
+    top_bits: Int32Array = NO_INTS
+    pooled_bits: Int32Array = NO_INTS
+    token_offsets: Int32Array = NO_INTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFailed:
+class RequestFailed(Record, frozen=True, kw_only=True):
     """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer.
     ``attempt``: the one it is for, while another one goes on; "": all."""
 
@@ -82,8 +80,7 @@ class RequestFailed:
     attempt: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTimed:
+class RequestTimed(Record, frozen=True, kw_only=True):
     """When what happened to a request that is over, if it was ``traced``; 0: it has not.
 
     A tokenizer took it up, it was tokenized, it entered a batch first, it had its first token, its last by a step.

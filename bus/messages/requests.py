@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from bus.messages.field_types import Int32Array, JsonValue, no_ints
+from msgspec import field
+
+from bus.messages.field_types import NO_INTS, Int32Array, JsonValue
+from bus.messages.record import Record
 from bus.messages.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
+class GenerateRequest(Record, frozen=True, kw_only=True):
     """One prompt to continue. Exactly one of ``prompt``, ``prompt_token_ids`` (non-empty) and ``messages`` is given."""
 
     request_id: str
@@ -26,7 +27,7 @@ class GenerateRequest:
     priority: int = 0
     cache_salt: str | None = None
     arrived_s: float = 0.0
-    prompt_token_ids: Int32Array = field(default_factory=no_ints)
+    prompt_token_ids: Int32Array = NO_INTS
     is_job: bool = False
     """Queued batch work: it stands behind all interactive requests."""
     attempt: str = ""
@@ -52,8 +53,7 @@ class GenerateRequest:
     """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedRequest:
+class TokenizedRequest(Record, frozen=True, kw_only=True):
     """A request the scheduler can admit: token ids inside the vocabulary, prompt shorter than ``max_model_len``.
 
     ``block_hashes`` [num_full_blocks * 4] holds one 128-bit chained hash per full block of the prompt; without prefix
@@ -68,8 +68,8 @@ class TokenizedRequest:
     cache_salt: str | None = None
     arrived_s: float = 0.0
     tokenized_s: float = 0.0
-    prompt_token_ids: Int32Array = field(default_factory=no_ints)
-    block_hashes: Int32Array = field(default_factory=no_ints)
+    prompt_token_ids: Int32Array = NO_INTS
+    block_hashes: Int32Array = NO_INTS
     is_job: bool = False
     attempt: str = ""
     taken_s: float = 0.0
@@ -83,8 +83,7 @@ class TokenizedRequest:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseQueued:
+class ResponseQueued(Record, frozen=True, kw_only=True):
     """A response of ``/v1/responses`` that is computed whether or not its client waits; its record says all of it.
     ``owner``: the name of its key."""
 

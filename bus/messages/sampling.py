@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
+from msgspec import field
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutput:
+from bus.messages.record import Record
+
+
+class StructuredOutput(Record, frozen=True, kw_only=True):
     """What the whole output has to be, as a client says it. ``field`` is where it said so, for error messages.
 
     ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, a grammar
@@ -27,8 +30,7 @@ class StructuredOutput:
     prompt_thought: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepetitionDetection:
+class RepetitionDetection(Record, frozen=True, kw_only=True):
     """An output ends when its last tokens are some ``min_pattern_size`` to ``max_pattern_size`` tokens, ``min_count``
     times in a row. Sizes are at least 1, the count at least 2."""
 
@@ -37,8 +39,7 @@ class RepetitionDetection:
     min_count: int = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Record, frozen=True, kw_only=True):
     """How the tokens of a request are chosen; names, defaults and ranges are vLLM's.
 
     ``max_tokens`` None means "the rest of the context". ``seed`` None lets the scheduler derive one from the request
@@ -107,6 +108,17 @@ class SamplingParams:
     """False: the output has no text."""
     return_prompt_text: bool = False
     """The prompt's text goes to the client, with special tokens."""
+
+    @property
+    def token_ids(self) -> dict[str, tuple[int, ...]]:
+        """Every token id in here, by the field that a client named it in: all have to be in the vocabulary."""
+        return {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
+            "bad_words": tuple(chain.from_iterable(self.bad_words_token_ids)),
+        }
 
     @property
     def returns_prompt(self) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bus.messages.field_types import NO_INTS, FinishReason, Int32Array
+from bus.messages.record import Record
+from bus.messages.sampling import SamplingParams
 
-from bus.messages.field_types import FinishReason, Int32Array, no_ints
-from bus.messages.sampling import RepetitionDetection
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceStarted:
+class SequenceStarted(Record, frozen=True, kw_only=True):
     """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
 
     Sent before the first step that computes the sequence; for the choices of a beam search, which change their past as
     long as it goes on, when it is over. ``prompt_tail`` holds the last prompt tokens (at most
-    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs.
+    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs. ``sampling`` is the request's own, but
+    for what only executors need; ``max_tokens`` beside it is how many tokens the sequence can have where it runs.
 
     Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
     client is at another ingress now, or one more is. ``output_token_ids`` are all tokens that there are then (the
@@ -29,32 +28,19 @@ class SequenceStarted:
     num_prompt_tokens: int
     num_cached_tokens: int
     max_tokens: int
-    min_tokens: int
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    sampling: SamplingParams
     arrived_s: float = 0.0
-    prompt_tail: Int32Array = field(default_factory=no_ints)
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool = False
-    prompt_token_ids: Int32Array = field(default_factory=no_ints)
+    prompt_tail: Int32Array = NO_INTS
+    prompt_token_ids: Int32Array = NO_INTS
     """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
     output_end: int = 0
-    output_token_ids: Int32Array = field(default_factory=no_ints)
-    output_bits: Int32Array = field(default_factory=no_ints)
-    output_top_counts: Int32Array = field(default_factory=no_ints)
-    output_top_ids: Int32Array = field(default_factory=no_ints)
-    output_top_bits: Int32Array = field(default_factory=no_ints)
+    output_token_ids: Int32Array = NO_INTS
+    output_bits: Int32Array = NO_INTS
+    output_top_counts: Int32Array = NO_INTS
+    output_top_ids: Int32Array = NO_INTS
+    output_top_bits: Int32Array = NO_INTS
     pooled_from: int | None = None
     """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
-    return_text_lengths: bool = False
-    repetition_detection: RepetitionDetection | None = None
-    detokenize: bool = True
-    return_prompt_text: bool = False
-    """What the client is told of the prompt's text has its special tokens in it."""
     others: tuple[str, ...] = ()
     """Further ingresses that are told the same."""
 
@@ -62,8 +48,7 @@ class SequenceStarted:
 PROMPT_TAIL_TOKENS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceEnded:
+class SequenceEnded(Record, frozen=True, kw_only=True):
     """The scheduler ends a sequence itself. ``abort``: drop its state silently. ``error``: send a terminal reply."""
 
     sequence_id: int
@@ -71,8 +56,7 @@ class SequenceEnded:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLeads:
+class SchedulerLeads(Record, frozen=True, kw_only=True):
     """The first message of a new scheduler to a detokenizer: all sequences of the old one are void. Those that go on
     are started anew, under new ids, once every token that the detokenizer can have seen is known."""
 

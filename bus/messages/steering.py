@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bus.messages.record import Record
 
 HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT = "", "keep", "wait", "abort"
 """Nothing is held; what there is stands still, and what comes waits; what is new is refused, and what there is ends by
@@ -15,8 +15,7 @@ SLEEP_STATE = "sleep"
 gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldRequested:
+class HoldRequested(Record, frozen=True, kw_only=True):
     """``mode`` is one of :data:`HOLDS` from now on; None: it is only asked for. ``serial`` comes back in the answer."""
 
     ingress: str
@@ -24,8 +23,7 @@ class HoldRequested:
     mode: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheResetRequested:
+class CacheResetRequested(Record, frozen=True, kw_only=True):
     """Nothing that is cached may be found any more. ``host``: in the host tier, too. ``running``: what runs is computed
     again."""
 
@@ -35,8 +33,7 @@ class CacheResetRequested:
     running: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldState:
+class HoldState(Record, frozen=True, kw_only=True):
     """``mode``: how the work is held. ``at_rest``: nothing is computed, and nothing will be before that is changed."""
 
     serial: int

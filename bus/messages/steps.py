@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bus.messages.field_types import NO_INTS, Int32Array
+from bus.messages.record import Record
+from bus.messages.sampling import SamplingParams
 
-from bus.messages.field_types import Int32Array, no_ints
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSequence:
+class NewSequence(Record, frozen=True, kw_only=True):
     """A sequence that enters the persistent batch at ``slot``; its arrays lie in the step plan, in the same order.
 
     ``num_prompt_tokens`` counts the client's prompt; after a preemption the token array also holds tokens generated
     before, so ``num_tokens`` may be larger. ``num_computed_tokens`` of them are already in the KV cache (prefix hit, or
     swapped in); they need not fill their last block.
     ``max_total_tokens`` is the length (prompt + output) at which the sequence ends. ``end_token_ids`` end it earlier,
-    from the ``min_tokens``-th output token on (before that they are never sampled).
+    from the ``sampling.min_tokens``-th output token on (before that they are never sampled).
+
+    ``sampling`` is the request's own. What is the sequence's stands beside it and counts in its place: ``seed``,
+    ``end_token_ids`` and ``max_total_tokens``. ``sampling.prompt_logprobs`` is None where another sequence reports
+    them; only positions that are computed are reported, for tokens found in the cache have no log probability.
     """
 
     sequence_id: int
@@ -25,34 +28,14 @@ class NewSequence:
     num_computed_tokens: int
     num_blocks: int
     max_total_tokens: int
-    min_tokens: int
     seed: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
+    sampling: SamplingParams
     end_token_ids: tuple[int, ...] = ()
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    """Only positions that are computed are reported: tokens found in the cache have no log probability."""
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    grammar: str = ""
-    """What the output is kept to, see ``SamplingParams.grammar``. The tokens generated before are part of it."""
     pooled_from: int | None = None
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
-    allowed_tokens: str = ""
-    """As ``SamplingParams.allowed_tokens``."""
-    logprob_token_ids: tuple[int, ...] = ()
-    """With ``logprobs``: the tokens reported beside each output token, in place of the most likely ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(Record, frozen=True, kw_only=True):
     """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
 
     1. ``freed_slots`` [k]: these slots are empty now.
@@ -85,24 +68,24 @@ class StepPlan:
     planned_s: float
     num_decodes: int
     new_sequences: tuple[NewSequence, ...] = ()
-    freed_slots: Int32Array = field(default_factory=no_ints)
-    new_token_ids: Int32Array = field(default_factory=no_ints)
-    new_block_ids: Int32Array = field(default_factory=no_ints)
-    appended_slots: Int32Array = field(default_factory=no_ints)
-    appended_blocks: Int32Array = field(default_factory=no_ints)
-    copy_sources: Int32Array = field(default_factory=no_ints)
-    copy_targets: Int32Array = field(default_factory=no_ints)
-    slots: Int32Array = field(default_factory=no_ints)
-    num_scheduled: Int32Array = field(default_factory=no_ints)
+    freed_slots: Int32Array = NO_INTS
+    new_token_ids: Int32Array = NO_INTS
+    new_block_ids: Int32Array = NO_INTS
+    appended_slots: Int32Array = NO_INTS
+    appended_blocks: Int32Array = NO_INTS
+    copy_sources: Int32Array = NO_INTS
+    copy_targets: Int32Array = NO_INTS
+    slots: Int32Array = NO_INTS
+    num_scheduled: Int32Array = NO_INTS
     executor_epoch: int = 0
-    swap_out_blocks: Int32Array = field(default_factory=no_ints)
-    swap_out_hosts: Int32Array = field(default_factory=no_ints)
-    swap_in_hosts: Int32Array = field(default_factory=no_ints)
-    swap_in_blocks: Int32Array = field(default_factory=no_ints)
-    cut_slots: Int32Array = field(default_factory=no_ints)
-    cut_blocks: Int32Array = field(default_factory=no_ints)
-    chosen_slots: Int32Array = field(default_factory=no_ints)
-    chosen_tokens: Int32Array = field(default_factory=no_ints)
+    swap_out_blocks: Int32Array = NO_INTS
+    swap_out_hosts: Int32Array = NO_INTS
+    swap_in_hosts: Int32Array = NO_INTS
+    swap_in_blocks: Int32Array = NO_INTS
+    cut_slots: Int32Array = NO_INTS
+    cut_blocks: Int32Array = NO_INTS
+    chosen_slots: Int32Array = NO_INTS
+    chosen_tokens: Int32Array = NO_INTS
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -110,8 +93,7 @@ END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
 grammar has become too costly to follow, and the token is no part of the output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(Record, frozen=True, kw_only=True):
     """The tokens one step sampled. Arrays share the length [n]; a sequence that ended in an earlier step has no row.
 
     ``token_indexes`` is the output index of the token in its sequence (0 for the first generated one).
@@ -138,34 +120,33 @@ class StepResult:
     launched_s: float
     done_s: float
     num_computed_tokens: int
-    sequence_ids: Int32Array = field(default_factory=no_ints)
-    token_ids: Int32Array = field(default_factory=no_ints)
-    token_indexes: Int32Array = field(default_factory=no_ints)
-    ends: Int32Array = field(default_factory=no_ints)
+    sequence_ids: Int32Array = NO_INTS
+    token_ids: Int32Array = NO_INTS
+    token_indexes: Int32Array = NO_INTS
+    ends: Int32Array = NO_INTS
     copied_step: int = 0
-    logprob_rows: Int32Array = field(default_factory=no_ints)
-    logprob_bits: Int32Array = field(default_factory=no_ints)
-    top_counts: Int32Array = field(default_factory=no_ints)
-    top_ids: Int32Array = field(default_factory=no_ints)
-    top_bits: Int32Array = field(default_factory=no_ints)
-    prompt_sequence_ids: Int32Array = field(default_factory=no_ints)
-    prompt_starts: Int32Array = field(default_factory=no_ints)
-    prompt_lengths: Int32Array = field(default_factory=no_ints)
-    prompt_top_counts: Int32Array = field(default_factory=no_ints)
-    prompt_bits: Int32Array = field(default_factory=no_ints)
-    prompt_ranks: Int32Array = field(default_factory=no_ints)
-    prompt_top_ids: Int32Array = field(default_factory=no_ints)
-    prompt_top_bits: Int32Array = field(default_factory=no_ints)
+    logprob_rows: Int32Array = NO_INTS
+    logprob_bits: Int32Array = NO_INTS
+    top_counts: Int32Array = NO_INTS
+    top_ids: Int32Array = NO_INTS
+    top_bits: Int32Array = NO_INTS
+    prompt_sequence_ids: Int32Array = NO_INTS
+    prompt_starts: Int32Array = NO_INTS
+    prompt_lengths: Int32Array = NO_INTS
+    prompt_top_counts: Int32Array = NO_INTS
+    prompt_bits: Int32Array = NO_INTS
+    prompt_ranks: Int32Array = NO_INTS
+    prompt_top_ids: Int32Array = NO_INTS
+    prompt_top_bits: Int32Array = NO_INTS
     busy_s: float = 0.0
     """Seconds in which the device worked on the step: by events on CUDA, by the clock on a CPU."""
-    pooled_sequence_ids: Int32Array = field(default_factory=no_ints)
-    pooled_starts: Int32Array = field(default_factory=no_ints)
-    pooled_lengths: Int32Array = field(default_factory=no_ints)
-    pooled_bits: Int32Array = field(default_factory=no_ints)
+    pooled_sequence_ids: Int32Array = NO_INTS
+    pooled_starts: Int32Array = NO_INTS
+    pooled_lengths: Int32Array = NO_INTS
+    pooled_bits: Int32Array = NO_INTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFenced:
+class ReplicaFenced(Record, frozen=True, kw_only=True):
     """The last entry of a replica whose executor is gone: nothing after it can be written by the old executor.
 
     Written by the scheduler, or by an executor that fails: ``error`` is the kind of error it ended with. Readers know

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from actors import cli, process
 from actors.actor import Actor

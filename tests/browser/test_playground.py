@@ -6,10 +6,10 @@ import ast
 import json
 import re
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 from playwright.sync_api import Locator, Page, Route, expect
 
 from bus.messages import SamplingParams

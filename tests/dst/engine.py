@@ -65,7 +65,7 @@ class Row:
         for token in self.tokens[self.hashed :]:
             self.prefix = chain(self.prefix, token)
         self.hashed = len(self.tokens)
-        noise = self.new.seed & MASK if self.new.temperature >= 1e-5 else 0
+        noise = self.new.seed & MASK if self.new.sampling.temperature >= 1e-5 else 0
         drawn = chain(self.prefix, noise) >> 17
         return drawn % vocab_size if allowed is None else int(allowed[drawn % len(allowed)])
 

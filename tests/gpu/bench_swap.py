@@ -11,7 +11,6 @@ TTFT: a prompt of 16384 tokens cold, then with all but 64 of them on the device,
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import random
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from actors.bench.shapes import SHAPES, write_model_folder
 from actors.executor.swap import _seconds
@@ -103,7 +103,7 @@ def decode_steps(driver: Driver, blocks_each_way: int) -> dict[str, float]:
         if number >= first and blocks_each_way:
             out, back = rng.sample(device, blocks_each_way), rng.sample(device, blocks_each_way)
             hosts = rng.sample(range(driver.engine.num_host_blocks), 2 * blocks_each_way)
-            plan = dataclasses.replace(
+            plan = structs.replace(
                 plan,
                 swap_out_blocks=ints(out), swap_out_hosts=ints(hosts[:blocks_each_way]),
                 swap_in_hosts=ints(hosts[blocks_each_way:]), swap_in_blocks=ints(back),

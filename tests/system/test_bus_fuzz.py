@@ -10,11 +10,11 @@ import asyncio
 import json
 import os
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from bus.codec import HEADER, encode
@@ -44,7 +44,8 @@ BATCH = 50
 BODY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 PROMPTS = [[1, 2, 3, number] for number in range(20, 24)]
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2**31, -(2**31), 2**63, 1e308, -0.5, 0.5, "", "x" * 10_000, "\ud800", "\0", [], [[]], [None],
+    None, True, -1, 0, 1, 2**31, -(2**31), 2**63, 2**70, 1e308, -0.5, 0.5, "", "x" * 10_000, "\ud800", "\0", [], [[]],
+    [None],
     [2**40], ["x"], {}, {"": {}}, {"9": 1e9}, [-1], {"-1": "x"}, [0] * 3000, ["a"] * 300,
 )  # fmt: skip
 

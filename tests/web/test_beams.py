@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from bus.codec import decode, encode
 from bus.messages import SamplingParams
@@ -37,8 +38,8 @@ def refused(parse: Any, **body: Any) -> ApiError:
 def test_defaults() -> None:
     """vLLM's: as many beams as choices, scores per token, and the search may end before max_tokens."""
     expected = SamplingParams(n=1, beam_width=1, temperature=0.0, length_penalty=1.0, early_stopping=False)
-    assert completion().sampling == replace(expected, max_tokens=16)
-    assert chat().sampling == replace(expected, max_tokens=None)
+    assert completion().sampling == structs.replace(expected, max_tokens=16)
+    assert chat().sampling == structs.replace(expected, max_tokens=None)
     assert parse_completion({"prompt": "x"}, MODEL).sampling.beam_width == 0
 
 

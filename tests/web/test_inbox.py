@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from fake_backend import Delta, batch
+from msgspec.structs import replace
 
 from actors.logs import get_logger
 from actors.metrics import Metrics

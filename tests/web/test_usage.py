@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fake_backend import CACHED_TOKENS, MODEL, Delta, batch
+from msgspec import structs
 
 from actors.settings.vllm_flags import ANY, FLAGS
 
@@ -22,7 +23,7 @@ def told(request, pieces, *, first=0, offset=0, finish=None):
     """Some tokens at once, each with its text."""
     lengths = np.array([len(piece) for piece in pieces], np.int32)
     delta = Delta(request.request_id, "".join(pieces), first + len(pieces), finish_reason=finish, text_offset=offset)
-    return replace(batch([delta]), length_counts=np.array([len(pieces)], np.int32), text_lengths=lengths)
+    return structs.replace(batch([delta]), length_counts=np.array([len(pieces)], np.int32), text_lengths=lengths)
 
 
 async def answer(serve, http, path, cuts, **body):

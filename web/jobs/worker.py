@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from itertools import count
 
+from msgspec import structs
+
 from bus.backoff import Backoff
 from web.asked import Asked
 from web.context import bus_request_ids
@@ -85,7 +87,7 @@ class Worker:
         arrived_s = time.time()
         ids = bus_request_ids(request_id, given=False, count=len(asked.prompts))
         messages = asked.messages_for_bus(ids, self._address, arrived_s)
-        requests = [replace(each, is_job=True, attempt=attempt) for each in messages]
+        requests = [structs.replace(each, is_job=True, attempt=attempt) for each in messages]
         call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(asked, None))
         try:
             tell_report(call, asked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from bus.messages import (
 FREE, CACHED, PINNED = 0, -1, -2
 Counts = NDArray[np.uint8]
 
-_FIELDS = [each.name for each in fields(ReplicaState)]
+_FIELDS = ReplicaState.__struct_fields__
 _BLOCKS, _HOSTS = SEQUENCE_COLUMNS.index("num_blocks"), SEQUENCE_COLUMNS.index("num_host_blocks")
 _ID, _REPLICA = SEQUENCE_COLUMNS.index("id"), SEQUENCE_COLUMNS.index("replica")
 _REQUEST = SEQUENCE_COLUMNS.index("request")

@@ -10,10 +10,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import orjson
+from msgspec.structs import asdict
 
 from actors.actor import metrics_state
 from bus.contract import Bus, BusUnavailable, LeaseInfo

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from msgspec import structs
 
 from web.admission import Charge, of_client
 from web.answer_schemas import CHAT as CHAT_ANSWER
@@ -79,7 +80,7 @@ async def answer(
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
-        messages = [replace(message, attempt=resumption.attempt, shared=True) for message in messages]
+        messages = [structs.replace(message, attempt=resumption.attempt, shared=True) for message in messages]
     size = num_bytes(asked, request.content_length)
     call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
     call.interval = max(asked.stream_options.interval, context.settings.stream_interval)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from msgspec import structs
 
 from bus.messages import SamplingParams
 from web.answer_schemas import CHAT, COMPLETION, COUNT, OBJECT, TEXT, array, nullable, record
@@ -93,7 +94,7 @@ async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[
     asked_for = derender.asked.sampling if derender.asked is not None else SamplingParams()
     asked = Asked(
         model=derender.model, prompts=tuple(Prompt(token_ids=np.array(ids, np.int32)) for ids in prompts if ids),
-        sampling=replace(SamplingParams(), skip_special_tokens=asked_for.skip_special_tokens), stream=False,
+        sampling=structs.replace(SamplingParams(), skip_special_tokens=asked_for.skip_special_tokens), stream=False,
         stream_options=StreamOptions(), add_special_tokens=False,
     )  # fmt: skip
     told = iter((await ask_for_all(request, asked))[0] if asked.prompts else ())

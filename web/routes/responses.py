@@ -10,11 +10,11 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from web.admission import of_client
 from web.answer_schemas import OBJECT, TEXT, TIME, array, record

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from msgspec import structs
 
 from bus.messages import SamplingParams
 from web.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
@@ -105,8 +106,8 @@ async def ask_for_all(request: web.Request, asked: Asked) -> tuple[list[PromptIn
         public_id, count = f"tok-{request[REQUEST_ID]}", len(asked.prompts)
         ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=count)
         messages = [
-            replace(each, tokens_only=True, return_token_offsets=asked.token_offsets,
-                    sampling=replace(sampling, max_tokens=room))
+            structs.replace(each, tokens_only=True, return_token_offsets=asked.token_offsets,
+                    sampling=structs.replace(sampling, max_tokens=room))
             for each in asked.messages_for_bus(ids, context.address, time.time())
         ]  # fmt: skip
         call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(asked, None))

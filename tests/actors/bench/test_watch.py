@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from actors.actor import metrics_state
 from actors.bench.deployment import BenchError, Deployment
@@ -36,9 +36,6 @@ from tests.waiting import eventually
 
 NAMES = Names("bench")
 STEPS, RESULTS, SEQUENCES = NAMES.steps("executor-0"), NAMES.results("executor-0"), NAMES.sequences("detokenizer-0")
-SILENT = dict.fromkeys(
-    ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature"), 0.0
-)
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -48,7 +45,7 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 def started(sequence: int, request: str) -> SequenceStarted:
     return SequenceStarted(
         request_id=request, sequence_id=sequence, choice_index=0, ingress=INGRESS, num_prompt_tokens=3,
-        num_cached_tokens=1, max_tokens=2, min_tokens=0,
+        num_cached_tokens=1, max_tokens=2, sampling=SamplingParams(),
     )  # fmt: skip
 
 
@@ -56,7 +53,7 @@ def plans() -> list[StepPlan]:
     """A prompt of 3 with one cached token, then one decode of it."""
     new = NewSequence(
         sequence_id=7, slot=0, num_tokens=3, num_prompt_tokens=3, num_computed_tokens=1, num_blocks=1,
-        max_total_tokens=5, min_tokens=0, seed=0, top_k=0, **SILENT,
+        max_total_tokens=5, seed=0, sampling=SamplingParams(),
     )  # fmt: skip
     return [
         StepPlan(step=1, planned_s=1.0, num_decodes=0, new_sequences=(new,), slots=ints(0), num_scheduled=ints(2)),

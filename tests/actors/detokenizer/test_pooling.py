@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from actors.detokenizer.sequences import Sequences
 from bus.messages import END_LENGTH, StepResult

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizer_factory import byte_level, sentencepiece
 
 from actors.detokenizer.sequences import Sequences

@@ -28,6 +28,7 @@ from bus.messages import (
     StepResult,
     StopSequence,
 )
+from tests.sampling_fields import gathered
 
 EOS = 0
 LETTERS = {"<eos>": EOS} | {chr(i): i for i in range(33, 127)}
@@ -53,9 +54,8 @@ def started(sequence_id: int = 1, **changes: Any) -> SequenceStarted:
         "num_prompt_tokens": 7,
         "num_cached_tokens": 3,
         "max_tokens": 100,
-        "min_tokens": 0,
     }
-    return SequenceStarted(**(fields | changes))
+    return SequenceStarted(**gathered(SequenceStarted, fields | changes))
 
 
 Row = tuple[int, int, int, int]

@@ -25,6 +25,7 @@ from bus.messages import (
     StepResult,
 )
 from bus.streams import Names
+from tests.sampling_fields import gathered
 from tests.waiting import until
 
 NAMES = Names()
@@ -41,9 +42,8 @@ def started(sequence_id: int = 1, **changes: Any) -> SequenceStarted:
         "num_prompt_tokens": 7,
         "num_cached_tokens": 0,
         "max_tokens": 100,
-        "min_tokens": 0,
     }
-    return SequenceStarted(**(fields | changes))
+    return SequenceStarted(**gathered(SequenceStarted, fields | changes))
 
 
 def step(*rows: tuple[int, int, int, int]) -> StepResult:

@@ -13,6 +13,7 @@ from actors.executor.ops import Ops
 from actors.executor.step_work import StepWork
 from bus.messages import NewSequence, StepPlan
 from tests.engine_driver import ints
+from tests.sampling_fields import gathered
 
 LIMITS = BatchLimits(
     max_num_seqs=4, max_model_len=64, max_num_batched_tokens=32, block_size=16, num_blocks=10, vocab_size=100
@@ -22,10 +23,9 @@ LIMITS = BatchLimits(
 def new(sequence_id: int = 1, slot: int = 0, num_tokens: int = 20, **fields: Any) -> NewSequence:
     given: dict[str, Any] = {
         "num_prompt_tokens": num_tokens, "num_computed_tokens": 0, "num_blocks": 2, "max_total_tokens": 40,
-        "min_tokens": 0, "seed": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "seed": 0, "temperature": 0.0,
     } | fields  # fmt: skip
-    return NewSequence(sequence_id=sequence_id, slot=slot, num_tokens=num_tokens, **given)
+    return NewSequence(sequence_id=sequence_id, slot=slot, num_tokens=num_tokens, **gathered(NewSequence, given))
 
 
 def plan(num_decodes: int = 0, **fields: Any) -> StepPlan:

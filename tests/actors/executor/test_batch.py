@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
+from msgspec import structs
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.errors import PlanError
@@ -86,7 +85,7 @@ def test_a_freed_slot_can_be_filled_in_the_same_plan() -> None:
     """Frees come first."""
     batch = running()
 
-    work = batch.apply(dataclasses.replace(entering(new(2, 0, 5)), freed_slots=ints([0])))
+    work = batch.apply(structs.replace(entering(new(2, 0, 5)), freed_slots=ints([0])))
 
     assert work.sequence_ids.tolist() == [2]
     assert batch.num_occupied == 1
@@ -125,7 +124,7 @@ def test_rules_of_an_earlier_sequence_are_wiped_from_its_slot() -> None:
     batch = PersistentBatch(LIMITS)
     batch.apply(entering(new(1, 0, 4, logit_bias={5: 2.0}), scheduled=[4]))
 
-    work = batch.apply(dataclasses.replace(entering(new(2, 0, 4)), freed_slots=ints([0])))
+    work = batch.apply(structs.replace(entering(new(2, 0, 4)), freed_slots=ints([0])))
 
     assert work.deltas["rule_slots"].tolist() == [0]
     assert set(work.deltas["rule_ids"].tolist()) == {-1}
@@ -143,20 +142,20 @@ def test_reset_empties_every_slot() -> None:
 
 BAD_PLANS: dict[str, tuple[StepPlan, str]] = {
     "token outside the vocabulary": (
-        dataclasses.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, 100, 2])), "new_token_ids holds 100"),
+        structs.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, 100, 2])), "new_token_ids holds 100"),
     "negative token": (
-        dataclasses.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, -1, 2])), "new_token_ids holds -1"),
+        structs.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, -1, 2])), "new_token_ids holds -1"),
     "block outside the cache": (
-        dataclasses.replace(entering(new(2, 1, 3)), new_block_ids=ints([1, 10])), "new_block_ids holds 10"),
+        structs.replace(entering(new(2, 1, 3)), new_block_ids=ints([1, 10])), "new_block_ids holds 10"),
     "slot taken": (entering(new(2, 0)), "slot 0 is taken"),
     "slot named twice": (entering(new(2, 1, 3), new(3, 1, 3)), "slot 1 is taken"),
     "dummy slot": (entering(new(2, 4)), "slot 4 is not in"),
     "prompt longer than the model": (entering(new(2, 1, 64, max_total_tokens=65)), "max_model_len 64"),
     "prompt that leaves no room": (entering(new(2, 1, 40)), "do not fit"),
     "tokens missing": (
-        dataclasses.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, 2])), "new_token_ids has 2 entries"),
+        structs.replace(entering(new(2, 1, 3)), new_token_ids=ints([1, 2])), "new_token_ids has 2 entries"),
     "blocks left over": (
-        dataclasses.replace(entering(new(2, 1, 3)), new_block_ids=ints([1, 2, 3])), "new_block_ids has 3 entries"),
+        structs.replace(entering(new(2, 1, 3)), new_block_ids=ints([1, 2, 3])), "new_block_ids has 3 entries"),
     "tokens without a sequence": (plan(new_token_ids=[1]), "new_token_ids has 1 entries"),
     "everything computed": (entering(new(2, 1, 3, num_computed_tokens=3)), "3 tokens computed of 3"),
     "computed without blocks": (entering(new(2, 1, 20, num_computed_tokens=17, num_blocks=1)), "17 computed tokens"),
@@ -183,7 +182,7 @@ BAD_PLANS: dict[str, tuple[StepPlan, str]] = {
     "more decodes than rows": (plan(2, slots=[0], num_scheduled=[1]), "num_decodes is 2"),
     "decodes without rows": (plan(1), "num_decodes is 1"),
     "chunk counted as a decode": (
-        dataclasses.replace(entering(new(2, 1, 3), scheduled=[1]), num_decodes=1), "counted as a decode"),
+        structs.replace(entering(new(2, 1, 3), scheduled=[1]), num_decodes=1), "counted as a decode"),
 }  # fmt: skip
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
+from msgspec import structs
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.results import ResultBuilder
@@ -28,7 +27,7 @@ def test_an_end_token_ends_and_later_rows_are_dropped() -> None:
     first = result(builder, batch, step, 7, 9)
     second = result(builder, batch, both, 8, 7)
     third = result(builder, batch, both, 5, 6)
-    replaced = dataclasses.replace(entering(new(3, 0, 4, num_blocks=1)), freed_slots=ints([0]))
+    replaced = structs.replace(entering(new(3, 0, 4, num_blocks=1)), freed_slots=ints([0]))
     fourth = result(builder, batch, replaced, 5)
 
     assert first.ends.tolist() == [END_NONE, END_NONE]

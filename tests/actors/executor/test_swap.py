@@ -68,7 +68,7 @@ def test_swapped_sequences_give_the_same_tokens(driver: Driver, folder: Path, de
     core.run()
 
     assert [answer.tokens for answer in answers] == expected
-    swapped = [note for note in core.notes if note.event == "preempted" and note.fields["swapped"]]
+    swapped = [each for each in core.preempted if each.swapped]
     assert swapped
     assert core.replica.tier.num_in > 0
     assert not any(core.core.leftovers().values())

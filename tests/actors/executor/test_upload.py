@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
+from msgspec import structs
 
 from actors.executor.batch import PersistentBatch
 from actors.executor.buckets import Bucket
@@ -75,7 +74,7 @@ def test_padding_of_a_mixed_step_samples_nothing_and_cuts_nothing() -> None:
     """Decodes have their lengths, other rows are cut as it was said; what is left over is nothing."""
     batch = running()
     uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1, max_spans=6, max_merges=2)
-    step = dataclasses.replace(
+    step = structs.replace(
         entering(new(2, 2, 25), new(3, 1, 9, num_blocks=1)), num_decodes=1, slots=ints([0, 2, 1]),
         num_scheduled=ints([1, 17, 9]),
     )  # fmt: skip

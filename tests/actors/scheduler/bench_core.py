@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import statistics
 import sys
 import time
 from collections import deque
 from pathlib import Path
+
+from msgspec import structs
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
@@ -102,12 +103,12 @@ def measure(
         sent = request(
             f"r{i}", prompt, block_size=BLOCK_SIZE, max_tokens=max_tokens, priority=i * 7 % 5 if mixed else 0
         )
-        core.take(dataclasses.replace(sent, arrived_s=i * 1e-4, is_job=mixed and i % 2 == 0))
+        core.take(structs.replace(sent, arrived_s=i * 1e-4, is_job=mixed and i % 2 == 0))
     take_us, plan_us, rows = [], [], []
     outputs = core.plan(0.0)
     for step in range(steps):
         executor.queue.extend(each.message for each in outputs if isinstance(each, ToReplica))
-        result = dataclasses.replace(executor.run_one(), launched_s=step * 0.01, done_s=step * 0.01 + 0.009)
+        result = structs.replace(executor.run_one(), launched_s=step * 0.01, done_s=step * 0.01 + 0.009)
         start = time.thread_time()
         core.take(ReplicaResult("gpu", result))
         taken = time.thread_time()

@@ -287,14 +287,14 @@ class FakeExecutor:
             if new.sequence_id in self.ended:
                 continue
             end = END_NONE
-            if token in new.end_token_ids and index >= new.min_tokens:
+            if token in new.end_token_ids and index >= new.sampling.min_tokens:
                 end = END_STOP
             elif len(state.tokens) == new.max_total_tokens:
                 end = END_LENGTH
             if end != END_NONE:
                 self.ended.add(new.sequence_id)
-            if new.logprobs is not None:
-                tops.append((len(rows), *candidates(state.prefixes[-2], new.logprobs)))
+            if new.sampling.logprobs is not None:
+                tops.append((len(rows), *candidates(state.prefixes[-2], new.sampling.logprobs)))
             rows.append((new.sequence_id, token, index, end))
         self.num_computed += int(plan.num_scheduled.sum())
         columns = np.array(rows, np.int32).reshape(-1, 4).T

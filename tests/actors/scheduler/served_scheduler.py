@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 from fake_executor import FakeExecutor
+from msgspec import structs
 from world import request
 
 from actors.scheduler.actor import SchedulerActor
@@ -96,7 +97,7 @@ class Deployment:
                 fake.submit(entry.message)
                 result = fake.run_one()
                 if falsify and index == 3:
-                    result = dataclasses.replace(result, step=99)
+                    result = structs.replace(result, step=99)
                 at = EntryId(epoch, index)
                 await bus.append([LogEntry(NAMES.results(fake.name), at, result)])
                 self.results.append(result)

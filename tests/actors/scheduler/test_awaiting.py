@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
 from fake_executor import FakeExecutor
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler import admission, offers
@@ -74,7 +74,7 @@ def test_only_for_what_goes_before() -> None:
     world = World()
     executor = world.join(budget=16, num_blocks=200, max_num_seqs=16)
     long = prompt(80)
-    world.send(dataclasses.replace(request("job", long, max_tokens=2), is_job=True))
+    world.send(structs.replace(request("job", long, max_tokens=2), is_job=True))
     world.send(request("chat", [*long[:72], 1, 2, 3], max_tokens=2))
     world.step()
     assert entered(executor, world) == [["job"], [], ["chat"]]
@@ -142,7 +142,7 @@ def test_waiting_computes_no_more_and_everybody_ends(seed: int, monkeypatch: pyt
                 made = rng.choice(heads)[: rng.randrange(1, 41)] + [rng.randrange(40) for _ in range(rng.randrange(4))]
                 name = f"b{burst}-{i}"
                 is_job = not roomy and rng.random() < 0.3
-                sent.append(dataclasses.replace(request(name, made, max_tokens=rng.randrange(1, 6)), is_job=is_job))
+                sent.append(structs.replace(request(name, made, max_tokens=rng.randrange(1, 6)), is_job=is_job))
             world.send(*sent)
             for _ in range(rng.randrange(4)):
                 if executor.queue:
@@ -162,13 +162,13 @@ def test_no_job_gives_way_to_one_that_waits_all_the_same() -> None:
     """Only once it would enter does an interactive request take a job's slot."""
     world = World()
     executor = world.join(budget=16, num_blocks=200, max_num_seqs=2)
-    world.send(dataclasses.replace(request("job", prompt(5, 7), max_tokens=20), is_job=True))
+    world.send(structs.replace(request("job", prompt(5, 7), max_tokens=20), is_job=True))
     world.step()
     world.send(*alike(2, prompt(44)))
     while world.core.replicas["gpu-0"].running.backlog(0) > 8:
-        assert not world.notes or world.notes[-1].event != "preempted"
+        assert not world.preempted
         world.step()
     world.run()
     world.check_end()
-    assert [note.fields["request_id"] for note in world.notes if note.event == "preempted"] == ["job"]
+    assert [each.request_id for each in world.preempted] == ["job"]
     assert executor.num_computed < 2 * 44

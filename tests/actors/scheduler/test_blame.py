@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_executor import expected_tokens
+from msgspec.structs import replace
 from served_scheduler import NAMES, PROMPT, Deployment, ask, done
 
 from actors.scheduler.beams import BeamSearch

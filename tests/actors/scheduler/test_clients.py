@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NoReturn
 
 import pytest
 from fake_executor import expected_tokens
+from msgspec import structs
 from served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask
 
 from bus.contract import START, BusRefused
@@ -30,7 +30,7 @@ async def test_requests_of_a_gone_ingress_are_given_up() -> None:
         address = address_of("web", epoch)
         await deployment.add_executor()
         deployment.pause_after = 6
-        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address))
+        await deployment.send(structs.replace(ask("a", max_tokens=900), ingress=address))
         await until(lambda: len(deployment.tokens()) > 3)
         await deployment.bus.release_lease("ingress", "web", epoch)
         await until(lambda: not deployment.scheduler.core.requests)
@@ -44,7 +44,7 @@ async def test_a_request_of_an_ingress_that_nobody_saw_is_given_up() -> None:
     async with Deployment(resume_timeout_s=0.0).running() as deployment:
         await deployment.add_executor()
         deployment.pause_after = 6
-        await deployment.send(dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", 1)))
+        await deployment.send(structs.replace(ask("a", max_tokens=900), ingress=address_of("web", 1)))
         await until(lambda: not deployment.scheduler.core.requests)
 
 
@@ -56,13 +56,13 @@ async def test_a_client_that_moved_and_died_is_noticed(scheduler_dies: bool) -> 
         await deployment.add_executor()
         deployment.pause_after = 6
         epoch = await deployment.bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
-        first = dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", epoch), attempt="1")
+        first = structs.replace(ask("a", max_tokens=900), ingress=address_of("web", epoch), attempt="1")
         await deployment.send(first)
         await until(lambda: len(deployment.tokens()) > 3)
         other = epoch + 100
         if scheduler_dies:
             other = await deployment.bus.acquire_lease("ingress", "other", {"state": "ready"}, ttl_s=TTL_S)
-        await deployment.send(dataclasses.replace(first, ingress=address_of("other", other), attempt="2"))
+        await deployment.send(structs.replace(first, ingress=address_of("other", other), attempt="2"))
         if scheduler_dies:
             await until(lambda: deployment.scheduler.core.attempt_of("a") == "2")
             await deployment.lose_scheduler()
@@ -78,7 +78,7 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
     """A tokenizer was frozen with the first attempt, whose ingress has died since: replies stay with the second."""
     async with Deployment().running() as deployment:
         held_up, first, last = (
-            dataclasses.replace(ask("a", max_tokens=900), ingress=address_of("web", i), attempt=str(i), asked=i)
+            structs.replace(ask("a", max_tokens=900), ingress=address_of("web", i), attempt=str(i), asked=i)
             for i in (1, 2, 3)
         )
         await deployment.send(first, last)
@@ -127,7 +127,7 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
     with the id is refused, and the first stands."""
     async with Deployment().running() as deployment:
         first = ask("r", max_tokens=8)
-        again = dataclasses.replace(first if same else ask("r", max_tokens=9), attempt="again")
+        again = structs.replace(first if same else ask("r", max_tokens=9), attempt="again")
         await deployment.send(first, again, AbortRequest(request_id="another"))
         await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
@@ -173,7 +173,7 @@ async def test_who_waits_where_the_request_goes_on_no_more_is_told() -> None:
         for address in (old, new):
             await deployment.bus.open_mailbox(NAMES.replies(address), ttl_s=60)
         for address, attempt, asked in ((new, "b", 2), (new, "c", 3), (old, "a", 4), (new, "d", 1)):
-            request = dataclasses.replace(ask("a", max_tokens=900), ingress=address, attempt=attempt, asked=asked)
+            request = structs.replace(ask("a", max_tokens=900), ingress=address, attempt=attempt, asked=asked)
             await deployment.send(request)
         await until_empty(deployment.bus, NAMES.control)
         await until(lambda: deployment.scheduler.core.attempt_of("a") == "a")
@@ -190,10 +190,8 @@ async def test_all_who_read_a_traced_request_are_told_its_times() -> None:
     """Also who had it all before the last one had."""
     async with Deployment().running() as deployment:
         await deployment.add_executor()
-        asking = dataclasses.replace(ask("a", max_tokens=8), shared=True, traced=True)
-        await deployment.send(
-            *(dataclasses.replace(asking, ingress=f"in-{i}", attempt=f"{i}", asked=i) for i in (1, 2))
-        )
+        asking = structs.replace(ask("a", max_tokens=8), shared=True, traced=True)
+        await deployment.send(*(structs.replace(asking, ingress=f"in-{i}", attempt=f"{i}", asked=i) for i in (1, 2)))
         await until(lambda: "a" in deployment.scheduler.core.delivery.finished)
         for attempt in ("1", "2"):
             await deployment.send(RequestsDone(request_ids=("a",), attempts=(attempt,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler.events import (
@@ -153,13 +154,12 @@ def test_prefix_caching_can_be_switched_off() -> None:
 
 def test_another_salt_shares_nothing() -> None:
     """Equal prompts of different tenants do not meet in the cache."""
-    import dataclasses
 
     world = World()
     world.join()
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        tenant = dataclasses.replace(request(name, prompt(12), max_tokens=1), cache_salt=salt)
-        world.send(dataclasses.replace(tenant, block_hashes=tenant.block_hashes[:0]))
+        tenant = structs.replace(request(name, prompt(12), max_tokens=1), cache_salt=salt)
+        world.send(structs.replace(tenant, block_hashes=tenant.block_hashes[:0]))
         world.run()
     assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 0, 8]
 
@@ -171,7 +171,7 @@ def test_preemption_takes_the_newest_and_loses_no_token() -> None:
     world.send(request("a", prompt(4), max_tokens=20), request("b", prompt(4, 1), max_tokens=20))
     world.run()
     world.check_end()
-    preempted = [note.fields["request_id"] for note in world.notes if note.event == "preempted"]
+    preempted = [each.request_id for each in world.preempted]
     assert preempted
     assert set(preempted) == {"b"}
 
@@ -185,7 +185,7 @@ def test_preemption_takes_the_lowest_priority_first() -> None:
     )
     world.run()
     world.check_end()
-    assert {note.fields["request_id"] for note in world.notes if note.event == "preempted"} == {"a"}
+    assert {each.request_id for each in world.preempted} == {"a"}
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:

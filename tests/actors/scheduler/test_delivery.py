@@ -107,7 +107,7 @@ def test_log_probabilities_are_told_again() -> None:
     world.send(DetokenizerLost("text"), DetokenizersLive(("text",)))
     world.run()
     world.check_end()
-    scored = [new for _, plan in world.plans for new in plan.new_sequences if new.prompt_logprobs is not None]
+    scored = [new for _, plan in world.plans for new in plan.new_sequences if new.sampling.prompt_logprobs is not None]
     assert len(scored) == 2
 
 

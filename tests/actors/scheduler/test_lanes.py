@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler.events import DetokenizerLost, DetokenizersLive, ProtocolError, ReplicaResult
@@ -142,7 +142,7 @@ def test_a_job_of_beams_makes_room() -> None:
     """All of its slots are free at once, and it finds its way back."""
     world = World(eos_token_ids=(0, 5))
     world.join(max_num_seqs=4)
-    world.send(dataclasses.replace(search("job", prompt(9), 4, max_tokens=20), is_job=True))
+    world.send(structs.replace(search("job", prompt(9), 4, max_tokens=20), is_job=True))
     for _ in range(5):
         world.step()
     world.send(request("a", prompt(5), max_tokens=6, n=4))
@@ -155,7 +155,7 @@ def test_a_job_of_beams_is_promoted() -> None:
     """All of its slots are an interactive request's then."""
     world = World(priority_aging_s=0.0001)
     world.join(max_num_seqs=4)
-    world.send(dataclasses.replace(search("job", prompt(9), 3, max_tokens=20), is_job=True))
+    world.send(structs.replace(search("job", prompt(9), 3, max_tokens=20), is_job=True))
     for _ in range(6):
         world.step()
     assert not world.core.replicas["gpu-0"].running.job.any()
@@ -182,7 +182,7 @@ def test_a_result_without_candidates_is_false(change: Any) -> None:
         world.step()
     result = executor.run_one()
     with pytest.raises(ProtocolError, match=r"candidates|differ in length"):
-        world.core.take(ReplicaResult("gpu-0", dataclasses.replace(result, **change(result))))
+        world.core.take(ReplicaResult("gpu-0", structs.replace(result, **change(result))))
     world.send(ReplicaResult("gpu-0", result))
     world.run()
     world.check_end()

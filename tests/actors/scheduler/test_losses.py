@@ -38,7 +38,7 @@ def test_a_poisonous_request_is_given_up_alone(depth: int, place: int) -> None:
 
     assert list(world.failed) == ["poison"]
     assert world.failed["poison"].status == 500
-    assert [note.fields["request_id"] for note in world.notes if note.event == "request given up"] == ["poison"]
+    assert world.given_up == ["poison"]
     world.check_end()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
 import pytest
+from msgspec import structs
 from world import World, request
 
 from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
@@ -20,7 +20,7 @@ AGING_S = 30.0
 def ask(name: str, length: int = 4, *, at_s: float = 0.0, is_job: bool = False, **options: int) -> TokenizedRequest:
     seed = sum(map(ord, name))
     made = request(name, [(7 * i + 13 * seed) % 40 for i in range(length)], **options)
-    return dataclasses.replace(made, arrived_s=at_s, is_job=is_job)
+    return structs.replace(made, arrived_s=at_s, is_job=is_job)
 
 
 def names(world: World) -> list[str]:
@@ -92,7 +92,7 @@ def test_a_job_gives_its_slot_up_within_one_step(depth: int) -> None:
     assert world.heard[started.sequence_id].started.request_id == "chat"
     world.run()
     world.check_end()
-    preempted = [note.fields["request_id"] for note in world.notes if note.event == "preempted"]
+    preempted = [each.request_id for each in world.preempted]
     assert preempted == ["new"]
 
 
@@ -106,7 +106,7 @@ def test_a_job_gives_its_blocks_up_for_an_interactive_prompt() -> None:
     world.send(ask("chat", 34, max_tokens=4))
     world.step()
     assert names(world)[-1] == "chat"
-    assert {note.fields["request_id"] for note in world.notes if note.event == "preempted"} == {"job2"}
+    assert {each.request_id for each in world.preempted} == {"job2"}
     world.run()
     world.check_end()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_executor import FakeExecutor
+from msgspec import structs
 from world import World, request
 
 from actors.scheduler.events import ReplicaResult
@@ -64,7 +64,7 @@ class TimedExecutor(FakeExecutor):
         if len(plan.slots):
             time_s = self.law(self._work(plan)) * max(0.5, self.rng.gauss(1.0, self.noise))
         self.free_s = max(self.free_s, launched_s) + time_s
-        return dataclasses.replace(result, launched_s=launched_s, done_s=self.free_s)
+        return structs.replace(result, launched_s=launched_s, done_s=self.free_s)
 
     def _work(self, plan: StepPlan) -> Work:
         slots, counts = plan.slots.tolist(), plan.num_scheduled.tolist()
@@ -114,7 +114,7 @@ def run(
     for _ in range(100):
         clock.step()
     arrived_s = world.now_s
-    long = dataclasses.replace(
+    long = structs.replace(
         request("long", [(3 * j * j + j) % 40 for j in range(16_384)], block_size=16, max_tokens=4), arrived_s=arrived_s
     )
     clock.send(long)
@@ -292,7 +292,7 @@ def test_prompts_that_come_together_get_their_first_tokens_one_after_the_other()
         clock.step()
     others = [[(3 * j * j + 5 * i) % 39 for j in range(100)] for i in range(3)]
     together = [request(f"late{i}", prompt, block_size=16, max_tokens=9) for i, prompt in enumerate(others)]
-    clock.send(*(dataclasses.replace(each, arrived_s=world.now_s) for each in together))
+    clock.send(*(structs.replace(each, arrived_s=world.now_s) for each in together))
     for _ in range(10):
         clock.step()
     answered = [clock.token_times[f"late{i}"][0] for i in range(3)]
@@ -375,7 +375,7 @@ def test_as_many_jobs_run_beside_streams_as_keep_the_target(law: Law) -> None:
     for _ in range(50):
         clock.step()
     jobs = [request(f"job{i}", [j % 40 for j in range(9 + i % 7)], block_size=16, max_tokens=30) for i in range(500)]
-    clock.send(*(dataclasses.replace(job, is_job=True, arrived_s=world.now_s) for job in jobs))
+    clock.send(*(structs.replace(job, is_job=True, arrived_s=world.now_s) for job in jobs))
     for _ in range(200):
         clock.step()
     most = max(len(plan.slots) for plan in executor.plans[100:250])

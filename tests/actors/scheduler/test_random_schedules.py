@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any, Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec import structs
 from world import World, fits, request
 
 from actors.scheduler.events import ReplicaSuspended
@@ -105,7 +105,7 @@ class Schedules(RuleBasedStateMachine):
             min_tokens=3 if ends else 0,
             ignore_eos=bool(ends),
         )
-        return dataclasses.replace(made, is_job=is_job, arrived_s=self.world.now_s)
+        return structs.replace(made, is_job=is_job, arrived_s=self.world.now_s)
 
     requests = st.lists(
         st.tuples(

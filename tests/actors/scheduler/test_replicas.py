@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler.events import (
@@ -80,17 +81,16 @@ def test_placement_prefers_the_cached_prefix_then_the_load() -> None:
 
 def test_false_results_are_refused_without_a_trace() -> None:
     """A replica that answers another step, or with other rows, is not believed."""
-    import dataclasses
 
     world = World()
     executor = world.join()
     world.send(request("a", prompt(4), max_tokens=9))
     result = executor.run_one()
     for false in (
-        dataclasses.replace(result, step=2),
-        dataclasses.replace(result, token_indexes=result.token_indexes + 1),
-        dataclasses.replace(result, sequence_ids=result.sequence_ids + 1),
-        dataclasses.replace(result, sequence_ids=result.sequence_ids[:0]),
+        structs.replace(result, step=2),
+        structs.replace(result, token_indexes=result.token_indexes + 1),
+        structs.replace(result, sequence_ids=result.sequence_ids + 1),
+        structs.replace(result, sequence_ids=result.sequence_ids[:0]),
     ):
         with pytest.raises(ProtocolError):
             world.core.take(ReplicaResult("gpu-0", false))

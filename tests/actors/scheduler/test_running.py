@@ -9,7 +9,8 @@ from world import request
 
 from actors.scheduler.order import Order
 from actors.scheduler.running import Running
-from actors.scheduler.sequence import Sequence, State, make_request
+from actors.scheduler.sequence import Sequence, make_request
+from actors.scheduler.states import State
 
 
 def sequence(number: int, tokens: list[int], limit: int = 50) -> Sequence:
@@ -76,7 +77,7 @@ def test_the_lowest_free_slot_is_taken() -> None:
         running.enter(each, 0)
     for each in (sequences[2], sequences[0]):
         running.leave(each)
-        each.state = State.WAITING
+        each.become(State.WAITING)
     assert len(running) == 1
     running.enter(sequences[2], 0)
     assert sequences[2].slot == 0

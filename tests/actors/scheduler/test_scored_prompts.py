@@ -27,11 +27,11 @@ def test_a_cached_prompt_is_computed_again_and_stays_cached() -> None:
     first, *others = entering(world, request("b", PROMPT, n=3, max_tokens=4, prompt_logprobs=2, logprobs=1))
     (after,) = entering(world, request("c", PROMPT, max_tokens=4, prompt_logprobs=None))
 
-    assert (first.num_computed_tokens, first.prompt_logprobs, first.logprobs) == (0, 2, 1)
-    assert [new.prompt_logprobs for new in others] == [None, None]
+    assert (first.num_computed_tokens, first.sampling.prompt_logprobs, first.sampling.logprobs) == (0, 2, 1)
+    assert [new.sampling.prompt_logprobs for new in others] == [None, None]
     assert all(new.num_computed_tokens for new in others)
     assert after.num_computed_tokens == 20
-    assert after.logprobs is None
+    assert after.sampling.logprobs is None
     world.check_end()
 
 
@@ -45,8 +45,8 @@ def test_after_its_first_token_a_preempted_sequence_may_use_the_cache() -> None:
     assert world.core.num_preemptions > 0
     again = [new for new in entered if new.num_tokens > new.num_prompt_tokens]
     assert again
-    assert all(new.prompt_logprobs is None for new in again)
-    assert all(new.prompt_logprobs == 0 for new in entered if new.num_tokens == new.num_prompt_tokens)
+    assert all(new.sampling.prompt_logprobs is None for new in again)
+    assert all(new.sampling.prompt_logprobs == 0 for new in entered if new.num_tokens == new.num_prompt_tokens)
     world.check_end()
 
 

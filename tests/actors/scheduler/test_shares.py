@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from world import World, request
 
 from actors.scheduler.shares import KEPT_CLIENTS, Shares
@@ -18,7 +18,7 @@ def ask(name: str, client: str, length: int = 4, max_tokens: int = 4, *, weight:
     """A request with a prompt of its own: nothing of it is cached."""
     seed = sum((place + 1) * ord(letter) for place, letter in enumerate(name))
     made = request(name, [(7 * i + 13 * seed) % 997 for i in range(length)], max_tokens=max_tokens)
-    return dataclasses.replace(made, client=client, weight=weight)
+    return structs.replace(made, client=client, weight=weight)
 
 
 def served(world: World) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from bus.messages import TokenizedRequest
@@ -76,8 +75,8 @@ def test_a_sequence_that_moves_to_another_replica_is_not_looked_up_again() -> No
 
 
 def salted(name: str, salt: str | None, tokens: list[int]) -> TokenizedRequest:
-    made = dataclasses.replace(request(name, tokens, max_tokens=9), cache_salt=salt)
-    return dataclasses.replace(made, block_hashes=made.block_hashes[:0])
+    made = structs.replace(request(name, tokens, max_tokens=9), cache_salt=salt)
+    return structs.replace(made, block_hashes=made.block_hashes[:0])
 
 
 @pytest.mark.parametrize("other", [None, "y"])

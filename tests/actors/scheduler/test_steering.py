@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
+from msgspec import structs
 from world import World, prompt, request
 
 from actors.scheduler.events import CachesReset, WorkHeld
@@ -13,7 +13,7 @@ from bus.messages import HOLD_ABORT, HOLD_KEEP, HOLD_NONE, HOLD_WAIT, RequestFai
 
 
 def job(name: str, seed: int, **sampling: int) -> object:
-    return dataclasses.replace(request(name, prompt(9, seed), **sampling), is_job=True)
+    return structs.replace(request(name, prompt(9, seed), **sampling), is_job=True)
 
 
 def test_work_that_is_kept() -> None:

@@ -34,7 +34,7 @@ def preempt_one(world: World) -> str:
     world.send(request("a", A[:16], max_tokens=20), request("b", B[:16], max_tokens=20))
     for _ in range(60):
         if replica(world).num_preemptions:
-            return next(str(note.fields["request_id"]) for note in world.notes if note.event == "preempted")
+            return world.preempted[0].request_id
         world.step()
     raise AssertionError("nobody was preempted")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from fake_executor import FakeExecutor, expected_beams, expected_tokens
+from msgspec.structs import replace
 
 from actors.block_hash import hash_blocks, hashes_to_array
 from actors.scheduler.config import CoreConfig
@@ -17,9 +18,11 @@ from actors.scheduler.events import (
     Input,
     Note,
     Output,
+    Preempted,
     ReplicaLost,
     ReplicaResult,
     ReplicaSuspended,
+    RequestGivenUp,
     RequestOver,
     ToDetokenizer,
     ToIngress,
@@ -102,6 +105,8 @@ class World:
         self.aborted: set[str] = set()
         self.stop_at: dict[tuple[str, int], int] = {}
         self.notes: list[Note] = []
+        self.preempted: list[Preempted] = []
+        self.given_up: list[str] = []
         self.plans: list[tuple[str, StepPlan]] = []
         self.last_steps: Counter[str] = Counter()
         self.num_kills = 0
@@ -191,6 +196,10 @@ class World:
             case ToIngress("web", RequestFailed() as failure):
                 assert failure.request_id not in self.failed, "failed twice"
                 self.failed[failure.request_id] = failure
+            case Preempted():
+                self.preempted.append(output)
+            case RequestGivenUp(request_id):
+                self.given_up.append(request_id)
             case Note():
                 self.notes.append(output)
             case ToJournal():

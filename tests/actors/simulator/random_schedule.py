@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from fake_executor import FakeExecutor
+from msgspec import structs
 from world import World, fits, request
 
 from actors.scheduler.config import CoreConfig
@@ -45,7 +46,7 @@ class TimedExecutor:
         self.fake.submit(plan)
         result = self.fake.run_one()
         done_s = max(received_s, free_s) + self._rng.choice(DELAYS_S)
-        return dataclasses.replace(result, received_s=received_s, launched_s=received_s, done_s=done_s)
+        return structs.replace(result, received_s=received_s, launched_s=received_s, done_s=done_s)
 
 
 class Listener(Observer):
@@ -133,7 +134,7 @@ class Schedule:
     def send(self, message: TokenizedRequest | AbortRequest, at_s: float) -> None:
         """A message reaches the scheduler; requests may come twice."""
         if isinstance(message, TokenizedRequest):
-            message = dataclasses.replace(message, arrived_s=at_s)
+            message = structs.replace(message, arrived_s=at_s)
             self.world.requests[message.request_id] = message
             if self.rng.random() < 0.05:
                 self.simulation.at(at_s + self.rng.choice(DELAYS_S), message)
@@ -162,7 +163,7 @@ class Schedule:
             min_tokens=3 if ends else 0,
             ignore_eos=bool(ends),
         )
-        return dataclasses.replace(made, is_job=rng.random() < 0.2)
+        return structs.replace(made, is_job=rng.random() < 0.2)
 
     def events(self) -> None:
         """Put everything that will happen on the clock."""

@@ -1,0 +1,45 @@
+"""The states of a sequence, and who takes it from one to another. ``docs/scheduling.md`` shows them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """Where a sequence is. It is queued in the first three states, and has a slot in the next two."""
+
+    WAITING = "waiting"
+    """Without a slot. Whatever it had computed is computed again, or found in a cache."""
+    SWAPPED = "swapped"
+    """Without a slot. Its computed blocks lie on the host of the replica where it was."""
+    PREEMPTED_IN_FLIGHT = "preempted in flight"
+    """Without a slot, while steps in flight still sample tokens for it. It gets no slot before their results."""
+    BOUND = "bound"
+    """In a slot that its executor has not been told of."""
+    ENTERED = "entered"
+    """In the executor's batch."""
+    ENDED = "ended"
+
+
+QUEUED = frozenset({State.WAITING, State.SWAPPED, State.PREEMPTED_IN_FLIGHT})
+IN_SLOT = frozenset({State.BOUND, State.ENTERED})
+
+TRANSITIONS: dict[tuple[State, State], str] = {
+    (State.WAITING, State.BOUND): "running",
+    (State.SWAPPED, State.BOUND): "running",
+    (State.BOUND, State.ENTERED): "plan",
+    (State.BOUND, State.WAITING): "preemption",
+    (State.BOUND, State.SWAPPED): "preemption",
+    (State.BOUND, State.ENDED): "preemption",
+    (State.ENTERED, State.WAITING): "preemption",
+    (State.ENTERED, State.SWAPPED): "preemption",
+    (State.ENTERED, State.PREEMPTED_IN_FLIGHT): "preemption",
+    (State.ENTERED, State.ENDED): "preemption",
+    (State.PREEMPTED_IN_FLIGHT, State.WAITING): "landing",
+    (State.PREEMPTED_IN_FLIGHT, State.SWAPPED): "landing",
+    (State.SWAPPED, State.WAITING): "tiers",
+    (State.WAITING, State.ENDED): "planner",
+    (State.PREEMPTED_IN_FLIGHT, State.ENDED): "planner",
+    (State.ENDED, State.WAITING): "lifecycle",
+}
+"""(from, to): the module that does it. There are no others."""

@@ -40,6 +40,7 @@ COPY bus bus
 COPY kernels kernels
 COPY actors actors
 COPY web web
+COPY pagebus pagebus
 RUN /opt/pagebus/bin/pip install --no-deps . && /opt/pagebus/bin/pip check
 
 FROM python:${PYTHON}-slim

@@ -41,7 +41,7 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
-	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/test_breaking_connections.py $(ARGS)
+	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/faults/test_breaking_connections.py $(ARGS)
 
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
 	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)
@@ -68,9 +68,9 @@ jobs-stress: $(VENV)/.installed-test redis ## 100,000 jobs beside 16 streams, ev
 FUZZ ?= 20000
 fuzz: $(VENV)/.installed-test redis ## send 20000 hostile requests; bus entries and broken streams beside (FUZZ=..., SEED=...)
 	PAGEBUS_TEST_FUZZ=$$(($(FUZZ) / 2)) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
-		tests/web/test_wire_fuzz.py tests/web/test_schemathesis.py $(ARGS)
+		tests/web/fuzz/test_wire_fuzz.py tests/web/fuzz/test_schemathesis.py $(ARGS)
 	PAGEBUS_TEST_FUZZ=$(FUZZ) PAGEBUS_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -p no:randomly \
-		tests/system/test_bus_fuzz.py tests/system/test_resume_fuzz.py $(ARGS)
+		tests/system/faults/test_bus_fuzz.py tests/system/faults/test_resume_fuzz.py $(ARGS)
 
 vllm-names: $(VENV)/.installed-test ## read vLLM's routes, fields and flags at the index anew, and tell what differs (ARGS=--write)
 	$(BIN)/python -m tests.vllm_names.extract $(ARGS)

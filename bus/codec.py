@@ -6,9 +6,9 @@ as most of a request's are, are left out. Unknown fields are ignored and missing
 versions can read each other; a default is part of the format. Where a message has changed in another way, its version
 has grown (:data:`VERSIONS`): who reads another one says so, and takes nothing for what it is not.
 
-What comes from the bus is untrusted: msgspec checks every value against the type hints of :mod:`bus.messages`, and
-anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable
-with the frame: arrays are read-only views of its bytes.
+What comes from the bus is untrusted: msgspec checks every value against the type hints of :mod:`pagebus.bus.messages`,
+and anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing
+mutable with the frame: arrays are read-only views of its bytes.
 
 Messages that other programs write or read (``PLAIN_MESSAGES``) have no header: their fields, all of them text, are the
 fields of the entry, and the first one tells which message it is.
@@ -28,10 +28,10 @@ from msgspec import field as field_with
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import FieldInfo, fields, force_setattr
 
-from bus.contract import CodecError
-from bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message, SequenceStarted, StepPlan
-from bus.messages.field_types import NO_INTS
-from bus.messages.record import Record
+from pagebus.bus.contract import CodecError
+from pagebus.bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message, SequenceStarted, StepPlan
+from pagebus.bus.messages.field_types import NO_INTS
+from pagebus.bus.messages.record import Record
 
 VERSIONS: Mapping[type, int] = {StepPlan: 2, SequenceStarted: 2}
 """Of the layout of each message; 1 where it is not named. 2: sampling parameters travel as one object."""

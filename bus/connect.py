@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from bus.contract import Bus, BusError
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.streams import Names
-from bus.without import without
+from pagebus.bus.contract import Bus, BusError
+from pagebus.bus.hidden_imports import without
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.streams import Names
 
 with without("opentelemetry"):  # redis-py's own metrics
-    from bus.redis_bus import RedisBus
-    from bus.redis_url import SCHEMES
+    from pagebus.bus.redis.bus import RedisBus
+    from pagebus.bus.redis.url import SCHEMES
 
 _memory_servers: WeakValueDictionary[str, MemoryServer] = WeakValueDictionary()
 
@@ -29,7 +29,7 @@ def open_bus(
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``rediss+sentinel://`` (see
-            :mod:`bus.redis_url`) or ``memory://[name]``, which lives inside this process only.
+            :mod:`pagebus.bus.redis.url`) or ``memory://[name]``, which lives inside this process only.
         deployment: the deployment's name, part of every key.
         client_name: how the actor appears in Redis's CLIENT LIST.
         connect_timeout_s: how long ``connect`` keeps trying.

@@ -1,6 +1,6 @@
 """What a bus promises. ``RedisBus`` and ``MemoryBus`` keep the same promises and pass the same tests.
 
-Three kinds of stream (see :mod:`bus.streams`):
+Three kinds of stream (see :mod:`pagebus.bus.streams`):
 
 * **Work** streams have consumer groups. An entry is delivered to one consumer of the group, stays pending until it is
   acked, and is deleted by the ack. A consumer first gets back what it left pending (after a restart), then new entries;
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # who only watches over processes does without messages, and numpy
-    from bus.messages import JsonValue, Message
+    from pagebus.bus.messages import JsonValue, Message
 
 
 @dataclass(frozen=True, slots=True, order=True)

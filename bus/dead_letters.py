@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from bus.codec import Frame, encode
-from bus.contract import START, Bus, BusError, Entry, EntryId
-from bus.messages import Message
-from bus.streams import Names
+from pagebus.bus.codec import Frame, encode
+from pagebus.bus.contract import START, Bus, BusError, Entry, EntryId
+from pagebus.bus.messages import Message
+from pagebus.bus.streams import Names
 
 DEAD_LETTERS_KEPT = 1000
 """Entries a stage's dead-letter stream keeps; the oldest go first."""

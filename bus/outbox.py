@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from bus.backoff import Backoff
-from bus.codec import encode
-from bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, SetBack
-from bus.messages import Message
+from pagebus.bus.backoff import Backoff
+from pagebus.bus.codec import encode
+from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, SetBack
+from pagebus.bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
 """Messages an outbox holds unless told otherwise; far beyond what a healthy actor ever queues."""

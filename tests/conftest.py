@@ -6,23 +6,19 @@ import asyncio
 import inspect
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
 import structlog
 
-from tests import patience
+from tests.helpers import patience
 
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("searching", deadline=None)
 hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "searching")
-
-sys.path.insert(0, str(Path(__file__).parent))  # redis_fixture.py, model_factory.py: helpers without a package
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait
@@ -31,7 +27,7 @@ for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and 
 
 patience.leases_in_memory()
 
-pytest_plugins = ["redis_fixture"] if (Path(__file__).parent / "redis_fixture.py").exists() else []
+pytest_plugins = ["tests.helpers.redis_fixture"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

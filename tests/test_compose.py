@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.cli import build_parser
-from actors.process import make_bus
-from actors.settings import KINDS, Settings
-from actors.settings.sources import from_environment, load_settings
-from bus.streams import Names
-from tests.waiting import LIMIT_S
+from pagebus.actors.commands.cli import build_parser
+from pagebus.actors.runtime.process import make_bus
+from pagebus.actors.settings import KINDS, Settings
+from pagebus.actors.settings.sources import from_environment, load_settings
+from pagebus.bus.streams import Names
+from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -202,7 +202,12 @@ class Deployment:
 
     async def up(self, name: str) -> None:
         self.processes[name] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "actors.cli", *ACTORS[name]["command"], cwd=ROOT, env=self.environ(name)
+            sys.executable,
+            "-m",
+            "pagebus.actors.commands.cli",
+            *ACTORS[name]["command"],
+            cwd=ROOT,
+            env=self.environ(name),
         )
 
     async def until_healthy(self, name: str) -> None:

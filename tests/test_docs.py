@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import actors
-from actors.cli import build_parser
-from actors.settings import flag_of
-from actors.settings.sources import field_types, from_file
-from bus import messages
+import pagebus
+from pagebus.actors.commands.cli import build_parser
+from pagebus.actors.settings import flag_of
+from pagebus.actors.settings.sources import field_types, from_file
+from pagebus.bus import messages
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
@@ -184,4 +184,4 @@ def test_public_names_are_described(tmp_path: Path) -> None:
     """The site describes every public name of the modules behind `LLM`, and each has a docstring."""
     assert sphinx("coverage", tmp_path) == ""
     documented = (ROOT / "docs/api.md").read_text()
-    assert {module for module in actors._MODULES.values() if f"automodule:: {module}\n" not in documented} == set()
+    assert {module for module in pagebus._MODULES.values() if f"automodule:: {module}\n" not in documented} == set()

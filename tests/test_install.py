@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.public_index import Package, asked, resolve, unmet, why_unreachable, write_wheel
+from tests.helpers.public_index import Package, asked, resolve, unmet, why_unreachable, write_wheel
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"

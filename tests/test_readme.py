@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from actors import LLM
+from pagebus import LLM
+from tests.helpers.waiting import LIMIT_S
 from tests.test_docs import blocks
-from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "http://127.0.0.1:8000"
@@ -61,7 +61,7 @@ def test_command_line(server: tuple[str, str]) -> None:
     """The terminal's commands, as a shell runs them."""
     url, key = server
     told = f"--url {url}/v1 --api-key {key}"
-    shell = f'pagebus() {{ {sys.executable} -m actors.cli "$1" {told} "${{@:2}}"; }}\n'
+    shell = f'pagebus() {{ {sys.executable} -m pagebus.actors.commands.cli "$1" {told} "${{@:2}}"; }}\n'
     printed = run("bash", "-ec", shell + block("sh", "pagebus chat -q"))
     assert printed.startswith("water (noun)")
     assert "executor-0" in printed
@@ -69,7 +69,7 @@ def test_command_line(server: tuple[str, str]) -> None:
 
 def test_python() -> None:
     """The program for `LLM` runs by itself, and ends although it closes nothing."""
-    script = block("python", "from actors import").replace("LLM()", 'LLM(device="cpu", threads=1)')
+    script = block("python", "from pagebus import").replace("LLM()", 'LLM(device="cpu", threads=1)')
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout.splitlines()[0].partition(":")[0]) == (0, "water (noun)")
     assert "rror" not in done.stderr

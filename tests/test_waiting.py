@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import MOST_S, PatientClock
-from tests.waiting import LIMIT_S, TEST_LIMIT_S
+from tests.helpers.patience import MOST_S, PatientClock
+from tests.helpers.waiting import LIMIT_S, TEST_LIMIT_S
 
 ROOT = Path(__file__).parents[1]
 WAITERS = {"asyncio.timeout", "asyncio.wait_for", "asyncio.wait", "subprocess.run", "urllib.request.urlopen",

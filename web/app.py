@@ -12,64 +12,56 @@ from functools import cache
 import orjson
 from aiohttp import web
 
-from actors.actor import Actor
-from actors.settings import Settings, SettingsError
-from actors.version import version
-from bus.contract import Bus, BusError, BusUnavailable
-from bus.messages import BatchQueued
-from bus.outbox import Outbox
-from bus.streams import address_of
-from web import listener
-from web.admission import Admission
-from web.auth import KeyRing
-from web.background import Background
-from web.bodies import Bodies
-from web.connection import Connections
-from web.context import CONTEXT, Context
-from web.cors import Cors
-from web.errors import unavailable
-from web.files.store import open_store
-from web.holding import Holding
-from web.hosts import open_hosts
-from web.inbox import Inbox
-from web.kept import Kept
-from web.key_file import KeyFile
-from web.limits import WRITE_TIMEOUT_S, max_body_bytes
-from web.load_report import load_of
-from web.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
-from web.metrics import IngressMetrics, deployment_metrics
-from web.middleware import boundary, mark_response
-from web.model import ServedModel, cached_block_size, load_served_model
-from web.observatory.facts import facts_of
-from web.observatory.observatory import Observatory
-from web.observatory.roster import Roster
-from web.open_tracing import open_tracing
-from web.openapi import describe
-from web.request_log import open_request_log
-from web.responses import Responses
-from web.routes import (
-    EVENTS,
-    aborts,
-    batches,
-    debug,
-    docs,
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.version import version
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.contract import Bus, BusError, BusUnavailable
+from pagebus.bus.messages import BatchQueued
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.streams import address_of
+from pagebus.web.access.admission import Admission
+from pagebus.web.access.auth import KeyRing
+from pagebus.web.access.bodies import Bodies
+from pagebus.web.access.cors import Cors
+from pagebus.web.access.hosts import open_hosts
+from pagebus.web.access.key_file import KeyFile
+from pagebus.web.access.sagemaker import Sessions
+from pagebus.web.answers.sse import Streams
+from pagebus.web.http.connection import Connections
+from pagebus.web.http.errors import unavailable
+from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
+from pagebus.web.ingress.holding import Holding
+from pagebus.web.ingress.inbox import Inbox
+from pagebus.web.ingress.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
+from pagebus.web.ingress.request_log import open_request_log
+from pagebus.web.observatory.facts import facts_of
+from pagebus.web.observatory.observatory import Observatory
+from pagebus.web.observatory.roster import Roster
+from pagebus.web.requests.served_model import ServedModel, cached_block_size, load_served_model
+from pagebus.web.routes import EVENTS
+from pagebus.web.routes.generate import (
     embeddings,
-    files,
     generation,
     inference,
     invocations,
     messages,
-    models,
-    observatory,
-    page,
     rendering,
     responses,
-    service,
-    steering,
     tokens,
 )
-from web.sagemaker import Sessions
-from web.sse import Streams
+from pagebus.web.routes.generate.background import Background
+from pagebus.web.routes.openapi import describe
+from pagebus.web.routes.operate import aborts, debug, docs, models, observatory, page, service, steering
+from pagebus.web.routes.store import batches, files
+from pagebus.web.server import listener
+from pagebus.web.server.context import CONTEXT, Context
+from pagebus.web.server.middleware import boundary, mark_response
+from pagebus.web.server.open_tracing import open_tracing
+from pagebus.web.storage.files import open_store
+from pagebus.web.storage.quota import Kept
+from pagebus.web.storage.responses import Responses
+from pagebus.web.telemetry.load_report import load_of
+from pagebus.web.telemetry.metrics import IngressMetrics, deployment_metrics
 
 TEXT_ROUTES = (
     *generation.ROUTES,

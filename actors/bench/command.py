@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from actors.commands import Commands
-from actors.settings import SettingsError
-from actors.settings.sources import add_arguments, field_types, load_settings
+from pagebus.actors.settings import SettingsError
+from pagebus.actors.settings.command_line import Commands
+from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 
 MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes with random weights (default: the shipped)"
 
@@ -183,8 +183,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     Raises:
         SettingsError: something was asked for that cannot be.
     """
-    from actors.bench.deployment import BenchError
-    from bus.contract import BusError
+    from pagebus.actors.bench.driver.deployment import BenchError
+    from pagebus.bus.contract import BusError
 
     try:
         return _run(arguments)
@@ -200,26 +200,26 @@ def _run(arguments: argparse.Namespace) -> int:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must be more than 0")
     match arguments.benchmark:
         case "engine":
-            from actors.bench.engine import bench_engine
+            from pagebus.actors.bench.engine import bench_engine
 
             return bench_engine(arguments, load_settings(arguments))
         case "serve":
-            from actors.bench.serve import bench_serve
+            from pagebus.actors.bench.serve import bench_serve
 
             return bench_serve(arguments)
         case "start":
-            from actors.bench.start import bench_start
+            from pagebus.actors.bench.start import bench_start
 
             return bench_start(arguments, load_settings(arguments))
         case "tables":
-            from actors.bench.tables import bench_tables
+            from pagebus.actors.bench.tables import bench_tables
 
             return bench_tables(arguments.files, arguments.into)
         case "shape":
             return _write_shape(arguments.name, Path(arguments.folder))
         case "profile":
-            from actors.bench.engine import chosen, workloads_for
-            from actors.bench.profile import bench_profile
+            from pagebus.actors.bench.engine import chosen, workloads_for
+            from pagebus.actors.bench.profile import bench_profile
 
             settings = load_settings(arguments)
             workloads = chosen(workloads_for(arguments, settings, [arguments.batch]), [arguments.workload])
@@ -229,7 +229,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _write_shape(name: str, parent: Path) -> int:
-    from actors.bench.shapes import SHAPES, write_model_folder
+    from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 
     if name not in SHAPES:
         raise SettingsError(f"no shape {name!r}: there are {', '.join(SHAPES)}")

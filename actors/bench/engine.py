@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.bench.costs import Costs
-from actors.bench.deployment import BenchError, Deployment, as_served, deployed, scratch
-from actors.bench.figures import Figures, make_figures, summary
-from actors.bench.graphs import told_by_lease, until_captured
-from actors.bench.points import Point, Workload, make_workloads
-from actors.bench.requests import make_prompts, make_requests
-from actors.bench.watch import Watch
-from actors.gpus import visible_gpus
-from actors.model_config import ModelConfig, resolve_model
-from actors.progress import Progress
-from actors.settings import Settings, SettingsError
-from actors.settings.sources import to_args
-from actors.simulator.workloads import make_workload
-from bus.messages import GenerateRequest
+from pagebus.actors.bench.driver.deployment import BenchError, Deployment, as_served, deployed, scratch
+from pagebus.actors.bench.driver.graphs import told_by_lease, until_captured
+from pagebus.actors.bench.driver.points import Point, Workload, make_workloads
+from pagebus.actors.bench.driver.requests import make_prompts, make_requests
+from pagebus.actors.bench.measures.costs import Costs
+from pagebus.actors.bench.measures.figures import Figures, make_figures, summary
+from pagebus.actors.bench.measures.watch import Watch
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.runtime.gpus import visible_gpus
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.sources import to_args
+from pagebus.actors.simulator.workloads import make_workload
+from pagebus.actors.telemetry.progress import Progress
+from pagebus.bus.messages import GenerateRequest
 
 DEFAULT_BUDGET = {True: 8192, False: 2048}
 """Most tokens of a step on CUDA, and on a CPU, unless it is said."""
@@ -87,7 +87,7 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def measure_ceilings() -> dict[str, Any]:
     """What the device can do at best, measured in a process of its own: this one never imports torch."""
-    command = [sys.executable, "-m", "actors.executor.ceilings"]
+    command = [sys.executable, "-m", "pagebus.actors.executor.device.roofline"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"the device's ceilings cannot be measured:\n{done.stderr}")

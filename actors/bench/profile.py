@@ -7,15 +7,15 @@ import asyncio
 import json
 from pathlib import Path
 
-from actors.bench.deployment import BenchError, as_served, deployed, scratch
-from actors.bench.engine import served_for, warm_up
-from actors.bench.idle import report
-from actors.bench.points import Workload
-from actors.bench.requests import make_prompts, make_requests
-from actors.bench.timeline import ActorSpan, chrome_trace, make_spans, picture, summary
-from actors.bench.watch import Step, Watch
-from actors.settings import Settings
-from actors.spans import read_spans
+from pagebus.actors.bench.driver.deployment import BenchError, as_served, deployed, scratch
+from pagebus.actors.bench.driver.points import Workload
+from pagebus.actors.bench.driver.requests import make_prompts, make_requests
+from pagebus.actors.bench.engine import served_for, warm_up
+from pagebus.actors.bench.measures.idle import report
+from pagebus.actors.bench.measures.timeline import ActorSpan, chrome_trace, make_spans, picture, summary
+from pagebus.actors.bench.measures.watch import Step, Watch
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.spans import read_spans
 
 
 def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: Workload) -> int:

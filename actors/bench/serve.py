@@ -18,15 +18,15 @@ import numpy as np
 import orjson
 import uvloop
 
-from actors.bench.client import Outcome, run_calls
-from actors.bench.deployment import BenchError
-from actors.bench.figures import Figures, summary
-from actors.bench.graphs import told_by_metrics, until_captured
-from actors.bench.load import ENDPOINTS, Spec, make_calls, warm_up_calls
-from actors.child import python_path
-from actors.progress import Progress
-from actors.settings import SettingsError
-from actors.simulator.workloads import WORKLOADS
+from pagebus.actors.bench.driver.client import Outcome, run_calls
+from pagebus.actors.bench.driver.deployment import BenchError
+from pagebus.actors.bench.driver.graphs import told_by_metrics, until_captured
+from pagebus.actors.bench.driver.load import ENDPOINTS, Spec, make_calls, warm_up_calls
+from pagebus.actors.bench.measures.figures import Figures, summary
+from pagebus.actors.runtime.child import python_path
+from pagebus.actors.settings import SettingsError
+from pagebus.actors.simulator.workloads import WORKLOADS
+from pagebus.actors.telemetry.progress import Progress
 
 SPREAD_S = 3.0
 """What processes get to start and to make their prompts, before the first call is due."""
@@ -200,7 +200,7 @@ async def _run_part(spec: Spec, part: int, begin_s: float, take: Any) -> None:
     """One process's part of the calls."""
     environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "actors.bench.client", str(part), env=environ, limit=2**26,
+        sys.executable, "-P", "-m", "pagebus.actors.bench.driver.client", str(part), env=environ, limit=2**26,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None

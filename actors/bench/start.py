@@ -17,14 +17,14 @@ from typing import Any
 
 import aiohttp
 
-from actors.bench.client import Outcome, send
-from actors.bench.costs import Costs
-from actors.bench.deployment import BenchError, Deployment, as_served, deployed, scratch
-from actors.bench.load import Call
-from actors.model_config import ModelConfig, resolve_model
-from actors.progress import Progress
-from actors.settings import Settings
-from actors.settings.sources import to_args
+from pagebus.actors.bench.driver.client import Outcome, send
+from pagebus.actors.bench.driver.deployment import BenchError, Deployment, as_served, deployed, scratch
+from pagebus.actors.bench.driver.load import Call
+from pagebus.actors.bench.measures.costs import Costs
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.settings import Settings
+from pagebus.actors.settings.sources import to_args
+from pagebus.actors.telemetry.progress import Progress
 
 PHASE_DONE, READY = "phase done", "ready"
 """Events in the logs of actors: one says how many ``seconds`` a ``phase`` took, the other that the start is over."""

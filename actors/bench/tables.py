@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.settings import SettingsError
+from pagebus.actors.settings import SettingsError
 
 GOALS = Path(__file__).with_name("goals.json")
 NOTHING = "-"

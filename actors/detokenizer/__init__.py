@@ -1,0 +1,1 @@
+"""The detokenizer actor: token ids become text, stop strings and scores."""

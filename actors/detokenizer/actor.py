@@ -15,16 +15,16 @@ from collections.abc import Set
 from contextlib import suppress
 from typing import Any
 
-from actors.actor import Actor, describe
-from actors.detokenizer.sequences import Sequences
-from actors.detokenizer.text import Decoder, make_decoder
-from actors.model_config import resolve_tokenizer
-from actors.patience import Patience
-from actors.settings import Settings
-from actors.text_tokenizer import load_tokenizer
-from bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
-from bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
-from bus.outbox import Outbox
+from pagebus.actors.detokenizer.sequences import Sequences
+from pagebus.actors.detokenizer.text import Decoder, make_decoder
+from pagebus.actors.model.config import resolve_tokenizer
+from pagebus.actors.model.tokenizer import load_tokenizer
+from pagebus.actors.runtime.actor import Actor, describe
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
+from pagebus.bus.outbox import Outbox
 
 READ_COUNT = 1024
 """Entries per stream and read. A sequences stream that fills it holds the results of that read back."""

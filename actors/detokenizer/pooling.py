@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.detokenizer.text import Decoder
-from bus.messages import PromptReply, SequenceStarted, StepResult
+from pagebus.actors.detokenizer.text import Decoder
+from pagebus.bus.messages import PromptReply, SequenceStarted, StepResult
 
 Float32Array = NDArray[np.float32]
 

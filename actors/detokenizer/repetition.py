@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bus.messages import RepetitionDetection
+from pagebus.bus.messages import RepetitionDetection
 
 
 class RepetitionDetector:

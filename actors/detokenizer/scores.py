@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.detokenizer.text import Decoder
-from bus.messages import Int32Array, PromptReply, SequenceStarted, StepResult
+from pagebus.actors.detokenizer.text import Decoder
+from pagebus.bus.messages import Int32Array, PromptReply, SequenceStarted, StepResult
 
 NO_SCORE = -1
 """The ``top_counts`` of a token without log probabilities."""

@@ -8,26 +8,22 @@ elsewhere brings its tokens along, and its text is made from the first of them o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
-from actors.detokenizer.repetition import RepetitionDetector
-from actors.detokenizer.scores import (
+from pagebus.actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
+from pagebus.actors.detokenizer.repetition import RepetitionDetector
+from pagebus.actors.detokenizer.scores import (
     PromptScores,
     Score,
-    TokenColumns,
     UnsentTokens,
     add_prompt_parts,
     output_scores,
     row_scores,
 )
-from actors.detokenizer.stops import StopMatch, StopMatcher
-from actors.detokenizer.text import Decoder, TextState
-from actors.detokenizer.text_lengths import TextLengths
-from bus.messages import (
+from pagebus.actors.detokenizer.state import SequenceState, reply_batch
+from pagebus.actors.detokenizer.stops import StopMatch, StopMatcher
+from pagebus.actors.detokenizer.text import Decoder
+from pagebus.bus.messages import (
     END_GRAMMAR,
     END_LENGTH,
     END_NONE,
@@ -48,33 +44,6 @@ REPETITION = "repetition_detected"
 """The stop reason of an output that repeats itself."""
 BAD_REQUEST = "BadRequestError"
 COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to follow."
-
-
-@dataclass(slots=True)
-class SequenceState:
-    """One sequence: what it is, how far its text is, and what has not been sent yet."""
-
-    started: SequenceStarted
-    text: TextState
-    stops: StopMatcher | None
-    num_tokens: int = 0
-    unsent: list[str] = field(default_factory=list)
-    num_sent: int = 0
-    """Characters of text that have been sent."""
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    tokens: UnsentTokens | None = None
-    """For clients that want tokens or log probabilities."""
-    prompt: PromptScores | PooledPrompt | None = None
-    """While something about the prompt is to be sent."""
-    repetition: RepetitionDetector | None = None
-    num_told: int = 0
-    """Tokens of which the lengths have been sent, for clients that want them."""
-
-    @property
-    def ingresses(self) -> tuple[str, ...]:
-        """Where its text goes."""
-        return self.started.ingress, *self.started.others
 
 
 _Row = tuple[SequenceState, int, int, Score | None]
@@ -236,9 +205,9 @@ class Sequences:
             else:
                 by_ingress.setdefault(state.started.ingress, []).append(state)
         self._touched = {}
-        output.replies = {ingress: _reply_batch(states, self._decoder) for ingress, states in by_ingress.items()}
+        output.replies = {ingress: reply_batch(states, self._decoder) for ingress, states in by_ingress.items()}
         for ingresses, states in shared.items():
-            batch = _reply_batch(states, self._decoder)
+            batch = reply_batch(states, self._decoder)
             output.copies += [(ingress, batch) for ingress in ingresses]
         return output
 
@@ -269,15 +238,15 @@ class Sequences:
         live = [row for row in rows if row[0].started.sequence_id in self._live]  # a request may have failed meanwhile
         texts = iter(
             self._decoder.push(
-                [state.text for state, _, end, _ in live if not _is_silent(state, end)],
-                [token for state, token, end, _ in live if not _is_silent(state, end)],
+                [state.text for state, _, end, _ in live if not state.is_silent(end)],
+                [token for state, token, end, _ in live if not state.is_silent(end)],
             )
         )
         for state, token, end, score in live:
             if state.tokens is not None:
                 state.tokens.ids.append(token)
                 state.tokens.scores.append(score)
-            text = "" if _is_silent(state, end) else next(texts)
+            text = "" if state.is_silent(end) else next(texts)
             state.num_tokens += 1
             self._touched[state.started.sequence_id] = state
             self._add_text(state, text)
@@ -364,39 +333,3 @@ class Sequences:
         siblings.remove(started.sequence_id)
         if not siblings:
             del self._by_request[started.request_id]
-
-
-def _is_silent(state: SequenceState, end: int) -> bool:
-    """The token that ended a sequence is no text, unless the client wants to see what stopped it; none is for a client
-    that wants no text."""
-    sampling = state.started.sampling
-    return not sampling.detokenize or (end == END_STOP and not sampling.include_stop_str_in_output)
-
-
-def _reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
-    """The rows of one ingress; takes the unsent text."""
-    rows = list(states)
-    texts, offsets = [], []
-    columns, lengths = TokenColumns(), TextLengths()
-    for row, state in enumerate(rows):
-        columns.add(state.tokens)
-        if state.started.sampling.return_text_lengths:
-            lengths.add(row, state.unsent, state.num_tokens - state.num_told)
-            state.num_told = state.num_tokens
-        texts.append("".join(state.unsent))
-        state.unsent.clear()
-        offsets.append(state.num_sent)
-        state.num_sent += len(texts[-1])
-    return ReplyBatch(
-        request_ids=tuple(state.started.request_id for state in rows),
-        texts=tuple(texts),
-        finish_reasons=tuple(state.finish_reason for state in rows),
-        stop_reasons=tuple(state.stop_reason for state in rows),
-        choice_indexes=np.array([state.started.choice_index for state in rows], np.int32),
-        num_output_tokens=np.array([state.num_tokens for state in rows], np.int32),
-        num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
-        num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
-        text_offsets=np.array(offsets, np.int32),
-        **lengths.fields(len(rows)),  # type: ignore[arg-type]
-        **columns.fields(decoder),  # type: ignore[arg-type]
-    )

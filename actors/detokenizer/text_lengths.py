@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from bus.messages import Int32Array
+from pagebus.bus.messages import Int32Array
 
 
 class TextLengths:

@@ -16,26 +16,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from actors.actor import RETRY_S, Actor, describe
-from actors.executor.errors import EngineError, EngineStalled, is_device_fault
-from actors.executor.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
-from actors.executor.kernel_metrics import KernelMetrics
-from actors.executor.preload import import_torch, open_gpu, preload
-from actors.executor.sleeping import AWAKE, Sleeping
-from actors.executor.step_watch import StepWatch
-from actors.gpu_limits import check_gpu
-from actors.metrics import STEP_BUCKETS_S
-from actors.model_config import ModelConfig, resolve_model
-from actors.settings import Settings
-from actors.spans import spans_of
-from bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
-from bus.messages import ReplicaFenced, StepPlan, StepResult
-from bus.outbox import Outbox
-from kernels.target import Target, first_target
+from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
+from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.kernel_metrics import KernelMetrics
+from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
+from pagebus.actors.executor.preload import import_torch, open_gpu, preload
+from pagebus.actors.executor.sleeping import AWAKE, Sleeping
+from pagebus.actors.executor.step_watch import StepWatch
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.runtime.actor import RETRY_S, Actor, describe
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
+from pagebus.actors.telemetry.spans import spans_of
+from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import ReplicaFenced, StepPlan, StepResult
+from pagebus.bus.outbox import Outbox
+from pagebus.kernels.common.target import Target, first_target
 
 if TYPE_CHECKING:  # torch is imported while other things happen
-    from actors.executor.engine import Engine
-    from actors.executor.loading import EngineInfo
+    from pagebus.actors.executor.engine import Engine
+    from pagebus.actors.executor.loading.loading import EngineInfo
 
 T = TypeVar("T")
 
@@ -364,9 +364,9 @@ def problem_of(entry: Entry) -> str:
 
 
 def import_engine() -> Any:
-    """The module :mod:`actors.executor.engine`, and with it torch."""
+    """The module :mod:`pagebus.actors.executor.engine`, and with it torch."""
     import_torch()
-    return import_module("actors.executor.engine")
+    return import_module("pagebus.actors.executor.engine")
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:

@@ -2,8 +2,8 @@
 
 The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work; it
 never waits for the device, except when as many steps as there are read-back buffers are in flight. The completion
-thread hands results on (:mod:`actors.executor.completion`). On a CPU the pass is done when its launch returns, and the
-device thread finishes the step itself.
+thread hands results on (:mod:`pagebus.actors.executor.step.completion`). On a CPU the pass is done when its launch
+returns, and the device thread finishes the step itself.
 
 Whatever fails in either thread ends the engine: plans after it could only compute nonsense.
 """
@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from actors.executor.completion import Completion, Launched, Queued, give_scores
-from actors.executor.device import new_stream, prepare_thread, resolve_device, resolve_dtype
-from actors.executor.errors import EngineError, PlanError
-from actors.executor.grammars import Grammars
-from actors.executor.graphs import Graphs
-from actors.executor.loading import EngineInfo, Loaded, Progress, load
-from actors.executor.memory import memory_in_use
-from actors.executor.readback import Readback, ReadbackPool
-from actors.executor.step_work import StepWork
-from actors.grammar import load_vocabulary
-from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
-from actors.settings import Settings
-from actors.spans import CAPTURE, EAGER, LAUNCH, Spans
-from bus.messages import StepPlan, StepResult
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.device import new_stream, prepare_thread, resolve_device, resolve_dtype
+from pagebus.actors.executor.device.errors import EngineError, PlanError
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress, load
+from pagebus.actors.executor.memory.budget import memory_in_use
+from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
+from pagebus.actors.executor.step.readback import Readback, ReadbackPool
+from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_tokenizer
+from pagebus.actors.model.grammars.grammar import load_vocabulary
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.spans import CAPTURE, EAGER, LAUNCH, Spans
+from pagebus.bus.messages import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

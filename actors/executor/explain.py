@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.executor.device import check_attention, resolve_dtype, resolve_kv_dtype, resolve_token_budget
-from actors.executor.graphs import empty_step
-from actors.executor.loading import graph_tokens
-from actors.executor.rehearsal import META, make_runner
-from actors.executor.runner import Launch, prefill_rows
-from actors.executor.step_kernels import StepKernels
-from actors.executor.step_work import StepWork
-from actors.model_config import ModelConfig
-from actors.settings import Settings
-from kernels.attention_choice import PATHS
-from kernels.linear_choice import LinearChoice
-from kernels.target import Target, compile_for
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.device import check_attention, resolve_dtype, resolve_kv_dtype, resolve_token_budget
+from pagebus.actors.executor.graphs.graphs import empty_step
+from pagebus.actors.executor.loading.dry_run import META, make_runner
+from pagebus.actors.executor.loading.loading import graph_tokens
+from pagebus.actors.executor.step.runner import Launch, prefill_rows
+from pagebus.actors.executor.step.step_kernels import StepKernels
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+from pagebus.kernels.attention.choice import PATHS
+from pagebus.kernels.common.target import Target, compile_for
+from pagebus.kernels.linear.dispatch import LinearChoice
 
 CPU = torch.device("cpu")
 DECODES = (1, 8, 32, 64, 128, 256)

@@ -7,16 +7,16 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from actors.commands import SETTINGS_EPILOG, Commands
-from actors.executor.compile_command import parse_target
-from actors.gpu_limits import check_gpu
-from actors.model_config import ModelConfig, ModelError, resolve_model
-from actors.settings import Settings
-from actors.settings.sources import add_arguments, load_settings
-from kernels.target import Target, first_target
+from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.loading.compile_command import parse_target
+from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.settings import Settings
+from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
+from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.kernels.common.target import Target, first_target
 
 if TYPE_CHECKING:
-    from actors.executor.explain import AbsentEngine, ExplainedStep
+    from pagebus.actors.executor.explain import AbsentEngine, ExplainedStep
 
 WIDTH = 200
 """Of the table where it goes to no terminal."""
@@ -57,7 +57,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2
     check_gpu(settings, config, target)
-    from actors.executor.explain import AbsentEngine
+    from pagebus.actors.executor.explain import AbsentEngine
 
     engine = AbsentEngine(settings, config, target)
     about = {

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from actors.metrics import Metrics
+from pagebus.actors.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from actors.executor.step_kernels import StepKernels
+    from pagebus.actors.executor.step.step_kernels import StepKernels
 
 PATHS = ("pagebus:attention_steps_total", "Steps by the path that attention took.")
 PRODUCTS = ("pagebus:product_steps_total", "Steps by the kernel that a product got.")

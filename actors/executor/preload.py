@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from kernels.target import open_first_gpu
+from pagebus.kernels.common.target import open_first_gpu
 
 GLOBAL = "lib/libtorch_global_deps.so"
 """As torch loads it, for everybody."""

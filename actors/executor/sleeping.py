@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.metrics import Metrics
-from bus.contract import Bus
-from bus.messages import SLEEP_STATE
+from pagebus.actors.telemetry.metrics import Metrics
+from pagebus.bus.contract import Bus
+from pagebus.bus.messages import SLEEP_STATE
 
 SLEEP_LOOK_S = 0.25
 AWAKE, SLEEPS, SLEEPS_DEEPLY = "awake", "weights_offloaded", "discard_all"

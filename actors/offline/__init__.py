@@ -1,1 +1,1 @@
-"""A model for programs: `from actors import LLM, SamplingParams`."""
+"""A model for programs: `from pagebus import LLM, SamplingParams`."""

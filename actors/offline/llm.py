@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from actors import logs
-from actors.gpus import visible_gpus
-from actors.offline.client import run_all
-from actors.offline.outputs import (
+from pagebus.actors.offline.client import run_all
+from pagebus.actors.offline.outputs import (
     BeamSearchOutput,
     EmbeddingRequestOutput,
     RequestOutput,
@@ -26,12 +24,14 @@ from actors.offline.outputs import (
     read_output,
     score_of,
 )
-from actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
-from actors.offline.system import System
-from actors.one_machine import check_one_process
-from actors.progress import Progress, ProgressStream
-from actors.settings import Settings
-from actors.settings.vllm_flags import is_foreign, settings_of
+from pagebus.actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
+from pagebus.actors.offline.system import System
+from pagebus.actors.runtime.gpus import visible_gpus
+from pagebus.actors.runtime.one_machine import check_one_process
+from pagebus.actors.settings import Settings
+from pagebus.actors.settings.vllm_flags import is_foreign, settings_of
+from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.progress import Progress, ProgressStream
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -202,8 +202,8 @@ class LLM:
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        from actors.model_config import resolve_tokenizer
-        from actors.text_tokenizer import load_tokenizer
+        from pagebus.actors.model.config import resolve_tokenizer
+        from pagebus.actors.model.tokenizer import load_tokenizer
 
         return load_tokenizer(resolve_tokenizer(self._settings))
 

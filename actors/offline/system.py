@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from actors.offline.client import Client
-from actors.process import StopSignal
-from actors.progress import Progress
-from actors.settings import Settings
-from actors.single_process import SingleProcess
+from pagebus.actors.offline.client import Client
+from pagebus.actors.runtime.process import StopSignal
+from pagebus.actors.runtime.single_process import SingleProcess
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.progress import Progress
 
 T = TypeVar("T")
 

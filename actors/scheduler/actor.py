@@ -1,11 +1,12 @@
 """The scheduler actor: reads the bus, lets the core decide, writes the bus.
 
 Tasks beside the loop read requests, results and leases into one inbox. The loop sleeps until something is in there,
-takes in all of it (:mod:`actors.scheduler.intake`), plans once, and hands the messages to the outbox
-(:mod:`actors.scheduler.sending`); nothing on that way waits for the bus.
+takes in all of it (:mod:`pagebus.actors.scheduler.intake`), plans once, and hands the messages to the outbox
+(:mod:`pagebus.actors.scheduler.outputs`); nothing on that way waits for the bus.
 
 A request stays in its work stream until it is over. What else a successor has to know is in the journal, and the
-results it needs are not trimmed before a checkpoint there has summed them up (:mod:`actors.scheduler.journal`).
+results it needs are not trimmed before a checkpoint there has summed them up
+(:mod:`pagebus.actors.scheduler.recovery.journal`).
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ import time
 from collections import deque
 from typing import ClassVar
 
-from actors.actor import Actor
-from actors.model_config import ModelConfig, resolve_model
-from actors.patience import Patience
-from actors.scheduler.checkpoints import Checkpoints
-from actors.scheduler.config import CoreConfig
-from actors.scheduler.core import Core
-from actors.scheduler.detokenizers import Detokenizers
-from actors.scheduler.events import Input
-from actors.scheduler.intake import Intake
-from actors.scheduler.lookout import LOOK_S, Lookout
-from actors.scheduler.membership import Membership
-from actors.scheduler.meters import Meters
-from actors.scheduler.observers import Observers
-from actors.scheduler.poison import Poison
-from actors.scheduler.remains import Remains
-from actors.scheduler.results import Results
-from actors.scheduler.sending import Sender
-from actors.scheduler.steering import Steering
-from actors.scheduler.takeover import MARK_STEP, Recovered, Takeover
-from actors.scheduler.trimming import Trimmer
-from actors.scheduler.work import Work
-from actors.settings import Settings
-from actors.spans import spans_of
-from actors.steady_clock import steady_time_s
-from bus.contract import FENCE_INDEX, Bus, Entry, EntryId
-from bus.messages import ReplicaFenced
-from bus.outbox import Outbox
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import Input
+from pagebus.actors.scheduler.intake import Intake
+from pagebus.actors.scheduler.outputs import Sender
+from pagebus.actors.scheduler.recovery.checkpoints import Checkpoints
+from pagebus.actors.scheduler.recovery.remains import Remains
+from pagebus.actors.scheduler.recovery.takeover import MARK_STEP, Recovered, Takeover
+from pagebus.actors.scheduler.service.dead_letters import Poison
+from pagebus.actors.scheduler.service.detokenizers import Detokenizers
+from pagebus.actors.scheduler.service.lease_watch import LOOK_S, Lookout
+from pagebus.actors.scheduler.service.membership import Membership
+from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.observers import Observers
+from pagebus.actors.scheduler.service.result_streams import Results
+from pagebus.actors.scheduler.service.steering import Steering
+from pagebus.actors.scheduler.service.trimming import Trimmer
+from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.spans import spans_of
+from pagebus.actors.telemetry.steady_clock import steady_time_s
+from pagebus.bus.contract import FENCE_INDEX, Bus, Entry, EntryId
+from pagebus.bus.messages import ReplicaFenced
+from pagebus.bus.outbox import Outbox
 
 LEASE = "leader"
 EAGER_LOOK_S = 0.05

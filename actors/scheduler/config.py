@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from actors.model_config import ModelConfig
-    from actors.settings import Settings
+    from pagebus.actors.model.config import ModelConfig
+    from pagebus.actors.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

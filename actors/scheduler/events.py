@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bus.messages import (
+from pagebus.bus.messages import (
     AbortRequest,
     CancelRequest,
     JsonValue,
@@ -23,7 +23,7 @@ from bus.messages import (
 )
 
 if TYPE_CHECKING:
-    from actors.scheduler.sequence import Request
+    from pagebus.actors.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class DetokenizerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkHeld:
-    """An operator holds the work from now on: ``mode`` is one of :data:`bus.messages.HOLDS`."""
+    """An operator holds the work from now on: ``mode`` is one of :data:`pagebus.bus.messages.HOLDS`."""
 
     mode: str
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actors.actor import describe
-from actors.logs import Log
-from actors.scheduler.core import Core
-from actors.scheduler.detokenizers import Detokenizers
-from actors.scheduler.events import (
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import (
     DetokenizerLost,
     DetokenizersLive,
     Input,
@@ -17,18 +15,20 @@ from actors.scheduler.events import (
     ReplicaLost,
     ReplicaResult,
 )
-from actors.scheduler.membership import Membership
-from actors.scheduler.meters import Meters
-from actors.scheduler.observers import Observers
-from actors.scheduler.poison import Poison
-from actors.scheduler.remains import Remains
-from actors.scheduler.results import Results
-from actors.scheduler.steering import Steering
-from actors.scheduler.takeover import Recovered
-from actors.scheduler.trimming import Trimmer
-from actors.scheduler.work import Work
-from bus.contract import Entry
-from bus.messages import (
+from pagebus.actors.scheduler.recovery.remains import Remains
+from pagebus.actors.scheduler.recovery.takeover import Recovered
+from pagebus.actors.scheduler.service.dead_letters import Poison
+from pagebus.actors.scheduler.service.detokenizers import Detokenizers
+from pagebus.actors.scheduler.service.membership import Membership
+from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.observers import Observers
+from pagebus.actors.scheduler.service.result_streams import Results
+from pagebus.actors.scheduler.service.steering import Steering
+from pagebus.actors.scheduler.service.trimming import Trimmer
+from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import Entry
+from pagebus.bus.messages import (
     AbortRequest,
     BlockRequested,
     CacheResetRequested,
@@ -41,7 +41,7 @@ from bus.messages import (
     StopSequence,
     TokenizedRequest,
 )
-from bus.streams import Names
+from pagebus.bus.streams import Names
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,9 +25,9 @@ QUEUED = frozenset({State.WAITING, State.SWAPPED, State.PREEMPTED_IN_FLIGHT})
 IN_SLOT = frozenset({State.BOUND, State.ENTERED})
 
 TRANSITIONS: dict[tuple[State, State], str] = {
-    (State.WAITING, State.BOUND): "running",
-    (State.SWAPPED, State.BOUND): "running",
-    (State.BOUND, State.ENTERED): "plan",
+    (State.WAITING, State.BOUND): "slots",
+    (State.SWAPPED, State.BOUND): "slots",
+    (State.BOUND, State.ENTERED): "plan_builder",
     (State.BOUND, State.WAITING): "preemption",
     (State.BOUND, State.SWAPPED): "preemption",
     (State.BOUND, State.ENDED): "preemption",
@@ -35,9 +35,9 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.ENTERED, State.SWAPPED): "preemption",
     (State.ENTERED, State.PREEMPTED_IN_FLIGHT): "preemption",
     (State.ENTERED, State.ENDED): "preemption",
-    (State.PREEMPTED_IN_FLIGHT, State.WAITING): "landing",
-    (State.PREEMPTED_IN_FLIGHT, State.SWAPPED): "landing",
-    (State.SWAPPED, State.WAITING): "tiers",
+    (State.PREEMPTED_IN_FLIGHT, State.WAITING): "step_results",
+    (State.PREEMPTED_IN_FLIGHT, State.SWAPPED): "step_results",
+    (State.SWAPPED, State.WAITING): "host_tier",
     (State.WAITING, State.ENDED): "planner",
     (State.PREEMPTED_IN_FLIGHT, State.ENDED): "planner",
     (State.ENDED, State.WAITING): "lifecycle",

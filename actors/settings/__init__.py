@@ -3,11 +3,11 @@
 The flag is ``--max-model-len``, the environment variable ``PAGEBUS_MAX_MODEL_LEN``, and the key in the TOML file given
 with ``--config`` is ``max_model_len`` (or ``max-model-len``). The command line wins over the environment, that over the
 file, and the file over the default. Names are vLLM's where they mean the same. Reading the three sources lives in
-:mod:`actors.settings.sources`.
+:mod:`pagebus.actors.settings.sources`.
 """
 
-from actors.settings.declaring import SettingsError, flag_of
-from actors.settings.settings import GROUPS, Settings
+from pagebus.actors.settings.declaring import SettingsError, flag_of
+from pagebus.actors.settings.settings import GROUPS, Settings
 
 __all__ = ["GROUPS", "KINDS", "Settings", "SettingsError", "flag_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.settings.declaring import setting
+from pagebus.actors.settings.declaring import setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import setting
+from pagebus.actors.settings.declaring import setting
 
 
 def _check_endpoints(paths: Any) -> str | None:
@@ -14,7 +14,7 @@ def _check_endpoints(paths: Any) -> str | None:
 
 
 def _check_otlp(endpoint: Any) -> str | None:
-    from actors.otlp import problem_of
+    from pagebus.actors.settings.otlp import problem_of
 
     return problem_of(str(endpoint))
 

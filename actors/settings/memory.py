@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import setting
+from pagebus.actors.settings.declaring import setting
 
 
 def _check_block_size(value: Any) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import setting
-from bus.url_check import url_problem
+from pagebus.actors.settings.declaring import setting
+from pagebus.bus.redis.url_check import url_problem
 
 BUS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "memory")
 

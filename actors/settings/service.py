@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import setting
+from pagebus.actors.settings.declaring import setting
 
 
 def _check_keys(keys: Any) -> str | None:

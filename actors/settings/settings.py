@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import SettingsError, check_value
-from actors.settings.engine import EngineSettings
-from actors.settings.logging import LoggingSettings
-from actors.settings.memory import MemorySettings
-from actors.settings.model import ModelSettings
-from actors.settings.processes import ProcessSettings
-from actors.settings.service import ServiceSettings
+from pagebus.actors.settings.declaring import SettingsError, check_value
+from pagebus.actors.settings.engine import EngineSettings
+from pagebus.actors.settings.logging import LoggingSettings
+from pagebus.actors.settings.memory import MemorySettings
+from pagebus.actors.settings.model import ModelSettings
+from pagebus.actors.settings.processes import ProcessSettings
+from pagebus.actors.settings.service import ServiceSettings
 
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GROUPS: dict[str, type] = {

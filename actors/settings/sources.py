@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.settings.declaring import SettingsError, flag_of
-from actors.settings.settings import GROUPS, Settings
-from actors.settings.vllm_flags import add_foreign, add_other_names
+from pagebus.actors.settings.declaring import SettingsError, flag_of
+from pagebus.actors.settings.settings import GROUPS, Settings
+from pagebus.actors.settings.vllm_flags import add_foreign, add_other_names
 
 MODEL_FLAG = "model_flag"
 ENV_PREFIX = "PAGEBUS_"

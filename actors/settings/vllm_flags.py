@@ -1,9 +1,9 @@
 """vLLM's flags on our command lines: other names of settings, and flags for which there is no setting here.
 
 What asks for how things are anyway is taken, with a note; what cannot be had is refused, with a word about what there
-is instead (:mod:`actors.settings.vllm_rows`). Flags that take JSON may also be written with dots
+is instead (:mod:`pagebus.actors.settings.vllm_rows`). Flags that take JSON may also be written with dots
 (``--structured-outputs-config.backend guidance``); of those objects, each field is looked at by itself
-(:mod:`actors.settings.vllm_objects`). All of it also holds for the arguments of ``LLM``.
+(:mod:`pagebus.actors.settings.vllm_objects`). All of it also holds for the arguments of ``LLM``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from actors.settings.declaring import SettingsError
-from actors.settings.vllm_objects import settings_in, takes_object
-from actors.settings.vllm_rows import ALIASES, ANY, FLAGS, REFUSED, TAKEN, Flag
+from pagebus.actors.settings.declaring import SettingsError
+from pagebus.actors.settings.vllm_objects import settings_in, takes_object
+from pagebus.actors.settings.vllm_rows import ALIASES, ANY, FLAGS, REFUSED, TAKEN, Flag
 
 __all__ = ["ALIASES", "ANY", "FLAGS", "REFUSED", "TAKEN", "Flag", "add_foreign", "add_other_names", "is_foreign",
            "settings_of", "undotted"]  # fmt: skip

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.settings.declaring import SettingsError
-from actors.settings.vllm_rows import ANY
+from pagebus.actors.settings.declaring import SettingsError
+from pagebus.actors.settings.vllm_rows import ANY
 
 
 @dataclass(frozen=True, slots=True)

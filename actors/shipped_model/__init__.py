@@ -1,0 +1,1 @@
+"""The tiny model that is shipped, and how it was trained."""

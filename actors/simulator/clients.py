@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduler.sequence import SEQUENCE_IDS
-from actors.simulator.histogram import Histogram
-from actors.simulator.simulation import Observer, Simulation
-from actors.simulator.tokenizer import ModelTokenizer
-from actors.simulator.trace import Trace
-from bus.messages import (
+from pagebus.actors.scheduler.request import SEQUENCE_IDS
+from pagebus.actors.simulator.histogram import Histogram
+from pagebus.actors.simulator.recording.trace import Trace
+from pagebus.actors.simulator.simulation import Observer, Simulation
+from pagebus.actors.simulator.tokenizer import ModelTokenizer
+from pagebus.bus.messages import (
     Int32Array,
     RequestFailed,
     RequestsDone,

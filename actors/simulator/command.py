@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.commands import Commands
-from actors.settings import Settings, SettingsError
-from actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.command_line import Commands
+from pagebus.actors.settings.sources import add_arguments, load_settings
 
 if TYPE_CHECKING:
-    from actors.simulator.deployment import Deployment
+    from pagebus.actors.simulator.deployment import Deployment
 
 SIMULATED = (
     "max_model_len",
@@ -94,21 +94,21 @@ def run_simulator(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(arguments)
     if arguments.command == "record":
-        from actors.simulator.record import record
+        from pagebus.actors.simulator.recording.record import record
 
         return asyncio.run(record(settings, Path(arguments.out), arguments.seconds))
     return _simulate(arguments, settings)
 
 
 def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
-    from actors.simulator.clients import Slo
-    from actors.simulator.deployment import Deployment
-    from actors.simulator.faults import parse_faults
-    from actors.simulator.plots import draw
-    from actors.simulator.profile import load_profile
-    from actors.simulator.report import make_report, table
-    from actors.simulator.watch import Recorder
-    from actors.simulator.workloads import WORKLOADS
+    from pagebus.actors.simulator.clients import Slo
+    from pagebus.actors.simulator.deployment import Deployment
+    from pagebus.actors.simulator.drawing.plots import draw
+    from pagebus.actors.simulator.faults import parse_faults
+    from pagebus.actors.simulator.profile import load_profile
+    from pagebus.actors.simulator.report import make_report, table
+    from pagebus.actors.simulator.watch import Recorder
+    from pagebus.actors.simulator.workloads import WORKLOADS
 
     if arguments.workload == "list":
         print("\n".join(f"{name:16} {workload.text}" for name, workload in WORKLOADS.items()))
@@ -153,8 +153,8 @@ def _recorded(deployment: Deployment, path: str | None) -> Iterator[None]:
     Raises:
         SettingsError: the file cannot be written.
     """
-    from actors.simulator.trace import open_text
-    from actors.simulator.watch import StepLog
+    from pagebus.actors.simulator.recording.trace import open_text
+    from pagebus.actors.simulator.watch import StepLog
 
     if path is None:
         yield
@@ -192,8 +192,8 @@ def _say_speed(report: dict[str, Any], took_s: float, cpu_s: float, memory_mib: 
 
 
 def _trace(arguments: argparse.Namespace) -> Any:
-    from actors.simulator.trace import read_trace
-    from actors.simulator.workloads import WORKLOADS, make_workload
+    from pagebus.actors.simulator.recording.trace import read_trace
+    from pagebus.actors.simulator.workloads import WORKLOADS, make_workload
 
     if arguments.trace:
         try:

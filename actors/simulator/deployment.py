@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.scheduler.config import CoreConfig
-from actors.scheduler.events import ReplicaJoined
-from actors.settings import Settings
-from actors.simulator.clients import Clients, Slo
-from actors.simulator.executor import ModelExecutor
-from actors.simulator.faults import Fault, FaultError
-from actors.simulator.profile import Profile
-from actors.simulator.simulation import Observer, Observers, Simulation, Timing
-from actors.simulator.trace import Trace
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.settings import Settings
+from pagebus.actors.simulator.clients import Clients, Slo
+from pagebus.actors.simulator.executor import ModelExecutor
+from pagebus.actors.simulator.faults import Fault, FaultError
+from pagebus.actors.simulator.profile import Profile
+from pagebus.actors.simulator.recording.trace import Trace
+from pagebus.actors.simulator.simulation import Observer, Observers, Simulation, Timing
 
 DEFAULT_BUDGET = 8192
 

@@ -10,9 +10,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduler.events import ReplicaJoined
-from actors.simulator.profile import Profile
-from bus.messages import END_LENGTH, END_NONE, END_STOP, Int32Array, NewSequence, StepPlan, StepResult
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.simulator.profile import Profile
+from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, Int32Array, NewSequence, StepPlan, StepResult
 
 _NO_SLOTS = np.empty(0, np.intp)
 _NO_ENDS = np.full(16_384, END_NONE, np.int32)

@@ -1,9 +1,10 @@
-"""Fits a profile to measured steps: ``python -m actors.simulator.fit run.jsonl --base h200-llama8b --out mine.json``.
+"""Fits a profile to measured steps: ``python -m pagebus.actors.simulator.fit run.jsonl --base h200-llama8b --out
+mine.json``.
 
-``run.jsonl`` is what ``pagebus record`` wrote. The law of :mod:`actors.simulator.profile` is linear in its parameters
-(the values of the table at its knots, the time per context token, the time per prefill pair), so it is fitted by least
-squares of the relative errors, twice: the second time without the tenth of the steps that fit worst (hiccups). What the
-steps say nothing about keeps the value of the base profile.
+``run.jsonl`` is what ``pagebus record`` wrote. The law of :mod:`pagebus.actors.simulator.profile` is linear in its
+parameters (the values of the table at its knots, the time per context token, the time per prefill pair), so it is
+fitted by least squares of the relative errors, twice: the second time without the tenth of the steps that fit worst
+(hiccups). What the steps say nothing about keeps the value of the base profile.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.simulator.profile import Profile, ProfileError, load_profile, to_json
-from actors.simulator.trace import open_text
+from pagebus.actors.simulator.profile import Profile, ProfileError, load_profile, to_json
+from pagebus.actors.simulator.recording.trace import open_text
 
 Floats = NDArray[np.float64]
 PRIOR_WEIGHT = 0.0005
@@ -103,7 +104,9 @@ def _solve(features: Floats, seconds: Floats, prior: Floats) -> Floats:
 
 def main(argv: Iterable[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m actors.simulator.fit", description="Fit a profile to a recording.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pagebus.actors.simulator.fit", description="Fit a profile to a recording."
+    )
     parser.add_argument("recording", nargs="+", help="files that 'pagebus record' wrote")
     parser.add_argument("--base", required=True, help="the profile to start from")
     parser.add_argument("--out", help="where the fitted profile goes (default: standard output)")

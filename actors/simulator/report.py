@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.simulator.clients import Clients
-from actors.simulator.deployment import Deployment
-from actors.simulator.histogram import Histogram
-from actors.simulator.simulation import Simulation
+from pagebus.actors.simulator.clients import Clients
+from pagebus.actors.simulator.deployment import Deployment
+from pagebus.actors.simulator.histogram import Histogram
+from pagebus.actors.simulator.simulation import Simulation
 
 
 def make_report(deployment: Deployment) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from actors.scheduler.config import CoreConfig
-from actors.scheduler.core import Core
-from actors.scheduler.events import (
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import (
     DetokenizersLive,
     Input,
     Note,
@@ -29,7 +29,7 @@ from actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
-from bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from pagebus.bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 
 NEVER_S = float("inf")
 COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes")
@@ -128,7 +128,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """See :class:`actors.simulator.profile.Profile`. ``lease_ttl_s``: until a dead executor is noticed."""
+    """See :class:`pagebus.actors.simulator.profile.Profile`. ``lease_ttl_s``: until a dead executor is noticed."""
 
     bus_s: float = 0.0
     input_s: float = 0.0

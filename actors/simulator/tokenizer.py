@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from actors.simulator.simulation import Simulation
-from bus.messages import TokenizedRequest
+from pagebus.actors.simulator.simulation import Simulation
+from pagebus.bus.messages import TokenizedRequest
 
 BATCH = 128
 """Requests that a tokenizer reads at once, at most."""

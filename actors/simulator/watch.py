@@ -6,14 +6,14 @@ from typing import IO
 
 import numpy as np
 
-from actors.scheduler.replica import Replica
-from actors.simulator.deployment import Deployment
-from actors.simulator.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
-from actors.simulator.record import Recording
-from actors.simulator.simulation import Observer
-from bus.contract import Entry, EntryId
-from bus.messages import Message, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
-from bus.streams import Names
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.simulator.deployment import Deployment
+from pagebus.actors.simulator.drawing.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
+from pagebus.actors.simulator.recording.record import Recording
+from pagebus.actors.simulator.simulation import Observer
+from pagebus.bus.contract import Entry, EntryId
+from pagebus.bus.messages import Message, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from pagebus.bus.streams import Names
 
 
 class Recorder(Observer):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.simulator.trace import Ints, Trace, make_trace
+from pagebus.actors.simulator.recording.trace import Ints, Trace, make_trace
 
 CHAT_MEDIAN, CHAT_SIGMA, CHAT_LEAST, CHAT_MOST = 150, 0.9, 4, 2048
 

@@ -1,0 +1,1 @@
+"""The tokenizer actor: chat templates and texts become token ids; grammars are tried."""

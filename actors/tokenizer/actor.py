@@ -15,19 +15,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from actors.actor import Actor, describe
-from actors.model_config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
-from actors.patience import Patience
-from actors.settings import Settings
-from actors.text_tokenizer import load_tokenizer
-from actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
-from actors.tokenizer.grammar_check import GrammarChecker
-from actors.tokenizer.heavy import Heavy
-from actors.tokenizer.refusal import Refusal
-from actors.tokenizer.thoughts import behind_prompt
-from bus.contract import BusUnavailable, Entry, EntryId
-from bus.messages import GenerateRequest, Message, PromptReply, StructuredOutput, TokenizedRequest
-from bus.streams import TOKENIZER_GROUP
+from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
+from pagebus.actors.model.tokenizer import load_tokenizer
+from pagebus.actors.runtime.actor import Actor, describe
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
+from pagebus.actors.tokenizer.grammar_check import GrammarChecker
+from pagebus.actors.tokenizer.heavy import Heavy
+from pagebus.actors.tokenizer.refusal import Refusal
+from pagebus.actors.tokenizer.thoughts import behind_prompt
+from pagebus.bus.contract import BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import GenerateRequest, Message, PromptReply, StructuredOutput, TokenizedRequest
+from pagebus.bus.streams import TOKENIZER_GROUP
 
 READ_COUNT = 128
 READ_BLOCK_MS = 500

@@ -2,9 +2,9 @@
 
 The template comes from the model's folder or ``--chat-template``, and from a client only with
 ``--trust-request-chat-template``. It runs in the immutable Jinja sandbox of ``transformers``, in a process with limits
-(:mod:`actors.tokenizer.render_process`). A special token that a client *writes* into a message (``<|im_end|>``, say)
-stays plain text: only those that the template itself writes become special tokens, so no message can forge the end of
-its turn or another role. For that, the client's special tokens are marked before the template runs, and
+(:mod:`pagebus.actors.tokenizer.render_process`). A special token that a client *writes* into a message (``<|im_end|>``,
+say) stays plain text: only those that the template itself writes become special tokens, so no message can forge the end
+of its turn or another role. For that, the client's special tokens are marked before the template runs, and
 :class:`Rendered` says which parts of the result are marked. (Plain ``apply_chat_template`` makes no such difference.
 Prompts of the completions route are not touched: there a special token in the text is one, as ``transformers``
 encodes it.)
@@ -19,10 +19,10 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from actors.text_tokenizer import read_template
-from actors.tokenizer.refusal import Refusal
-from actors.tokenizer.render_process import RenderFailure, RenderLimit, RenderProcess
-from bus.messages import GenerateRequest, JsonValue
+from pagebus.actors.model.tokenizer import read_template
+from pagebus.actors.tokenizer.refusal import Refusal
+from pagebus.actors.tokenizer.render_process import RenderFailure, RenderLimit, RenderProcess
+from pagebus.bus.messages import GenerateRequest, JsonValue
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
 """Unicode noncharacters, which no text contains, around a special token that a client wrote."""

@@ -12,14 +12,21 @@ import numpy as np
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from actors.block_hash import hash_blocks, hashes_to_array
-from actors.token_bits import fits
-from actors.tokenizer.chat import ChatTemplate, Rendered
-from actors.tokenizer.pieces import Piece, Placed, continued, placed
-from actors.tokenizer.refusal import Refusal
-from actors.tokenizer.thoughts import thought_in
-from bus.messages import GenerateRequest, Int32Array, PromptReply, RequestFailed, SamplingParams, TokenizedRequest
-from bus.messages.field_types import no_ints
+from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
+from pagebus.actors.model.token_bits import fits
+from pagebus.actors.tokenizer.chat import ChatTemplate, Rendered
+from pagebus.actors.tokenizer.pieces import Piece, Placed, continued, placed
+from pagebus.actors.tokenizer.refusal import Refusal
+from pagebus.actors.tokenizer.thoughts import thought_in
+from pagebus.bus.messages import (
+    GenerateRequest,
+    Int32Array,
+    PromptReply,
+    RequestFailed,
+    SamplingParams,
+    TokenizedRequest,
+)
+from pagebus.bus.messages.field_types import no_ints
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
 MAX_BAD_WORD_TOKENS = 1024

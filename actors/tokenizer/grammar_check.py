@@ -19,11 +19,17 @@ from typing import TYPE_CHECKING
 import orjson
 from msgspec import structs
 
-from actors.grammar import GrammarError, check_matcher, load_vocabulary, make_matcher, write_grammar
-from actors.model_config import ModelConfig, resolve_model, resolve_tokenizer
-from actors.settings import Settings
-from actors.tokenizer.trial_process import READY, Died, OutOfTime, TrialProcess
-from bus.messages import StructuredOutput
+from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_tokenizer
+from pagebus.actors.model.grammars.grammar import (
+    GrammarError,
+    check_matcher,
+    load_vocabulary,
+    make_matcher,
+    write_grammar,
+)
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.trial_process import READY, Died, OutOfTime, TrialProcess
+from pagebus.bus.messages import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -84,7 +90,7 @@ class GrammarChecker:
 
     async def _command(self) -> tuple[str, ...]:
         folders = await asyncio.to_thread(_folders, self._settings)
-        return (sys.executable, "-m", "actors.tokenizer.grammar_check", *folders, str(self._cpu_s))
+        return (sys.executable, "-m", "pagebus.actors.tokenizer.grammar_check", *folders, str(self._cpu_s))
 
 
 def _folders(settings: Settings) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from bus.contract import Entry
+from pagebus.bus.contract import Entry
 
 
 class Heavy:

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from bus.messages import Int32Array
+from pagebus.bus.messages import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.messages import GenerateRequest, RequestFailed
+from pagebus.bus.messages import GenerateRequest, RequestFailed
 
 ERROR_TYPES = {400: "BadRequestError", 500: "InternalServerError"}
 

@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from actors.reasoning import FORMATS
-from bus.messages import Int32Array, StructuredOutput
+from pagebus.actors.model.reasoning import FORMATS
+from pagebus.bus.messages import Int32Array, StructuredOutput
 
 
 def thought_in(ids: Int32Array, tokenizer: Tokenizer, reasoning: str) -> int:

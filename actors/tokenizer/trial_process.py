@@ -11,7 +11,7 @@ import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
-from actors.child import die_with_parent
+from pagebus.actors.runtime.child import die_with_parent
 
 START_TIMEOUT_S = 60.0
 WALL_S = 60.0

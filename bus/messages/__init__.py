@@ -2,10 +2,11 @@
 
 Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another record of this
 package, or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see
-:mod:`bus.codec`); everything else travels in the header. New fields go last, with defaults, so that two versions can
-read each other.
+:mod:`pagebus.bus.codec`); everything else travels in the header. New fields go last, with defaults, so that two
+versions can read each other.
 
-The life of a request, with the stream that carries each message (:mod:`bus.streams`), and the file that defines it:
+The life of a request, with the stream that carries each message (:mod:`pagebus.bus.streams`), and the file that defines
+it:
 
 ==========================  =====================  =========================================  ===========
 message                     stream                 from -> to                                 file
@@ -37,11 +38,11 @@ ResponseQueued              responses (work)       ingress -> any ingress       
 
 from __future__ import annotations
 
-from bus.messages.control import AbortCalls, AbortRequest, CancelRequest, RequestsDone, StopSequence
-from bus.messages.field_types import FinishReason, Int32Array, JsonValue
-from bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
-from bus.messages.journal import AlsoReads, Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
-from bus.messages.observation import (
+from pagebus.bus.messages.control import AbortCalls, AbortRequest, CancelRequest, RequestsDone, StopSequence
+from pagebus.bus.messages.field_types import FinishReason, Int32Array, JsonValue
+from pagebus.bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
+from pagebus.bus.messages.journal import AlsoReads, Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
+from pagebus.bus.messages.observation import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
     FLASH_SWAPPED_OUT,
@@ -62,11 +63,11 @@ from bus.messages.observation import (
     SchedulerState,
     StateRequested,
 )
-from bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
-from bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
-from bus.messages.sampling import RepetitionDetection, SamplingParams, StructuredOutput
-from bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
-from bus.messages.steering import (
+from pagebus.bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
+from pagebus.bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
+from pagebus.bus.messages.sampling import RepetitionDetection, SamplingParams, StructuredOutput
+from pagebus.bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
+from pagebus.bus.messages.steering import (
     HOLD_ABORT,
     HOLD_KEEP,
     HOLD_NONE,
@@ -78,7 +79,7 @@ from bus.messages.steering import (
     HoldRequested,
     HoldState,
 )
-from bus.messages.steps import (
+from pagebus.bus.messages.steps import (
     END_GRAMMAR,
     END_LENGTH,
     END_NONE,

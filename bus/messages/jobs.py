@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.messages.record import Record
+from pagebus.bus.messages.record import Record
 
 
 class Job(Record, frozen=True, kw_only=True):

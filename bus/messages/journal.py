@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.messages.field_types import NO_INTS, Int32Array
-from bus.messages.record import Record
+from pagebus.bus.messages.field_types import NO_INTS, Int32Array
+from pagebus.bus.messages.record import Record
 
 
 class SequencesNamed(Record, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import field
 
-from bus.messages.field_types import NO_INTS, FinishReason, Int32Array
-from bus.messages.record import Record
+from pagebus.bus.messages.field_types import NO_INTS, FinishReason, Int32Array
+from pagebus.bus.messages.record import Record
 
 
 class ReplyBatch(Record, frozen=True, kw_only=True):

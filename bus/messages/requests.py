@@ -6,9 +6,9 @@ from typing import Literal
 
 from msgspec import field
 
-from bus.messages.field_types import NO_INTS, Int32Array, JsonValue
-from bus.messages.record import Record
-from bus.messages.sampling import SamplingParams
+from pagebus.bus.messages.field_types import NO_INTS, Int32Array, JsonValue
+from pagebus.bus.messages.record import Record
+from pagebus.bus.messages.sampling import SamplingParams
 
 
 class GenerateRequest(Record, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import field
 
-from bus.messages.record import Record
+from pagebus.bus.messages.record import Record
 
 
 class StructuredOutput(Record, frozen=True, kw_only=True):
@@ -16,9 +16,10 @@ class StructuredOutput(Record, frozen=True, kw_only=True):
     ``text`` is a JSON schema, a regular expression, a JSON array of strings of which the output is one, a grammar
     (Lark or GBNF), a structural tag as JSON, or empty for an output that may be anything. ``any_whitespace``: whether
     JSON may be laid out freely. ``reasoning``: the parser of the reasoning that may stand, or stands, in front of it, a
-    name of :data:`actors.reasoning.FORMATS`; empty: none. ``thinking_tokens``: how many tokens it may have; None: any
-    number. ``prompt_thought``: with how many tokens of reasoning the prompt ends, -1: with none, where the client has
-    written it himself and the tokenizer has to look (before that, it is -1); None: the chat template decides.
+    name of :data:`pagebus.actors.model.reasoning.FORMATS`; empty: none. ``thinking_tokens``: how many tokens it may
+    have; None: any number. ``prompt_thought``: with how many tokens of reasoning the prompt ends, -1: with none, where
+    the client has written it himself and the tokenizer has to look (before that, it is -1); None: the chat template
+    decides.
     """
 
     kind: Literal["json", "regex", "choice", "grammar", "structural_tag", "anything"]
@@ -85,7 +86,7 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     length_penalty: float = 1.0
     """A beam's score is the sum of its log probabilities, divided by its length to this power."""
     early_stopping: bool | Literal["never"] = False
-    """When a beam search ends before ``max_tokens``: see :mod:`actors.scheduler.beams`."""
+    """When a beam search ends before ``max_tokens``: see :mod:`pagebus.actors.scheduler.beam_search`."""
     structured_output: StructuredOutput | None = None
     """What the output has to be, until the tokenizer has made ``grammar`` of it."""
     grammar: str = ""

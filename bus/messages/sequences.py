@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bus.messages.field_types import NO_INTS, FinishReason, Int32Array
-from bus.messages.record import Record
-from bus.messages.sampling import SamplingParams
+from pagebus.bus.messages.field_types import NO_INTS, FinishReason, Int32Array
+from pagebus.bus.messages.record import Record
+from pagebus.bus.messages.sampling import SamplingParams
 
 
 class SequenceStarted(Record, frozen=True, kw_only=True):

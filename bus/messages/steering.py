@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.messages.record import Record
+from pagebus.bus.messages.record import Record
 
 HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT = "", "keep", "wait", "abort"
 """Nothing is held; what there is stands still, and what comes waits; what is new is refused, and what there is ends by

@@ -25,14 +25,14 @@ from pathlib import Path
 
 import aiohttp
 
-from actors.bench.deployment import as_served, deployed, scratch
-from actors.child import die_with_parent
-from actors.probe import http_status, url_of
-from actors.readiness import ingress_addresses
-from actors.settings import Settings
-from actors.supervisor import plan_children
-from bus.connect import open_bus
-from bus.private_redis import PrivateRedis
+from pagebus.actors.bench.driver.deployment import as_served, deployed, scratch
+from pagebus.actors.runtime.child import die_with_parent
+from pagebus.actors.runtime.health_check import http_status, url_of
+from pagebus.actors.runtime.readiness import ingress_addresses
+from pagebus.actors.runtime.supervisor import plan_children
+from pagebus.actors.settings import Settings
+from pagebus.bus.connect import open_bus
+from pagebus.bus.private_redis.server import PrivateRedis
 from tests.browser.modelled_executor import ModelledExecutor
 
 READER = """
@@ -154,7 +154,7 @@ async def modelled(settings: Settings, profile: str, log: Path) -> AsyncIterator
             for plan in plans:
                 command = list(plan.command)
                 if plan.kind == "executor":
-                    at = command.index("actors.cli")
+                    at = command.index("pagebus.actors.commands.cli")
                     command[at : at + 1] = ["tests.browser.modelled_executor", profile]
                 processes.append(
                     await asyncio.create_subprocess_exec(

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.deployment import Deployment
-from tests.waiting import LIMIT_MS
+from tests.helpers.waiting import LIMIT_MS
 
 CHROMIUM = os.environ.get("PAGEBUS_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"

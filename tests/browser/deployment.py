@@ -7,20 +7,20 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from actors.actor import Actor
-from actors.process import actor_class
-from actors.scheduler.replica import Replica
-from actors.settings import Settings
-from actors.single_process import make_actors
-from bus.contract import LogEntry
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import Message, StepResult
-from bus.streams import Names
-from tests import patience
-from tests.vanish import vanish
-from tests.waiting import LIMIT_S
-from web.app import IngressActor
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.process import actor_class
+from pagebus.actors.runtime.single_process import make_actors
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import LogEntry
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import Message, StepResult
+from pagebus.bus.streams import Names
+from pagebus.web.app import IngressActor
+from tests.helpers import patience
+from tests.helpers.vanish import vanish
+from tests.helpers.waiting import LIMIT_S
 
 T = TypeVar("T")
 

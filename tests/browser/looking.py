@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 LOOK_MS = 50
 

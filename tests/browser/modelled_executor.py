@@ -15,16 +15,17 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from actors import cli, process
-from actors.actor import Actor
-from actors.scheduler.events import ReplicaJoined
-from actors.settings import Settings
-from actors.simulator.deployment import DEFAULT_BUDGET
-from actors.simulator.executor import ModelExecutor
-from actors.simulator.profile import Profile, load_profile
-from bus.contract import Bus, Entry
-from bus.messages import StepPlan, StepResult
-from bus.outbox import Outbox
+from pagebus.actors.commands import cli
+from pagebus.actors.runtime import process
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.settings import Settings
+from pagebus.actors.simulator.deployment import DEFAULT_BUDGET
+from pagebus.actors.simulator.executor import ModelExecutor
+from pagebus.actors.simulator.profile import Profile, load_profile
+from pagebus.bus.contract import Bus, Entry
+from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.outbox import Outbox
 
 READ_BLOCK_MS = 200
 NEVER = 2**30

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,18 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def served(*arguments: str) -> Iterator[str]:
     """Yields its address once it answers."""
-    command = [sys.executable, "-m", "actors.cli", "serve", "--port", "0", "--device", "cpu", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pagebus.actors.commands.cli",
+        "serve",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     process = subprocess.Popen(
         [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

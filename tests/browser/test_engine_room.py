@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from playwright.sync_api import CDPSession, Page, expect
 
-from actors.cli import main
-from actors.simulator.recorded import Tables, read_rows
-from bus.messages import GenerateRequest, SamplingParams
+from pagebus.actors.commands.cli import main
+from pagebus.actors.simulator.recording.recorded import Tables, read_rows
+from pagebus.bus.messages import GenerateRequest, SamplingParams
 from tests.browser.deployment import Deployment
 from tests.browser.looking import wait_until
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import opened
 from tests.browser.served import served
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 KEY = "a-key-of-32-characters-for-tests"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}

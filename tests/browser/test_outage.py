@@ -8,7 +8,7 @@ import httpx
 from playwright.sync_api import Page, expect
 
 from tests.browser.deployment import Deployment
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
 QUESTION = "What is water?"

@@ -12,9 +12,9 @@ import httpx
 from msgspec.structs import replace
 from playwright.sync_api import Locator, Page, Route, expect
 
-from bus.messages import SamplingParams
+from pagebus.bus.messages import SamplingParams
 from tests.browser.deployment import Deployment
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 QUESTION = "What is water?"
 

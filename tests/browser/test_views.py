@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from bus.messages import GenerateRequest, SamplingParams
+from pagebus.bus.messages import GenerateRequest, SamplingParams
+from pagebus.web.observatory.vitals import FIGURES
 from tests.browser.deployment import Deployment
 from tests.browser.looking import wait_until
-from tests.waiting import LIMIT_S
-from web.observatory.vitals import FIGURES
+from tests.helpers.waiting import LIMIT_S
 
 MODULE = "document.querySelector('script[type=module]').src"
 WORLD = f"(await import({MODULE})).world"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bus.codec import decode, encode
-from bus.messages import (  # fmt: skip
+from pagebus.bus.codec import decode, encode
+from pagebus.bus.messages import (  # fmt: skip
     GenerateRequest,
     Int32Array,
     Message,

@@ -1,4 +1,5 @@
-"""What the bus tests share. ``redis_url``, ``redis_names`` and ``private_redis`` come from tests/redis_fixture.py."""
+"""What the bus tests share. ``redis_url``, ``redis_names`` and ``private_redis`` come from
+tests/helpers/redis_fixture.py."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bus.contract import Bus
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.redis_bus import RedisBus
-from bus.redis_link import RedisLink
-from bus.redis_url import parse_redis_url
-from bus.streams import Names
+from pagebus.bus.contract import Bus
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.redis.link import RedisLink
+from pagebus.bus.redis.url import parse_redis_url
+from pagebus.bus.streams import Names
 from tests.bus.entries import OpenBus
 
 

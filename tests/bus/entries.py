@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bus.contract import Bus, Entry, EntryId, LogEntry
-from bus.messages import AbortRequest, StepPlan
+from pagebus.bus.contract import Bus, Entry, EntryId, LogEntry
+from pagebus.bus.messages import AbortRequest, StepPlan
 
 OpenBus = Callable[[], Bus]
 GROUP = "workers"

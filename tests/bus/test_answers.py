@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from bus.contract import Answer, BusUnavailable
-from bus.private_redis import PrivateRedis
-from bus.redis_bus import RedisBus
-from bus.redis_link import Command, RedisLink
-from bus.redis_stream import Reply
-from bus.redis_url import parse_redis_url
+from pagebus.bus.contract import Answer, BusUnavailable
+from pagebus.bus.private_redis.server import PrivateRedis
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.redis.link import Command, RedisLink
+from pagebus.bus.redis.stream import Reply
+from pagebus.bus.redis.url import parse_redis_url
 from tests.bus.entries import GROUP, abort, publish, read_new
 
 

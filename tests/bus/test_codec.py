@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from bus import codec
-from bus.contract import CodecError
-from bus.messages import (
+from pagebus.bus import codec
+from pagebus.bus.contract import CodecError
+from pagebus.bus.messages import (
     AbortRequest,
     GenerateRequest,
     Int32Array,
@@ -26,7 +26,7 @@ from bus.messages import (
     StepPlan,
     TokenizedRequest,
 )
-from bus.messages.record import Record
+from pagebus.bus.messages.record import Record
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)

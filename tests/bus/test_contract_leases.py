@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from bus.contract import START, Bus, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
-from bus.messages import Message, StepPlan
+from pagebus.bus.contract import START, Bus, BusUnavailable, EntryId, Fenced, LeaseTaken, LogEntry
+from pagebus.bus.messages import Message, StepPlan
 from tests.bus.entries import GROUP, OpenBus, publish
 
 

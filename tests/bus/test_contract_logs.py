@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from bus.contract import FENCE_INDEX, START, Bus, EntryId, Fenced, LogEntry
-from bus.messages import ReplicaFenced, StepPlan
+from pagebus.bus.contract import FENCE_INDEX, START, Bus, EntryId, Fenced, LogEntry
+from pagebus.bus.messages import ReplicaFenced, StepPlan
 from tests.bus.entries import GROUP, OpenBus, log, publish, request_ids
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.contract import START, Bus
-from bus.messages import AbortRequest
-from bus.streams import Names
+from pagebus.bus.contract import START, Bus
+from pagebus.bus.messages import AbortRequest
+from pagebus.bus.streams import Names
 from tests.bus.entries import OpenBus, publish, request_ids
 
 TTL_S = 60

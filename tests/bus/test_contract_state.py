@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus.contract import START, Bus, BusError, Entry, EntryId
-from bus.dead_letters import drop, read_dead_letters, requeue
+from pagebus.bus.contract import START, Bus, BusError, Entry, EntryId
+from pagebus.bus.dead_letters import drop, read_dead_letters, requeue
 from tests.bus.entries import GROUP, abort, publish, read_new, request_ids
 
 
@@ -58,7 +58,7 @@ async def test_dead_letters_are_sent_again_or_dropped(bus: Bus) -> None:
 
 async def test_dead_letters_are_bounded(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest dead letters go when there are too many."""
-    for module in ("bus.memory_bus", "bus.redis_bus"):
+    for module in ("pagebus.bus.memory.bus", "pagebus.bus.redis.bus"):
         monkeypatch.setattr(f"{module}.DEAD_LETTERS_KEPT", 3)
     for number in range(5):
         await bus.dead_letter("stage", Entry("s", EntryId(1, number), abort(number)), "why")

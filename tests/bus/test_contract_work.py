@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bus.contract import Answer, Bus, EntryId
+from pagebus.bus.contract import Answer, Bus, EntryId
 from tests.bus.entries import GROUP, OpenBus, abort, publish, read_new, request_ids
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.backoff import Backoff
-from bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, EntryId, Fenced, LogEntry, SetBack
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
-from bus.outbox import BATCH_BYTES, Outbox, OutboxFull
+from pagebus.bus.backoff import Backoff
+from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, EntryId, Fenced, LogEntry, SetBack
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
+from pagebus.bus.outbox import BATCH_BYTES, Outbox, OutboxFull
 
 
 class CountingBus(MemoryBus):

@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from bus.contract import START, BusUnavailable, EntryId, Fenced, LogEntry, SetBack
-from bus.messages import AbortRequest
-from bus.outbox import Outbox
-from bus.private_redis import PrivateRedis, find_redis_server
-from bus.redis_bus import RedisBus
-from bus.streams import Names
+from pagebus.bus.contract import START, BusUnavailable, EntryId, Fenced, LogEntry, SetBack
+from pagebus.bus.messages import AbortRequest
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.streams import Names
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 NAMES = Names("pagebus")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bus.contract import FENCE_INDEX, START, Bus, Entry, EntryId, Fenced, LeaseTaken, LogEntry
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import AbortRequest, StepPlan
-from bus.redis_bus import RedisBus
-from bus.redis_link import RedisLink
-from bus.redis_url import parse_redis_url
-from bus.streams import Names
+from pagebus.bus.contract import FENCE_INDEX, START, Bus, Entry, EntryId, Fenced, LeaseTaken, LogEntry
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import AbortRequest, StepPlan
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.redis.link import RedisLink
+from pagebus.bus.redis.url import parse_redis_url
+from pagebus.bus.streams import Names
 
 WORK, LOGS, ACTORS = ("w0", "w1"), ("l0", "l1"), ("a", "b", "c")
 AHEAD = 2**50

@@ -12,25 +12,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import time
 from asyncio.events import Handle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "web"))
-
-from fake_backend import MODEL, start_served
-
-from actors.garbage import keep_what_is_there
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import GenerateRequest
+from pagebus.actors.runtime.gc_tuning import keep_what_is_there
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import GenerateRequest
 from tests.chaos.bombs import BOMBS, VOCAB, throw
-from tests.waiting import until_empty
+from tests.helpers.waiting import until_empty
+from tests.web.fake_backend import MODEL, start_served
 
 MAX_CHARS = 65_536
 AT_ONCE = 8

@@ -21,7 +21,7 @@ import psutil
 import redis
 
 from tests.chaos.servers import OneServer, Replicated, free_port
-from tests.oracle import make_oracle
+from tests.helpers.oracle import make_oracle
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -53,7 +53,7 @@ class Deployment:
         with (folder / "stderr").open("wb") as stderr, (folder / "stdout").open("wb") as stdout:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "actors.cli", "serve", *model),
+                    *(sys.executable, "-m", "pagebus.actors.commands.cli", "serve", *model),
                     *("--bus", self.servers.url, "--port", str(port), "--served-model-name", "oracle"),
                     *("--device", "cpu", "--threads", "1", "--max-num-seqs", "128", "--cpu-kv-cache-gib", "0.002"),
                     *("--swap-space", "0.002", "--resume-timeout-s", "8", *arguments),

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from web.errors import ASKED_ELSEWHERE
+from pagebus.web.http.errors import ASKED_ELSEWHERE
 
 TRY_AGAIN = (429, 502, 503)
 """Refusals of what was not accepted."""

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.bench.client import Outcome, run_calls
-from actors.bench.load import Spec, make_calls
+from pagebus.actors.bench.driver.client import Outcome, run_calls
+from pagebus.actors.bench.driver.load import Spec, make_calls
 from tests.chaos.deployment import Deployment, deployed
 
 SLOTS, QUEUED = 16, 24

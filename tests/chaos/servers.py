@@ -16,7 +16,7 @@ from pathlib import Path
 
 import redis
 
-from bus.private_redis import find_redis_server
+from pagebus.bus.private_redis.server import find_redis_server
 
 START_S = 120.0
 FAILOVER_AFTER_MS = 1000

@@ -22,14 +22,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "web"))
-
-from fake_backend import MODEL, SENTENCE, Served, start_served
-
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from tests.waiting import LIMIT_S
-from web.model import ServedModel
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.web.requests.served_model import ServedModel
+from tests.helpers.waiting import LIMIT_S
+from tests.web.fake_backend import MODEL, SENTENCE, Served, start_served
 
 API_KEY = "test-key"
 ROOT = Path(__file__).parents[2]
@@ -104,7 +101,18 @@ def fake_backend(model: ServedModel = MODEL) -> Iterator[Target]:
 @contextmanager
 def whole_system(*options: str) -> Iterator[Target]:
     """``pagebus serve`` as a user starts it: every actor a process, over a private redis-server."""
-    command = [sys.executable, "-m", "actors.cli", "serve", "--port", "0", "--device", "cpu", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pagebus.actors.commands.cli",
+        "serve",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     command += options
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)

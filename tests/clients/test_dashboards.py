@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "web" / "dashboards" / "pagebus.json").read_text())

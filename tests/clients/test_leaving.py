@@ -8,7 +8,7 @@ import random
 import httpx
 import pytest
 
-from tests.waiting import LIMIT_S, eventually
+from tests.helpers.waiting import LIMIT_S, eventually
 
 REQUESTS = 200
 AT_ONCE = 32

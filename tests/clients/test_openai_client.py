@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 
 @pytest.fixture

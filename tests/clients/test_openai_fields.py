@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 
 @pytest.fixture

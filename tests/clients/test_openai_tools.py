@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from fake_backend import MODEL, SAY
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
+from tests.web.fake_backend import MODEL, SAY
 
 CALLS = (
     "<think>two things</think>I look.\n"

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S
 
 QUESTION = "What is a dog?"
 

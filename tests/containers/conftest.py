@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.load import Load
 from tests.containers.project import BUILD_S, Project, why_not
 from tests.containers.streams import make_load
-from tests.oracle import make_oracle
+from tests.helpers.oracle import make_oracle
 
 ASKED = os.environ.get("PAGEBUS_TEST_CONTAINERS") == "1"
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.chaos.load import Answer, Job, Load, difference
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 COUNT = 20
 MODEL = "oracle"

@@ -18,8 +18,8 @@ from tests.chaos.load import Load
 from tests.chaos.servers import free_port
 from tests.containers.project import ACTORS, BUILD_S, COMMAND_S, Project
 from tests.containers.streams import COUNT, during, make_load, problems
+from tests.helpers.waiting import LIMIT_S, until
 from tests.test_docs import blocks
-from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.timeout(BUILD_S + COMMAND_S), pytest.mark.usefixtures("engine")]
 ADDRESS = "http://127.0.0.1:8000"

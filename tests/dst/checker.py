@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.scheduler.actor import SchedulerActor
+from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.web.ingress.inbox import Inbox
+from pagebus.web.jobs.actor import JobsActor
 from tests.dst.world import World
-from web.inbox import Inbox
-from web.jobs.actor import JobsActor
 
 KEPT_STATES = ("metrics:", "history:", "streams")
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from actors.executor import grammars
-from actors.executor.grammars import Grammars
-from actors.executor.layout import BatchLimits
-from actors.executor.step_work import StepWork
-from actors.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
-from actors.model_config import ModelConfig
-from actors.tokenizer.grammar_check import GrammarChecker, Verdict
-from bus.messages import Int32Array, StructuredOutput
+from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.sampling import grammars
+from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.grammars.grammar import GrammarError, load_vocabulary, make_matcher, write_grammar
+from pagebus.actors.tokenizer.grammar_check import GrammarChecker, Verdict
+from pagebus.bus.messages import Int32Array, StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -1,9 +1,9 @@
 """The oracle without a device: plans are checked by the executor's own batch, tokens follow from a hash of the cache.
 Sequences that have a grammar are kept to it by the executor's own code.
 
-As in :mod:`actors.executor.models.oracle`, a token is a function of everything that the cache holds of its sequence, so
-that a block lost, mixed up or given away too early cannot go unseen. It takes the place of
-:class:`actors.executor.engine.Engine`, whose threads and device cannot be had again from a seed.
+As in :mod:`pagebus.actors.executor.models.oracle`, a token is a function of everything that the cache holds of its
+sequence, so that a block lost, mixed up or given away too early cannot go unseen. It takes the place of
+:class:`pagebus.actors.executor.engine.Engine`, whose threads and device cannot be had again from a seed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from actors.executor.batch import BatchLimits, PersistentBatch
-from actors.executor.completion import EngineStats
-from actors.executor.errors import EngineError, PlanError
-from actors.executor.loading import EngineInfo
-from actors.executor.results import ResultBuilder
-from actors.executor.step_work import StepWork
-from actors.model_config import ModelConfig
-from actors.settings import Settings
-from bus.messages import NewSequence, StepPlan, StepResult
+from pagebus.actors.executor.batch.batch import BatchLimits, PersistentBatch
+from pagebus.actors.executor.batch.results import ResultBuilder
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.errors import EngineError, PlanError
+from pagebus.actors.executor.loading.loading import EngineInfo
+from pagebus.actors.executor.step.completion import EngineStats
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+from pagebus.bus.messages import NewSequence, StepPlan, StepResult
 from tests.dst.constrained import Constrained
 
 MASK = 2**64 - 1

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from actors.executor.errors import EngineError
+from pagebus.actors.executor.device.errors import EngineError
 from tests.dst.past import Past
 from tests.dst.seams import WallClock
 from tests.dst.world import FAULT, Life, World

@@ -8,17 +8,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from bus.contract import Bus, BusRefused, BusUnavailable
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.streams import Names
+from pagebus.bus.contract import Bus, BusRefused, BusUnavailable
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.streams import Names
 from tests.dst.loop import SimulatedLoop
 from tests.dst.past import Past
 
 LATENCY_S = (2e-5, 1e-3)
 COMMAND_TIMEOUT_S = 5.0
 LOOK_AGAIN_S = 5.0
-"""As in :mod:`bus.redis_groups`: how often a consumer looks for what it was given and never got."""
+"""As in :mod:`pagebus.bus.redis.groups`: how often a consumer looks for what it was given and never got."""
 READS = ("read", "read_group", "ping")
 ASKS = (*READS, "connect", "close", "consumers", "holders", "last_id", "length", "get_state", "counters", "leases")
 """Commands that write nothing, or little: a server that is full takes them."""

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from bus.memory_server import Group, MemoryServer, MemoryStream
+from pagebus.bus.memory.server import Group, MemoryServer, MemoryStream
 
 
 class Past:

@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from bus.codec import decode, encode
-from bus.messages import Job as QueuedJob
-from bus.messages import JobResult
+from pagebus.bus.codec import decode, encode
+from pagebus.bus.messages import Job as QueuedJob
+from pagebus.bus.messages import JobResult
 from tests.chaos.load import Answer, Job, difference
 from tests.dst.world import World
 

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from actors.actor import describe
-from actors.settings import Settings
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.settings import Settings
 from tests.chaos.load import Job
 from tests.dst.checker import until_clean
 from tests.dst.clients import Clients, simple_jobs
@@ -25,7 +25,7 @@ from tests.dst.nemesis import Nemesis
 from tests.dst.queued import Queued
 from tests.dst.seams import WallClock, sealed
 from tests.dst.world import World
-from tests.oracle import make_oracle
+from tests.helpers.oracle import make_oracle
 
 NUM_JOBS = 24
 LEASE_TTL_S = 2.0

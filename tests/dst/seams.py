@@ -16,34 +16,34 @@ from typing import Any
 
 import pytest
 
-import actors.actor
-import actors.detokenizer.actor
-import actors.executor.actor
-import actors.scheduler.actor
-import actors.steady_clock
-import actors.tokenizer.actor
-import bus.backoff
-import web.calls
-import web.jobs.actor
-import web.listener
-from actors.executor.step_watch import StepWatch
-from actors.scheduler import sequence
-from actors.scheduler.core import Core
+import pagebus.actors.detokenizer.actor
+import pagebus.actors.executor.actor
+import pagebus.actors.runtime.actor
+import pagebus.actors.scheduler.actor
+import pagebus.actors.telemetry.steady_clock
+import pagebus.actors.tokenizer.actor
+import pagebus.bus.backoff
+import pagebus.web.calls.call
+import pagebus.web.jobs.actor
+import pagebus.web.server.listener
+from pagebus.actors.executor.step_watch import StepWatch
+from pagebus.actors.scheduler import request
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.web.access.admission import Admission
+from pagebus.web.answers.sse import Streams
+from pagebus.web.ingress.membership import Membership
 from tests.dst import constrained
 from tests.dst.engine import Machine, OracleEngine
 from tests.dst.loop import START_S, SimulatedLoop
 from tests.dst.pipe import MemorySocket
-from web.admission import Admission
-from web.membership import Membership
-from web.sse import Streams
 
 WALL_S = 1_700_000_000.0
 OWN_CLOCKS = (Admission, Membership, StepWatch, Streams)
 """Their ``clock`` is the real one unless they are told."""
 SILENT_S = math.inf
 """Ingresses do not ask again for what is silent: that would hide that it was lost."""
-load_encoder = cache(actors.tokenizer.actor.load_encoder)
-load_decoder = cache(actors.detokenizer.actor.load_decoder)
+load_encoder = cache(pagebus.actors.tokenizer.actor.load_encoder)
+load_decoder = cache(pagebus.actors.detokenizer.actor.load_decoder)
 
 
 class CheckedCore(Core):
@@ -67,7 +67,7 @@ class WallClock:
 
 
 def inline(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """:func:`actors.executor.actor.in_thread`, at once."""
+    """:func:`pagebus.actors.executor.actor.in_thread`, at once."""
     future: Future[Any] = Future()
     try:
         future.set_result(function(*args))
@@ -116,25 +116,25 @@ def sealed(
                 patch.setattr(owner.__init__, "__kwdefaults__", {**named, "clock": loop.time})
             else:
                 patch.setattr(owner.__init__, "__defaults__", (*defaults[:-1], loop.time))
-        patch.setattr(actors.steady_clock, "_BEGAN_S", WALL_S - START_S)
+        patch.setattr(pagebus.actors.telemetry.steady_clock, "_BEGAN_S", WALL_S - START_S)
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
-        patch.setattr(bus.backoff, "random", SimpleNamespace(Random=lambda: rng))
-        patch.setattr(web.listener, "listen", listen)
-        patch.setattr(actors.executor.actor, "in_thread", inline)
+        patch.setattr(pagebus.bus.backoff, "random", SimpleNamespace(Random=lambda: rng))
+        patch.setattr(pagebus.web.server.listener, "listen", listen)
+        patch.setattr(pagebus.actors.executor.actor, "in_thread", inline)
         engine = SimpleNamespace(Engine=partial(OracleEngine, machine))
-        patch.setattr(actors.executor.actor, "import_engine", lambda: engine)
+        patch.setattr(pagebus.actors.executor.actor, "import_engine", lambda: engine)
         constrained.seal(patch, model)
-        patch.setattr(actors.tokenizer.actor, "load_encoder", load_encoder)
-        patch.setattr(actors.detokenizer.actor, "load_decoder", load_decoder)
-        patch.setattr(actors.actor, "get_logger", partial(Recorder, tell))
-        patch.setattr(actors.scheduler.actor, "Core", CheckedCore)
-        patch.setattr(web.calls, "SILENT_S", SILENT_S)
+        patch.setattr(pagebus.actors.tokenizer.actor, "load_encoder", load_encoder)
+        patch.setattr(pagebus.actors.detokenizer.actor, "load_decoder", load_decoder)
+        patch.setattr(pagebus.actors.runtime.actor, "get_logger", partial(Recorder, tell))
+        patch.setattr(pagebus.actors.scheduler.actor, "Core", CheckedCore)
+        patch.setattr(pagebus.web.calls.call, "SILENT_S", SILENT_S)
         # A seed may kill who works on one and the same request more often than anybody has such bad luck.
-        patch.setattr(actors.tokenizer.actor, "MAX_DELIVERIES", 1000)
-        patch.setattr(web.jobs.actor, "MAX_DELIVERIES", 1000)
-        patch.setattr(sequence, "MOST_LOSSES", 1000)
-        patch.setattr(sequence, "SUSPECT_LOSSES", 1000)
-        patch.setattr("actors.scheduler.planner.MOST_LOSSES", 1000)
+        patch.setattr(pagebus.actors.tokenizer.actor, "MAX_DELIVERIES", 1000)
+        patch.setattr(pagebus.web.jobs.actor, "MAX_DELIVERIES", 1000)
+        patch.setattr(request, "MOST_LOSSES", 1000)
+        patch.setattr(request, "SUSPECT_LOSSES", 1000)
+        patch.setattr("pagebus.actors.scheduler.core.planner.MOST_LOSSES", 1000)
         try:
             yield wall
         finally:

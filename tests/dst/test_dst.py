@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-import web.calls
-from actors.executor.grammars import Grammars
-from actors.tokenizer.actor import TokenizerActor
-from bus.contract import Answer, Entry
-from bus.memory_bus import MemoryBus
-from bus.messages import AbortRequest, StepPlan
+import pagebus.web.calls.call
+from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.tokenizer.actor import TokenizerActor
+from pagebus.bus.contract import Answer, Entry
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.messages import AbortRequest, StepPlan
+from pagebus.web.calls.call import Choice
 from tests.dst import seams
 from tests.dst.clients import Clients
 from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
 from tests.dst.run import run_seed, simulate
 from tests.dst.world import World
-from web.calls import Choice
 
 SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "200"))
 PLANTED_SEEDS = 20
@@ -77,7 +77,7 @@ def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(TokenizerActor, "_process", acks_first)
     seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem)
 
-    monkeypatch.setattr(seams, "SILENT_S", web.calls.SILENT_S)
+    monkeypatch.setattr(seams, "SILENT_S", pagebus.web.calls.call.SILENT_S)
     outcome = run_seed(seed, ("kill at a turn", "tokenizer"), 2 * PLANTED_PATIENCE_S)
     assert outcome.problems == []
     assert any("they are silent" in line for line in outcome.log)

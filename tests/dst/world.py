@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.actor import Actor, describe
-from actors.executor.errors import EngineError
-from actors.process import actor_class
-from actors.settings import Settings
-from bus.contract import Fenced, SetBack
-from bus.memory_server import MemoryServer
-from bus.streams import Names
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.runtime.actor import Actor, describe
+from pagebus.actors.runtime.process import actor_class
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Fenced, SetBack
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.streams import Names
 from tests.dst.loop import Process, SimulatedLoop
 from tests.dst.network import Network, SimulatedBus
 

@@ -29,11 +29,11 @@ import aiohttp
 import orjson
 import uvloop
 
-from actors.bench.deployment import Deployment, as_served, deployed, scratch
-from actors.bench.load import Call, Spec, make_calls
-from actors.bench.start import first_token
-from actors.probe import http_status
-from actors.settings.sources import add_arguments, field_types, load_settings
+from pagebus.actors.bench.driver.deployment import Deployment, as_served, deployed, scratch
+from pagebus.actors.bench.driver.load import Call, Spec, make_calls
+from pagebus.actors.bench.start import first_token
+from pagebus.actors.runtime.health_check import http_status
+from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 from tests.chaos.load import silences
 
 OURS = ("bus", "name", "host", "port", "api_key", "executors", "actor_name", "data_dir", "log_format", "span_dir")

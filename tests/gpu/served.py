@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from actors.bench.deployment import Deployment, as_served, deployed, scratch
-from actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.bench.driver.deployment import Deployment, as_served, deployed, scratch
+from pagebus.actors.settings.sources import add_arguments, load_settings
 
 LIMITS = ("--max-num-seqs", "256", "--max-model-len", "8192", "--no-enable-prefix-caching")
 
@@ -34,7 +34,7 @@ async def recorded(deployment: Deployment, out: Path | None) -> AsyncIterator[No
         yield
         return
     source = ["--bus", deployment.bus_url, "--name", "bench"]
-    command = [sys.executable, "-m", "actors.cli", "record", *source, "--out", str(out)]
+    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "record", *source, "--out", str(out)]
     process = await asyncio.create_subprocess_exec(*command)
     await asyncio.sleep(2)
     yield

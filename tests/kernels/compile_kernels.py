@@ -24,25 +24,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import kernels.attention_decode
-import kernels.paged_attention
-import kernels.pdl
-from kernels.attention_gather import gather_tokens, merge_attention
-from kernels.attention_library import LongRow
-from kernels.attention_long import long_attention
-from kernels.attention_plan import plan_decodes
-from kernels.attention_spans import prefill_config
-from kernels.bad_words import apply_bad_words
-from kernels.embedding import embedding
-from kernels.int8 import block_bytes, split_blocks
-from kernels.linear import gated_linear, linear, partial_linear, residual_linear
-from kernels.linear_choice import Config, invariant_config
-from kernels.linear_specialized import SpecializedConfig
-from kernels.linear_tiles import TileConfig
-from kernels.linear_vector import VectorConfig
-from kernels.logprobs import token_logprobs
-from kernels.norm import NextNorm, add_rms_norm, rms_norm
-from kernels.paged_attention import (
+import pagebus.kernels.attention.decode
+import pagebus.kernels.attention.paged_attention
+import pagebus.kernels.common.pdl
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.decode_plan import plan_decodes
+from pagebus.kernels.attention.gather import gather_tokens, merge_attention
+from pagebus.kernels.attention.hopper_prefill import long_attention
+from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
     paged_attention,
@@ -51,12 +40,23 @@ from kernels.paged_attention import (
     plan_attention_invariant,
     prompts_config,
 )
-from kernels.rotary_attention import rotary_attention
-from kernels.rotary_kv_write import MANY_TOKENS, rotary_kv_write
-from kernels.sampling import sample
-from kernels.target import Target, compile_for
-from kernels.token_masks import apply_token_masks
-from kernels.triton_import import LayoutDescriptor
+from pagebus.kernels.attention.prefill_plan import prefill_config
+from pagebus.kernels.attention.rotary_attention import rotary_attention
+from pagebus.kernels.common.int8 import block_bytes, split_blocks
+from pagebus.kernels.common.target import Target, compile_for
+from pagebus.kernels.common.triton import LayoutDescriptor
+from pagebus.kernels.layers.embedding import embedding
+from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
+from pagebus.kernels.layers.rotary_kv_write import MANY_TOKENS, rotary_kv_write
+from pagebus.kernels.linear.dispatch import Config, invariant_config
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
+from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.sampling.bad_words import apply_bad_words
+from pagebus.kernels.sampling.logprobs import token_logprobs
+from pagebus.kernels.sampling.sampling import sample
+from pagebus.kernels.sampling.token_masks import apply_token_masks
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
@@ -346,9 +346,9 @@ def launch_all() -> None:
 
 def record_launches(arch: int) -> None:
     """Let every wrapper launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
-    for module in (kernels.attention_decode, kernels.paged_attention):
+    for module in (pagebus.kernels.attention.decode, pagebus.kernels.attention.paged_attention):
         module.num_multiprocessors = lambda _device: 132
-    kernels.pdl._supported = lambda _device: arch >= 90
+    pagebus.kernels.common.pdl._supported = lambda _device: arch >= 90
     compile_for(Target(arch, 132))
     JITFunction.run = record
     launch_all()

@@ -15,7 +15,7 @@ if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     # Triton decides while functions are decorated. What was imported before by other tests is imported anew; those
     # keep their own modules, of which they only use the references.
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("triton", "kernels") and not name.startswith("triton._C"):
+        if name.startswith(("triton", "pagebus.kernels")) and not name.startswith("triton._C"):
             del sys.modules[name]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import kernels
+import pagebus.kernels
 
-FILES = sorted(Path(kernels.__file__).parent.rglob("*.py"))
+FILES = sorted(Path(pagebus.kernels.__file__).parent.rglob("*.py"))
 COMPILED = ("triton.jit", "gluon.jit")
 
 

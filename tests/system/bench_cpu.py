@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-import actors.shipped_model
-from bus.memory_bus import MemoryBus, MemoryServer
+import pagebus.actors.shipped_model
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from tests.system.harness import System
 
-FOLDER = Path(actors.shipped_model.__file__).parent
+FOLDER = Path(pagebus.actors.shipped_model.__file__).parent
 VOCAB_SIZE = 4096
 Request = tuple[list[int], int]
 

@@ -26,9 +26,9 @@ from statistics import median
 
 import numpy as np
 
-from actors.bench.deployment import Deployment, as_served, deployed, scratch
-from actors.settings import Settings
-from bus.messages import (
+from pagebus.actors.bench.driver.deployment import Deployment, as_served, deployed, scratch
+from pagebus.actors.settings import Settings
+from pagebus.bus.messages import (
     GenerateRequest,
     ReplyBatch,
     RequestsDone,
@@ -37,7 +37,7 @@ from bus.messages import (
     StepResult,
     TokenizedRequest,
 )
-from tests.oracle import make_oracle
+from tests.helpers.oracle import make_oracle
 
 INGRESS = "bench"
 HOPS = ("taken", "tokenized", "planned", "received", "launched", "steps", "replied")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bus.contract import Bus
-from bus.redis_bus import RedisBus
-from bus.streams import Names
+from pagebus.bus.contract import Bus
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.streams import Names
 
 
 @pytest.fixture

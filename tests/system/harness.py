@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.actor import Actor
-from actors.executor.actor import ExecutorActor
-from actors.scheduler.actor import SchedulerActor
-from actors.settings import Settings
-from actors.tokenizer.actor import TokenizerActor
-from bus.contract import START, Bus, EntryId
-from bus.messages import (
+from pagebus.actors.executor.actor import ExecutorActor
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.actor import TokenizerActor
+from pagebus.bus.contract import START, Bus, EntryId
+from pagebus.bus.messages import (
     END_NONE,
     GenerateRequest,
     ReplyBatch,
@@ -29,9 +29,9 @@ from bus.messages import (
     SequenceStarted,
     StepResult,
 )
-from bus.streams import Names
-from tests.vanish import vanish
-from tests.waiting import LIMIT_S, eventually
+from pagebus.bus.streams import Names
+from tests.helpers.vanish import vanish
+from tests.helpers.waiting import LIMIT_S, eventually
 
 OpenBus = Callable[[], Bus]
 

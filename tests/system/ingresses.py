@@ -9,15 +9,15 @@ from pathlib import Path
 
 import aiohttp
 
-from actors.actor import Actor
-from actors.scheduler.actor import SchedulerActor
-from actors.settings import Settings
-from actors.single_process import make_actors
-from bus.contract import Bus
-from tests.oracle import make_oracle
-from tests.vanish import vanish
-from tests.waiting import eventually
-from web.app import IngressActor
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.single_process import make_actors
+from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Bus
+from pagebus.web.app import IngressActor
+from tests.helpers.oracle import make_oracle
+from tests.helpers.vanish import vanish
+from tests.helpers.waiting import eventually
 
 
 class Deployed:

@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from bus.private_redis import PrivateRedis
-from tests.waiting import LIMIT_S
+from pagebus.bus.private_redis.server import PrivateRedis
+from tests.helpers.waiting import LIMIT_S
 
 PORT = 8177
 LIMITS = {
@@ -60,7 +60,9 @@ async def chat(session: aiohttp.ClientSession, index: int, rng: random.Random) -
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
     """A command of Pagebus."""
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "actors.cli", *map(str, arguments))
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pagebus.actors.commands.cli", *map(str, arguments)
+    )
 
 
 async def until(met: Callable[[], bool]) -> None:

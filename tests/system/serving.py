@@ -11,15 +11,15 @@ from typing import Any
 
 import aiohttp
 
-from actors.actor import Actor
-from actors.settings import Settings
-from actors.single_process import make_actors
-from bus.contract import Bus
-from bus.memory_bus import MemoryBus, MemoryServer
-from tests import patience
-from tests.vanish import vanish
-from tests.waiting import eventually
-from web.app import IngressActor
+from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.single_process import make_actors
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Bus
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from pagebus.web.app import IngressActor
+from tests.helpers import patience
+from tests.helpers.vanish import vanish
+from tests.helpers.waiting import eventually
 
 
 class Client:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import openai
-from fake_backend import CACHED_TOKENS, MODEL, SENTENCE, FakeBackend, Served, start_served
 from openai.types.batch_usage import BatchUsage, InputTokensDetails, OutputTokensDetails
 
-from actors.settings import Settings
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from tests.waiting import LIMIT_S, until
-from web.jobs.actor import JobsActor
+from pagebus.actors.settings import Settings
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.web.jobs.actor import JobsActor
+from tests.helpers.waiting import LIMIT_S, until
+from tests.web.fake_backend import CACHED_TOKENS, MODEL, SENTENCE, FakeBackend, Served, start_served
 
 URL = "/v1/chat/completions"
 

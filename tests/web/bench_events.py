@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from actors.logs import get_logger
-from actors.metrics import Metrics
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import GenerateRequest, ReplyBatch, SamplingParams
-from bus.outbox import Outbox
-from bus.streams import Names
-from web import sse
-from web.asked import StreamOptions
-from web.calls import Call
-from web.inbox import Inbox
-from web.metrics import IngressMetrics
-from web.report import Report
-from web.reported import ReportedCompletionChunks
-from web.resume import Resumption
-from web.returning import ReturningChunks
-from web.routes import generation
+from pagebus.actors.telemetry.logs import get_logger
+from pagebus.actors.telemetry.metrics import Metrics
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import GenerateRequest, ReplyBatch, SamplingParams
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.streams import Names
+from pagebus.web.answers import sse
+from pagebus.web.answers.detailed import ReportedCompletionChunks
+from pagebus.web.answers.resume import Resumption
+from pagebus.web.answers.returning import ReturningChunks
+from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.call import Call
+from pagebus.web.ingress.inbox import Inbox
+from pagebus.web.requests.parsed_request import StreamOptions
+from pagebus.web.routes.generate import generation
+from pagebus.web.telemetry.metrics import IngressMetrics
 
 TEXTS = (" water", " is", " a", " clear", " liquid", ",", " and", " so", " on")
 KINDS = ("completions", "chat", "usage", "resumable", "reported")

@@ -22,15 +22,15 @@ from pathlib import Path
 import orjson
 import psutil
 
-import actors.shipped_model
-from actors.child import die_with_parent
-from actors.probe import http_status
-from actors.settings import Settings
-from bus.connect import open_bus
-from bus.private_redis import PrivateRedis
+import pagebus.actors.shipped_model
+from pagebus.actors.runtime.child import die_with_parent
+from pagebus.actors.runtime.health_check import http_status
+from pagebus.actors.settings import Settings
+from pagebus.bus.connect import open_bus
+from pagebus.bus.private_redis.server import PrivateRedis
 from tests.web.fake_backend import Delta, FakeBackend, batch, tell_tokens
 
-MODEL = Path(actors.shipped_model.__file__).parent
+MODEL = Path(pagebus.actors.shipped_model.__file__).parent
 TEXTS = (" water", " is", " a", " clear", " liquid", ",", " and", " so", " on")
 MESSAGES = [{"role": "user", "content": "What is water?"}]
 KINDS: dict[str, tuple[str, dict[str, object], str]] = {
@@ -115,7 +115,7 @@ async def ingress(profile: str | None) -> AsyncIterator[tuple[psutil.Process, in
     backend = FakeBackend(bus, answers=False, max_model_len=4096)
     await backend.start()
     python = [sys.executable, *([] if profile is None else ["-m", "cProfile", "-o", profile])]
-    command = [*python, "-m", "actors.cli", "actor", "ingress", str(MODEL), f"--bus={url}", "--port=0",
+    command = [*python, "-m", "pagebus.actors.commands.cli", "actor", "ingress", str(MODEL), f"--bus={url}", "--port=0",
                "--served-model-name=bench", "--log-level=error", "--lease-ttl-s=300"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(*command, env=dict(os.environ), preexec_fn=die_with_parent())
     try:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fake_backend import Serve, Served, start_served
-
-from actors import logs
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
+from pagebus.actors.telemetry import logs
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from tests.web.fake_backend import Serve, Served, start_served
 
 
 @pytest.fixture

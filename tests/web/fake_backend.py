@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from actors.settings import Settings
-from bus.contract import Bus
-from bus.messages import (
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Bus
+from pagebus.bus.messages import (
     AbortRequest,
     BlockRequested,
     BlockState,
@@ -34,11 +34,11 @@ from bus.messages import (
     SchedulerState,
     StateRequested,
 )
-from bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
-from tests import patience
-from tests.waiting import until
-from web.app import IngressActor
-from web.model import ServedModel
+from pagebus.bus.streams import SCHEDULER_GROUP, TOKENIZER_GROUP, Names
+from pagebus.web.app import IngressActor
+from pagebus.web.requests.served_model import ServedModel
+from tests.helpers import patience
+from tests.helpers.waiting import until
 
 KINDS = (("tokenizer", "tokenizer-0"), ("scheduler", "leader"), ("executor", "executor-0"), ("detokenizer", "detok-0"))
 SENTENCE = ("Hello", " there", ",", " dear", " friend", ".")

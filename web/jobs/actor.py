@@ -14,24 +14,24 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from actors.actor import Actor, describe
-from actors.patience import Patience
-from actors.settings import Settings
-from bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
-from bus.messages import BatchQueued, Job, JobResult
-from bus.outbox import Outbox
-from bus.streams import JOBS_GROUP, address_of
-from web.files.store import OVER, Record, Store, open_store
-from web.inbox import Inbox
-from web.jobs.batches import BatchRun
-from web.jobs.holding import Holding
-from web.jobs.lines import Result, cancelled, custom_id_of, unanswered
-from web.jobs.metrics import JobMetrics
-from web.jobs.settling import Outcome, Settling
-from web.jobs.window import STREAM, Window
-from web.jobs.worker import Worker
-from web.model import ServedModel, cached_block_size, load_served_model
-from web.open_tracing import open_tracing
+from pagebus.actors.runtime.actor import Actor, describe
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import BatchQueued, Job, JobResult
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.streams import JOBS_GROUP, address_of
+from pagebus.web.ingress.inbox import Inbox
+from pagebus.web.jobs.batches import BatchRun
+from pagebus.web.jobs.holding import Holding
+from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from pagebus.web.jobs.metrics import JobMetrics
+from pagebus.web.jobs.settling import Outcome, Settling
+from pagebus.web.jobs.window import STREAM, Window
+from pagebus.web.jobs.worker import Worker
+from pagebus.web.requests.served_model import ServedModel, cached_block_size, load_served_model
+from pagebus.web.server.open_tracing import open_tracing
+from pagebus.web.storage.files import OVER, Record, Store, open_store
 
 READ_BLOCK_MS = 250
 RETRY_S = 0.2
@@ -47,7 +47,7 @@ MAX_KEY_CHARS = 512
 
 
 class JobsActor(Actor):
-    """See the module's text. ``model`` as in :class:`web.app.IngressActor`."""
+    """See the module's text. ``model`` as in :class:`pagebus.web.app.IngressActor`."""
 
     kind = "jobs"
 

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from actors.logs import Log
-from web.files.store import Record, Store
-from web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
-from web.jobs.tally import Tally
-from web.jobs.window import Owner, Window
-from web.jobs.worker import Worker
+from pagebus.actors.telemetry.logs import Log
+from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
+from pagebus.web.jobs.tally import Tally
+from pagebus.web.jobs.window import Owner, Window
+from pagebus.web.jobs.worker import Worker
+from pagebus.web.storage.files import Record, Store
 
 SHOW_S = 1.0
 """How often a batch's record is renewed while it runs."""

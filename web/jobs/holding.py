@@ -11,9 +11,9 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from actors.logs import Log
-from bus.contract import Bus, Entry, EntryId
-from bus.streams import JOBS_GROUP
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import Bus, Entry, EntryId
+from pagebus.bus.streams import JOBS_GROUP
 
 
 class Holding:

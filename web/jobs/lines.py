@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from web.errors import ApiError
-from web.fields import type_name
-from web.schemas import check_nesting
+from pagebus.web.http.errors import ApiError
+from pagebus.web.http.fields import type_name
+from pagebus.web.requests.openai import check_nesting
 
 MAX_CUSTOM_ID_CHARS = 512
 LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})

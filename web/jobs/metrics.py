@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.metrics import Metrics
-from web.calls import Choice, OpenRequest
-from web.metrics import IngressMetrics
+from pagebus.actors.telemetry.metrics import Metrics
+from pagebus.web.calls.call import Choice, OpenRequest
+from pagebus.web.telemetry.metrics import IngressMetrics
 
 OUTCOMES = ("completed", "failed", "cancelled")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from actors.logs import Log
-from actors.patience import Patience
-from bus.contract import Answer, Bus, Entry
-from bus.streams import JOBS_GROUP, Names
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import Answer, Bus, Entry
+from pagebus.bus.streams import JOBS_GROUP, Names
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from itertools import count
 
 from msgspec import structs
 
-from bus.backoff import Backoff
-from web.asked import Asked
-from web.context import bus_request_ids
-from web.endpoints import ENDPOINTS, Endpoint, tell_report
-from web.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
-from web.inbox import Inbox
-from web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
-from web.lengths import num_bytes
-from web.limits import max_body_bytes
-from web.model import ServedModel
+from pagebus.bus.backoff import Backoff
+from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, tell_report
+from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
+from pagebus.web.http.limits import max_body_bytes
+from pagebus.web.ingress.inbox import Inbox
+from pagebus.web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
+from pagebus.web.requests.lengths import num_bytes
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.served_model import ServedModel
+from pagebus.web.server.context import bus_request_ids
 
 MAX_TRIES = 6
 """Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bus.messages import (
+from pagebus.bus.messages import (
     REQUEST_COLUMNS,
     REQUEST_MARKS,
     SEQUENCE_COLUMNS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from actors.settings import Settings
-from actors.version import version
-from web.model import ServedModel
+from pagebus.actors.runtime.version import version
+from pagebus.actors.settings import Settings
+from pagebus.web.requests.served_model import ServedModel
 
 
 def facts_of(settings: Settings, model: ServedModel, ingress: str) -> dict[str, Any]:

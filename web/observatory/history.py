@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.contract import Bus, BusUnavailable
-from web.observatory.vitals import FIGURES, Spans, Totals
+from pagebus.bus.contract import Bus, BusUnavailable
+from pagebus.web.observatory.vitals import FIGURES, Spans, Totals
 
 DAY_S = 86400.0
 STORE_EVERY_S = 10.0

@@ -15,16 +15,16 @@ from typing import Any
 import orjson
 from msgspec.structs import asdict
 
-from actors.actor import metrics_state
-from bus.contract import Bus, BusUnavailable, LeaseInfo
-from bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
-from bus.streams import Names
-from web.errors import ApiError, unavailable
-from web.observatory.board import COLUMNS, Board
-from web.observatory.history import History
-from web.observatory.roster import Roster, actor_of, key_of, stream_lengths
-from web.observatory.vitals import FIGURES, Spans, Totals, total
-from web.questions import Questions
+from pagebus.actors.runtime.actor import metrics_state
+from pagebus.bus.contract import Bus, BusUnavailable, LeaseInfo
+from pagebus.bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
+from pagebus.bus.streams import Names
+from pagebus.web.http.errors import ApiError, unavailable
+from pagebus.web.observatory.board import COLUMNS, Board
+from pagebus.web.observatory.history import History
+from pagebus.web.observatory.roster import Roster, actor_of, key_of, stream_lengths
+from pagebus.web.observatory.scheduler_queries import Questions
+from pagebus.web.observatory.vitals import FIGURES, Spans, Totals, total
 
 STATE_EVERY_S = 0.1
 SCHEDULER_SHARE = 0.005

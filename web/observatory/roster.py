@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.progress import graphs_of
-from bus.contract import Bus, LeaseInfo
-from bus.streams import Names
+from pagebus.actors.telemetry.progress import graphs_of
+from pagebus.bus.contract import Bus, LeaseInfo
+from pagebus.bus.streams import Names
 
 GONE_S = 600.0
 """How long an actor that has left is still shown."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from web.body_schema import Parser
-from web.fields import Schema
-from web.reply import json_response
+from pagebus.web.http.fields import Schema
+from pagebus.web.http.reply import json_response
+from pagebus.web.routes.body_schema import Parser
 
 __all__ = ["EVENTS", "JSON", "About", "Handler", "Route", "json_response"]
 
@@ -40,7 +40,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``name`` is what :mod:`web.auth` knows a route by."""
+    """``name`` is what :mod:`pagebus.web.access.auth` knows a route by."""
 
     method: str
     path: str

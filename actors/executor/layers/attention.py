@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.kv_cache import is_float8, layer_pages
-from actors.executor.layers.attention_batch import Tokens
-from actors.executor.layers.attention_pass import AttentionPass, Heads, Pages
-from actors.executor.layers.linear import Linear, ResidualLinear
-from actors.executor.layers.parameters import Parameters
-from actors.executor.ops import Ops
-from actors.model_config import ModelConfig
-from kernels.norm import HalfNorm
-from kernels.paged_attention import AttentionShape
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention_batch import Tokens
+from pagebus.actors.executor.layers.attention_pass import AttentionPass, Heads, Pages
+from pagebus.actors.executor.layers.linear import Linear, ResidualLinear
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
+from pagebus.actors.model.config import ModelConfig
+from pagebus.kernels.attention.paged_attention import AttentionShape
+from pagebus.kernels.layers.norm import HalfNorm
 
 
 def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype) -> AttentionShape:

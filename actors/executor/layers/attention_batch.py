@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_choice import StepRows
-from kernels.attention_library import LongRow
-from kernels.paged_attention import Spans
+from pagebus.kernels.attention.choice import StepRows
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.paged_attention import Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AttentionBatch:
     ``slots`` [R], ``query_start`` [R + 1], ``context_lens`` [R] (with this pass's tokens) and ``block_tables`` [S, MB]
     are int32, ``slot_mapping`` [T] int64 (block * block_size + offset, -1: not stored). The first ``num_decodes`` rows
     have one token each. ``spans`` is how the others are cut, if there are any. A pass of fixed shape also has
-    ``decode_lens`` [R] int32 (see :func:`kernels.paged_attention.paged_attention`).
+    ``decode_lens`` [R] int32 (see :func:`pagebus.kernels.attention.paged_attention.paged_attention`).
     """
 
     slots: torch.Tensor

@@ -7,13 +7,13 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from actors.executor.layers.attention_batch import AttentionBatch
-from actors.executor.ops import Ops
-from kernels.paged_attention import AttentionShape
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch
+from pagebus.kernels.attention.paged_attention import AttentionShape
 
 Pages: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """A layer's part of the cache: keys and values [num_blocks, block_size, Hkv, D], and by what they are divided, if they
-are: see :func:`kernels.paged_attention.paged_attention`."""
+are: see :func:`pagebus.kernels.attention.paged_attention.paged_attention`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Heads:
     """What attention of a layer is, but for its weights.
 
     ``sizes`` are the numbers of query, key and value heads; scores are multiplied by ``scale``; a query sees ``window``
-    tokens (0: all); ``cos_sin`` is the table of :func:`actors.executor.layers.rotary.rotary_table`. ``q_norm`` and
+    tokens (0: all); ``cos_sin`` is the table of :func:`pagebus.actors.executor.layers.rotary.rotary_table`. ``q_norm``
+    and
     ``k_norm`` [D], with ``eps``, are there where queries and keys are normalised head by head.
     """
 

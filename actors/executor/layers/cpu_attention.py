@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from actors.executor.layers.attention_batch import AttentionBatch
-from actors.executor.layers.attention_pass import Heads, Pages
-from actors.executor.ops import Ops
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch
+from pagebus.actors.executor.layers.attention_pass import Heads, Pages
 
 MASKED = -1e30
 """Finite, so that a block without a single visible place gives weights of 0, not NaN."""
@@ -63,7 +63,7 @@ class Pairs:
 
 
 class CpuPass:
-    """An :class:`~actors.executor.layers.attention_pass.AttentionPass` for float32 on a CPU."""
+    """An :class:`~pagebus.actors.executor.layers.attention_pass.AttentionPass` for float32 on a CPU."""
 
     stores = False
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.layers.parameters import Parameters
-from actors.executor.ops import Ops
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.parameters import Parameters
 
 
 class Embedding:

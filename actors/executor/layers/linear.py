@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from actors.executor.layers.norm import RMSNorm
-from actors.executor.layers.parameters import Parameters
-from actors.executor.ops import Ops
-from kernels.norm import HalfNorm, NextNorm
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.norm import RMSNorm
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 
 
 class Linear:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from actors.executor.layers.linear import GatedLinear, ResidualLinear
-from actors.executor.layers.parameters import Parameters
-from actors.executor.ops import Ops
-from actors.model_config import ModelConfig
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.linear import GatedLinear, ResidualLinear
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.model.config import ModelConfig
 
 
 class GatedMLP:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from actors.executor.layers.attention_batch import AttentionBatch
-from actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass
-from actors.executor.layers.cpu_attention import CpuPass, Scratch
-from actors.executor.ops import Ops
-from kernels.attention_choice import AttentionChooser, AttentionPath
-from kernels.paged_attention import AttentionShape
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch
+from pagebus.actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass
+from pagebus.actors.executor.layers.cpu_attention import CpuPass, Scratch
+from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath
+from pagebus.kernels.attention.paged_attention import AttentionShape
 
 
 class AttentionPasses:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from actors.executor.layers.linear import ResidualLinear
-from actors.executor.layers.norm import RMSNorm
-from kernels.norm import HalfNorm
+from pagebus.actors.executor.layers.linear import ResidualLinear
+from pagebus.actors.executor.layers.norm import RMSNorm
+from pagebus.kernels.layers.norm import HalfNorm
 
 
 class ResidualStream:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from actors.model_config import ModelConfig
+from pagebus.actors.model.config import ModelConfig
 
 
 def rotary_table(config: ModelConfig, num_positions: int, device: torch.device) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.executor.layers.attention_batch import AttentionBatch, Tokens
-from actors.executor.models.llama import LlamaModel as Model
-from actors.executor.models.registry import MODELS, build_model
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
+from pagebus.actors.executor.models.llama import LlamaModel as Model
+from pagebus.actors.executor.models.registry import MODELS, build_model
 
 __all__ = ["MODELS", "AttentionBatch", "Model", "Tokens", "build_model"]

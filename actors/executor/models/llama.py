@@ -10,18 +10,18 @@ from typing import ClassVar
 
 import torch
 
-from actors.executor.layers.attention import Attention
-from actors.executor.layers.attention_batch import AttentionBatch, Tokens
-from actors.executor.layers.attention_pass import AttentionPass
-from actors.executor.layers.embedding import Embedding, Head
-from actors.executor.layers.mlp import GatedMLP
-from actors.executor.layers.norm import RMSNorm
-from actors.executor.layers.parameters import Parameters
-from actors.executor.layers.passes import AttentionPasses
-from actors.executor.layers.residual import ResidualStream
-from actors.executor.layers.rotary import rotary_table
-from actors.executor.ops import Ops
-from actors.model_config import ModelConfig
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention import Attention
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
+from pagebus.actors.executor.layers.attention_pass import AttentionPass
+from pagebus.actors.executor.layers.embedding import Embedding, Head
+from pagebus.actors.executor.layers.mlp import GatedMLP
+from pagebus.actors.executor.layers.norm import RMSNorm
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.layers.residual import ResidualStream
+from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

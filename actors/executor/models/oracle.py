@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from actors.executor.layers.attention_batch import AttentionBatch
-from actors.executor.models.llama import LlamaModel
+from pagebus.actors.executor.layers.attention_batch import AttentionBatch
+from pagebus.actors.executor.models.llama import LlamaModel
 
 MASK = 2**32 - 1
 LOGIT_RANGE = 8.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.executor.models.llama import LlamaModel
+from pagebus.actors.executor.models.llama import LlamaModel
 
 
 class Qwen2Model(LlamaModel):

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from actors.executor.layers.attention import Attention
-from actors.executor.layers.attention_pass import Heads
-from actors.executor.layers.parameters import Parameters
-from actors.executor.models.llama import LlamaModel
-from actors.model_config import ModelConfig
+from pagebus.actors.executor.layers.attention import Attention
+from pagebus.actors.executor.layers.attention_pass import Heads
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.models.llama import LlamaModel
+from pagebus.actors.model.config import ModelConfig
 
 
 class Qwen3Attention(Attention):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from actors import model_config
-from actors.executor.layers.attention import attention_shape
-from actors.executor.layers.parameters import Parameters
-from actors.executor.layers.passes import AttentionPasses
-from actors.executor.models.llama import LlamaModel
-from actors.executor.models.mistral import MistralModel
-from actors.executor.models.oracle import OracleModel
-from actors.executor.models.qwen2 import Qwen2Model
-from actors.executor.models.qwen3 import Qwen3Model
-from actors.executor.ops import Ops
-from actors.model_config import ModelConfig, ModelError
-from kernels.attention_choice import AttentionChooser, AttentionSetup
-from kernels.target import target_of
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.models.llama import LlamaModel
+from pagebus.actors.executor.models.mistral import MistralModel
+from pagebus.actors.executor.models.oracle import OracleModel
+from pagebus.actors.executor.models.qwen2 import Qwen2Model
+from pagebus.actors.executor.models.qwen3 import Qwen3Model
+from pagebus.actors.model import config as model_config
+from pagebus.actors.model.config import ModelConfig, ModelError
+from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
+from pagebus.kernels.common.target import target_of
 
 MODELS: dict[str, type[LlamaModel]] = {
     model_config.LLAMA: LlamaModel,

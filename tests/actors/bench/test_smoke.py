@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import actors.shipped_model
-from actors.cli import main
-from bus.private_redis import find_redis_server
+import pagebus.actors.shipped_model
+from pagebus.actors.commands.cli import main
+from pagebus.bus.private_redis.server import find_redis_server
 from tests.system.serving import serving
 
 pytestmark = [
@@ -113,9 +113,9 @@ def test_start(tmp_path: Path) -> None:
 async def test_serve(tmp_path: Path, options: list[str]) -> None:
     """A server is loaded over HTTP by the same command whatever it is; every request gives all its tokens."""
     path = tmp_path / "r.json"
-    async with serving(Path(actors.shipped_model.__file__).parent) as client:
+    async with serving(Path(pagebus.actors.shipped_model.__file__).parent) as client:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "actors.cli", "bench", "serve", "--base-url", client.url,
+            sys.executable, "-m", "pagebus.actors.commands.cli", "bench", "serve", "--base-url", client.url,
             "--workload", "chat256", "--num-prompts", "8", "--scale", "0.05", "--max-concurrency", "3",
             "--num-warmups", "1", "--goodput", "ttft:1e9", "--json", str(path), *options,
         )  # fmt: skip

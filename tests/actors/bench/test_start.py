@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from actors.bench.client import Outcome
-from actors.bench.deployment import Deployment
-from actors.bench.start import Phase, Start, born_s, figures, make_phases, medians, read_log
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.streams import Names
+from pagebus.actors.bench.driver.client import Outcome
+from pagebus.actors.bench.driver.deployment import Deployment
+from pagebus.actors.bench.start import Phase, Start, born_s, figures, make_phases, medians, read_log
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.streams import Names
 
 LOG = """Pagebus 0.1.0
 {"actor":"executor-host-0","phase":"weights","seconds":1.5,"event":"phase done","timestamp":"2026-01-01T00:00:04Z"}

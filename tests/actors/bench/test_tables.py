@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors.bench.points import make_workloads
-from actors.bench.tables import BEGIN, END, GOALS, bench_tables
-from actors.settings import SettingsError
-from actors.simulator.workloads import WORKLOADS
+from pagebus.actors.bench.driver.points import make_workloads
+from pagebus.actors.bench.tables import BEGIN, END, GOALS, bench_tables
+from pagebus.actors.settings import SettingsError
+from pagebus.actors.simulator.workloads import WORKLOADS
 
 
 def results(tmp_path: Path, name: str, point: str, figures: dict[str, tuple[float, ...]], **fields: Any) -> str:

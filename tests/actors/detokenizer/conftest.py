@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizer_factory import byte_level, model_folder
 
-from actors.settings import Settings
+from pagebus.actors.detokenizer.sequences import Sequences
+from pagebus.actors.settings import Settings
+from tests.actors.detokenizer.letters import DECODER
 from tests.actors.detokenizer.world import World
+from tests.helpers.tokenizer_factory import byte_level, model_folder
 
 
 @pytest.fixture
@@ -19,3 +21,8 @@ def world() -> World:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(model=str(model_folder(tmp_path, byte_level())))
+
+
+@pytest.fixture
+def sequences() -> Sequences:
+    return Sequences(DECODER)

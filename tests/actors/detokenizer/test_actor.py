@@ -6,12 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tokenizer_factory import model_folder
 
-from actors.detokenizer import actor as module
-from actors.settings import Settings
-from bus.contract import START, BusRefused, EntryId
-from bus.messages import (
+from pagebus.actors.detokenizer import actor as module
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import START, BusRefused, EntryId
+from pagebus.bus.messages import (
     END_LENGTH,
     END_NONE,
     Message,
@@ -22,7 +21,8 @@ from bus.messages import (
 )
 from tests.actors.detokenizer.world import NAMES, TEXT, TOKENS, World, joined, running, started, step, steps
 from tests.dst.past import Past
-from tests.waiting import until, until_empty
+from tests.helpers.tokenizer_factory import model_folder
+from tests.helpers.waiting import until, until_empty
 
 
 async def test_tokens_become_text_at_the_ingress(world: World, settings: Settings) -> None:

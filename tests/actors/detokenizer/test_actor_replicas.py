@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from actors.settings import Settings
-from bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId, LogEntry
-from bus.messages import (
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId, LogEntry
+from pagebus.bus.messages import (
     END_LENGTH,
     END_NONE,
     ReplicaFenced,
@@ -18,7 +18,7 @@ from bus.messages import (
 )
 from tests.actors.detokenizer.world import NAMES, TEXT, TOKENS, World, joined, running, started, step, steps
 from tests.dst.past import Past
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 
 @pytest.mark.parametrize("when", ["before it is worked off", "afterwards"])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from actors.detokenizer.sequences import Sequences
-from bus.messages import END_LENGTH, StepResult
+from pagebus.actors.detokenizer.sequences import Sequences
+from pagebus.bus.messages import END_LENGTH, StepResult
 from tests.actors.detokenizer.test_sequences import DECODER, started, step
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.detokenizer.sequences import Sequences
-from actors.settings import Settings
-from bus.messages import END_GRAMMAR, END_LENGTH, PromptReply, ReplyBatch, RequestFailed
+from pagebus.actors.detokenizer.sequences import Sequences
+from pagebus.actors.settings import Settings
+from pagebus.bus.messages import END_GRAMMAR, END_LENGTH, PromptReply, ReplyBatch, RequestFailed
 from tests.actors.detokenizer.test_scores import ints
 from tests.actors.detokenizer.test_sequences import DECODER, rows_of, run, started, step
 from tests.actors.detokenizer.world import NAMES, TEXT, TOKENS, World, joined, running, steps

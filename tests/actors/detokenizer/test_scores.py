@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tokenizer_factory import byte_level, sentencepiece
 
-from actors.detokenizer.sequences import Sequences
-from actors.detokenizer.text import NoTextDecoder, make_decoder
-from bus.messages import END_NONE, END_STOP, ReplyBatch, StepResult
+from pagebus.actors.detokenizer.sequences import Sequences
+from pagebus.actors.detokenizer.text import NoTextDecoder, make_decoder
+from pagebus.bus.messages import END_NONE, END_STOP, ReplyBatch, StepResult
 from tests.actors.detokenizer.test_sequences import DECODER, started, step
+from tests.helpers.tokenizer_factory import byte_level, sentencepiece
 
 INTS = {"dtype": np.int32}
 

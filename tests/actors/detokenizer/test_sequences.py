@@ -3,97 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 
-from actors.detokenizer.repetition import RepetitionDetector
-from actors.detokenizer.sequences import Output, Sequences
-from actors.detokenizer.text import NoTextDecoder, make_decoder
-from bus.messages import (
+from pagebus.actors.detokenizer.sequences import Output, Sequences
+from pagebus.actors.detokenizer.text import NoTextDecoder
+from pagebus.bus.messages import (
     END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     END_STOP,
     AbortRequest,
-    RepetitionDetection,
     RequestFailed,
     SequenceEnded,
-    SequenceStarted,
-    StepResult,
     StopSequence,
 )
-from tests.sampling_fields import gathered
-
-EOS = 0
-LETTERS = {"<eos>": EOS} | {chr(i): i for i in range(33, 127)}
-
-
-def letters() -> Tokenizer:
-    """One token per printable ASCII character; 0 is special."""
-    tokenizer = Tokenizer(models.BPE(vocab=LETTERS, merges=[]))
-    tokenizer.add_special_tokens(["<eos>"])
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-DECODER = make_decoder(letters())
-
-
-def started(sequence_id: int = 1, **changes: Any) -> SequenceStarted:
-    fields: dict[str, Any] = {
-        "request_id": f"r{sequence_id}",
-        "sequence_id": sequence_id,
-        "choice_index": 0,
-        "ingress": "in-0",
-        "num_prompt_tokens": 7,
-        "num_cached_tokens": 3,
-        "max_tokens": 100,
-    }
-    return SequenceStarted(**gathered(SequenceStarted, fields | changes))
-
-
-Row = tuple[int, int, int, int]
-
-
-def step(*rows: Row) -> StepResult:
-    """A step of (sequence id, token id, token index, end) rows."""
-    columns = np.array(rows, np.int32).reshape(-1, 4).T
-    return StepResult(
-        step=1, scheduler_epoch=1, received_s=0, launched_s=0, done_s=0, num_computed_tokens=len(rows),
-        sequence_ids=columns[0], token_ids=columns[1], token_indexes=columns[2], ends=columns[3],
-    )  # fmt: skip
-
-
-def rows_of(text: str, end: int = END_NONE, sequence_id: int = 1, first: int = 0) -> list[Row]:
-    """One row per character; the last one has ``end``."""
-    last = len(text) - 1
-    return [(sequence_id, ord(c), first + i, end if i == last else END_NONE) for i, c in enumerate(text)]
-
-
-def run(sequences: Sequences, rows: Sequence[Row]) -> Output:
-    """Each row as a step of its own, all in one read."""
-    for row in rows:
-        sequences.apply(step(row))
-    sequences.settle(complete=True)
-    return sequences.take()
-
-
-def reply(output: Output) -> tuple[str, str | None, str | int | None, int]:
-    """(text, finish reason, stop reason, output tokens) of the only row."""
-    batch = output.replies["in-0"]
-    assert len(batch.request_ids) == 1
-    return batch.texts[0], batch.finish_reasons[0], batch.stop_reasons[0], int(batch.num_output_tokens[0])
-
-
-@pytest.fixture
-def sequences() -> Sequences:
-    return Sequences(DECODER)
+from tests.actors.detokenizer.letters import DECODER, EOS, reply, rows_of, run, started, step
 
 
 def test_text_of_a_read_is_one_delta_with_its_counts(sequences: Sequences) -> None:
@@ -348,42 +276,6 @@ def test_a_new_scheduler_voids_everything(sequences: Sequences) -> None:
     sequences.void()
     assert run(sequences, rows_of("abc")) == Output()
     assert len(sequences) == 0
-
-
-def test_an_output_that_repeats_itself_is_ended(sequences: Sequences) -> None:
-    """At the token that completes the pattern often enough; what was computed behind it is dropped, and the scheduler
-    is told."""
-    wanted = RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=3)
-    sequences.start(started(repetition_detection=wanted))
-
-    output = run(sequences, rows_of("xxabcabcabcabc"))
-
-    assert reply(output) == ("xxabcabcabc", "repetition", "repetition_detected", 11)
-    assert output.controls == [StopSequence(request_id="r1", sequence_id=1)]
-
-
-def test_repetition_counts_only_after_min_tokens(sequences: Sequences) -> None:
-    """But tokens before count as part of it; an end token of the model's own wins."""
-    wanted = RepetitionDetection(max_pattern_size=1, min_count=2)
-    sequences.start(started(1, repetition_detection=wanted, min_tokens=5))
-    sequences.start(started(2, repetition_detection=wanted, ingress="in-1"))
-
-    output = run(sequences, [*rows_of("aaaaaaa"), *rows_of("a", sequence_id=2), (2, EOS, 1, END_STOP)])
-
-    assert output.replies["in-0"].num_output_tokens.tolist() == [5]
-    assert output.replies["in-1"].finish_reasons == ("stop",)
-
-
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 4), st.integers(0, 3), st.integers(2, 4))
-def test_repetition_is_found_where_it_is(tokens: list[int], least: int, more: int, count: int) -> None:
-    """As by looking at the end of the output anew after every token."""
-    most = least + more
-    detector = RepetitionDetector(RepetitionDetection(max_pattern_size=most, min_pattern_size=least, min_count=count))
-
-    for end in range(1, len(tokens) + 1):
-        so_far = tokens[:end]
-        expected = any(so_far[-size * count :] == so_far[-size:] * count for size in range(least, most + 1))
-        assert detector.push(so_far[-1]) == expected
 
 
 def test_without_text(sequences: Sequences) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.detokenizer.stops import StopMatch, StopMatcher
+from pagebus.actors.detokenizer.stops import StopMatch, StopMatcher
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4).map(tuple)
 DELTAS = st.lists(st.text("ab\n", max_size=4), max_size=12)

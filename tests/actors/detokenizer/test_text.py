@@ -8,10 +8,9 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_factory import CORPUS, byte_level, sentencepiece
 from tokenizers import Tokenizer, decoders
 
-from actors.detokenizer.text import (
+from pagebus.actors.detokenizer.text import (
     BYTE_TOKEN,
     HELD_TOKENS,
     ByteLevelDecoder,
@@ -23,6 +22,7 @@ from actors.detokenizer.text import (
     byte_alphabet,
     make_decoder,
 )
+from tests.helpers.tokenizer_factory import CORPUS, byte_level, sentencepiece
 
 
 def metaspace() -> Tokenizer:

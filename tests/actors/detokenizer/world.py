@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizer_factory import byte_level
 
-from actors.detokenizer import actor as module
-from actors.detokenizer.actor import DetokenizerActor
-from actors.settings import Settings
-from bus.contract import START, Entry, EntryId, LogEntry
-from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import (
+from pagebus.actors.detokenizer import actor as module
+from pagebus.actors.detokenizer.actor import DetokenizerActor
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import START, Entry, EntryId, LogEntry
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from pagebus.bus.messages import (
     END_LENGTH,
     END_NONE,
     Message,
@@ -24,9 +23,10 @@ from bus.messages import (
     SequenceStarted,
     StepResult,
 )
-from bus.streams import Names
-from tests.sampling_fields import gathered
-from tests.waiting import until
+from pagebus.bus.streams import Names
+from tests.helpers.sampling_fields import gathered
+from tests.helpers.tokenizer_factory import byte_level
+from tests.helpers.waiting import until
 
 NAMES = Names()
 TEXT = "Hello 你好 🎉 world"

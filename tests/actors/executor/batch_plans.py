@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from actors.executor.batch import PersistentBatch
-from actors.executor.device_batch import DeviceBatch
-from actors.executor.layout import BatchLimits
-from actors.executor.ops import Ops
-from actors.executor.step_work import StepWork
-from bus.messages import NewSequence, StepPlan
-from tests.engine_driver import ints
-from tests.sampling_fields import gathered
+from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.batch.device_batch import DeviceBatch
+from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.bus.messages import NewSequence, StepPlan
+from tests.helpers.engine_driver import ints
+from tests.helpers.sampling_fields import gathered
 
 LIMITS = BatchLimits(
     max_num_seqs=4, max_model_len=64, max_num_batched_tokens=32, block_size=16, num_blocks=10, vocab_size=100

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts
-from tests.engine_driver import Driver
-from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+from tests.helpers.engine_driver import Driver
+from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.executor.buckets import Bucket, Buckets
-from actors.executor.graphs import Graphs, padded_pass
-from actors.executor.layers.attention import attention_shape
-from actors.executor.layers.passes import AttentionPasses
-from actors.executor.resampling import Resampling
-from actors.executor.runner import Runner
-from actors.executor.step_work import StepWork
-from actors.executor.upload import Uploader
-from kernels.attention_choice import AttentionChooser
-from kernels.target import Target
-from tests.engine_driver import Driver
+from pagebus.actors.executor.batch.buckets import Bucket, Buckets
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.batch.upload import Uploader
+from pagebus.actors.executor.graphs.graphs import Graphs, padded_pass
+from pagebus.actors.executor.graphs.resampling import Resampling
+from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.kernels.attention.choice import AttentionChooser
+from pagebus.kernels.common.target import Target
+from tests.helpers.engine_driver import Driver
 
 
 class EagerGraphs(Graphs):

@@ -16,13 +16,13 @@ import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from actors.executor.compilation import AbsentGpu, Recorder
-from actors.executor.compile_command import parse_target
-from actors.executor.explain import AbsentEngine
-from actors.executor.graphs import empty_step, padded_pass
-from actors.executor.pieces import run_pieces
-from actors.model_config import ModelConfig
-from actors.settings import Settings
+from pagebus.actors.executor.explain import AbsentEngine
+from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
+from pagebus.actors.executor.graphs.piecewise_graphs import run_pieces
+from pagebus.actors.executor.loading.compilation import AbsentGpu, Recorder
+from pagebus.actors.executor.loading.compile_command import parse_target
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
 
 
 def launched(engine: AbsentEngine, decodes: int, prompt_tokens: int) -> set[str]:

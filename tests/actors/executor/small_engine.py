@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.engine_driver import Driver, HandScheduler
+from tests.helpers.engine_driver import Driver, HandScheduler
 
 MAX_TOKENS = 12
 SETTINGS: dict[str, Any] = {

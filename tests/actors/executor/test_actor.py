@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from actors.actor import metrics_state
-from actors.executor.actor import ExecutorActor, in_thread
-from actors.executor.engine import Engine
-from actors.executor.errors import EngineError, EngineStalled, PlanError, is_device_fault
-from actors.model_config import ModelError
-from actors.settings import Settings
-from bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
-from bus.dead_letters import read_dead_letters
-from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
-from bus.streams import Names
-from tests.engine_driver import HandScheduler
-from tests.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
-from tests.waiting import LIMIT_S
+from pagebus.actors.executor.actor import ExecutorActor, in_thread
+from pagebus.actors.executor.device.errors import EngineError, EngineStalled, PlanError, is_device_fault
+from pagebus.actors.executor.engine import Engine
+from pagebus.actors.model.config import ModelError
+from pagebus.actors.runtime.actor import metrics_state
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry
+from pagebus.bus.dead_letters import read_dead_letters
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from pagebus.bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
+from pagebus.bus.streams import Names
+from tests.helpers.engine_driver import HandScheduler
+from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+from tests.helpers.waiting import LIMIT_S
 
 NAME = "executor-0"
 NAMES = Names()
@@ -247,14 +247,14 @@ async def test_a_gpus_memory_is_measured(folder: Path, monkeypatch: pytest.Monke
         await running.until_state("ready")
         await running.actor.measure()
         assert told(running.actor) == {}
-        monkeypatch.setattr("actors.executor.engine.memory_in_use", lambda device: (3 * 2**30, 141 * 2**30))
+        monkeypatch.setattr("pagebus.actors.executor.engine.memory_in_use", lambda device: (3 * 2**30, 141 * 2**30))
         await running.actor.measure()
         assert set(told(running.actor).items()) == set(zip(sorted(names), (3 * 2**30, 141 * 2**30), strict=True))
 
         def failed(device: object) -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-        monkeypatch.setattr("actors.executor.engine.memory_in_use", failed)
+        monkeypatch.setattr("pagebus.actors.executor.engine.memory_in_use", failed)
         await running.actor.measure()
 
 
@@ -324,8 +324,8 @@ async def test_an_engine_that_fails_later_ends_the_actor(folder: Path, monkeypat
 
 async def test_an_executor_whose_steps_do_not_advance_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that never returns: the actor ends with an error that says so, and the end of its process is armed."""
-    monkeypatch.setattr("actors.executor.step_watch.LEAST_PATIENCE_S", 0.0)
-    monkeypatch.setattr("actors.executor.actor.STALL_LOOK_S", 0.01)
+    monkeypatch.setattr("pagebus.actors.executor.step_watch.LEAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("pagebus.actors.executor.actor.STALL_LOOK_S", 0.01)
     hung, armed = threading.Event(), []
 
     def arm(self: ExecutorActor, error: BaseException) -> None:
@@ -358,7 +358,7 @@ async def test_a_device_fault_arms_the_end_of_the_process(folder: Path, monkeypa
         def start(self) -> None:
             assert self.daemon
 
-    monkeypatch.setattr("actors.executor.actor.threading.Timer", Timer)
+    monkeypatch.setattr("pagebus.actors.executor.actor.threading.Timer", Timer)
     actor = ExecutorActor(settings(folder), MemoryBus(MemoryServer()), NAME)
 
     actor._end_process_if_faulted(RuntimeError("something else"))

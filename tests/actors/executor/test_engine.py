@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.executor import engine, loading
-from actors.executor.runner import Runner
-from bus.messages import END_LENGTH, END_STOP, StepPlan, StepResult
-from kernels.attention_library import LongRow
+from pagebus.actors.executor import engine
+from pagebus.actors.executor.loading import loading
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.bus.messages import END_LENGTH, END_STOP, StepPlan, StepResult
+from pagebus.kernels.attention.cudnn_prefill import LongRow
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS, make_prompts, outputs
-from tests.engine_driver import Driver, Grown, ints, new_sequence
-from tests.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
-from tests.waiting import LIMIT_S
+from tests.helpers.engine_driver import Driver, Grown, ints, new_sequence
+from tests.helpers.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
+from tests.helpers.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.executor.errors import EngineError, PlanError
-from actors.model_config import ModelConfig
-from actors.settings import SettingsError
-from bus.messages import StepPlan
+from pagebus.actors.executor.device.errors import EngineError, PlanError
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import SettingsError
+from pagebus.bus.messages import StepPlan
 from tests.actors.executor.small_engine import SETTINGS
-from tests.engine_driver import Driver, ints
+from tests.helpers.engine_driver import Driver, ints
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from actors.bench.shapes import SHAPES
-from actors.cli import main
-from actors.executor.batch import PersistentBatch
-from actors.executor.device import resolve_dtype
-from actors.executor.explain import DECODES, MIXED, PROMPTS, AbsentEngine
-from actors.executor.rehearsal import META, make_runner
-from actors.executor.step_work import StepWork
-from actors.model_config import ModelConfig
-from actors.settings import Settings
-from kernels.attention_choice import PATHS, AttentionPath
-from kernels.target import Target, compile_for
-from tests.engine_driver import HandScheduler
-from tests.waiting import LIMIT_S
+from pagebus.actors.bench.driver.shapes import SHAPES
+from pagebus.actors.commands.cli import main
+from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.device import resolve_dtype
+from pagebus.actors.executor.explain import DECODES, MIXED, PROMPTS, AbsentEngine
+from pagebus.actors.executor.loading.dry_run import META, make_runner
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+from pagebus.kernels.attention.choice import PATHS, AttentionPath
+from pagebus.kernels.common.target import Target, compile_for
+from tests.helpers.engine_driver import HandScheduler
+from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
 TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from actors.executor import preload
-from tests.waiting import LIMIT_S
+from pagebus.actors.executor import preload
+from tests.helpers.waiting import LIMIT_S
 
 IMPORT = """
 import sys
-from actors.executor.preload import UNUSED, import_torch, preload, preload_alone
+from pagebus.actors.executor.preload import UNUSED, import_torch, preload, preload_alone
 preload_alone()
 loading = preload()
 assert loading.torch.wait(600) and loading.triton.wait(600)
@@ -37,7 +37,7 @@ def test_libraries_come_first_and_what_is_not_needed_last() -> None:
 
 WHOLE = """
 import sys
-from actors.executor.preload import UNUSED, import_torch
+from pagebus.actors.executor.preload import UNUSED, import_torch
 import_torch()
 print([name for name in UNUSED if "torch." + name not in sys.modules])
 """

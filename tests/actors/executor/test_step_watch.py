@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.executor.step_watch import LEAST_PATIENCE_S, PATIENCE, StepWatch
+from pagebus.actors.executor.step_watch import LEAST_PATIENCE_S, PATIENCE, StepWatch
 
 
 class World:

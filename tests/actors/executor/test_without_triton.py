@@ -8,19 +8,19 @@ import sys
 import pytest
 import torch
 
-from actors.executor import device
-from actors.executor.device import resolve_device
-from actors.settings import Settings, SettingsError
-from tests.waiting import LIMIT_S
+from pagebus.actors.executor.device import device
+from pagebus.actors.executor.device.device import resolve_device
+from pagebus.actors.settings import Settings, SettingsError
+from tests.helpers.waiting import LIMIT_S
 
 WITHOUT = "import sys; sys.modules['triton'] = None\n"
 GENERATE = """
-from actors import LLM, SamplingParams
+from pagebus import LLM, SamplingParams
 with LLM(device="cpu", threads=1) as llm:
     (output,) = llm.generate(["A dog is"], SamplingParams(temperature=0, max_tokens=4))
     print(len(output.outputs[0].token_ids))
 """
-COMPILE = "from actors.cli import main; sys.exit(main(['compile-kernels', '--target', 'sm_90']))"
+COMPILE = "from pagebus.actors.commands.cli import main; sys.exit(main(['compile-kernels', '--target', 'sm_90']))"
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

@@ -13,16 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from actors import (
-    LLM,
-    BeamSearchParams,
-    PoolingParams,
-    RepetitionDetectionParams,
-    RequestOutput,
-    SamplingParams,
-)
-from actors.model_config import ModelError
-from tests.waiting import LIMIT_S
+from pagebus import LLM, BeamSearchParams, PoolingParams, RepetitionDetectionParams, RequestOutput, SamplingParams
+from pagebus.actors.model.config import ModelError
+from tests.helpers.waiting import LIMIT_S
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 TOLERANCE = 1e-5
@@ -258,13 +251,13 @@ def test_settings_that_make_no_sense() -> None:
 
 PROGRAM = """
 import atexit, sys, threading
-import actors
-print("actors.offline" in sys.modules)
-actors.SamplingParams()
+import pagebus
+print("pagebus.actors.offline" in sys.modules)
+pagebus.SamplingParams()
 print("torch" in sys.modules, "aiohttp" in sys.modules)
 atexit.register(lambda: print("at exit", [each.name for each in threading.enumerate() if each.is_alive()]))
-llm = actors.LLM(device="cpu", threads=1, max_num_seqs=8)
-print(len(llm.generate("word", actors.SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs))
+llm = pagebus.LLM(device="cpu", threads=1, max_num_seqs=8)
+print(len(llm.generate("word", pagebus.SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)[0].outputs))
 """
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from actors import Logprob
-from actors.offline.outputs import read_output
+from pagebus import Logprob
+from pagebus.actors.offline.outputs import read_output
 
 
 def test_ranks() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors import BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
+from pagebus import BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
 
 
 def test_defaults() -> None:

@@ -1,26 +1,21 @@
-"""Prints what the scheduler costs per step, in CPU time. Run: ``python tests/actors/scheduler/bench_core.py``."""
+"""Prints what the scheduler costs per step, in CPU time. Run: ``python -m tests.actors.scheduler.bench_core``."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import time
 from collections import deque
-from pathlib import Path
 
+import numpy as np
 from msgspec import structs
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
-
-import numpy as np  # noqa: E402
-from world import request  # noqa: E402
-
-from actors.scheduler.config import CoreConfig  # noqa: E402
-from actors.scheduler.core import Core  # noqa: E402
-from actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica  # noqa: E402
-from actors.scheduler.placement import choose  # noqa: E402
-from bus.messages import StepPlan, StepResult  # noqa: E402
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.core.placement import choose
+from pagebus.actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica
+from pagebus.bus.messages import StepPlan, StepResult
+from tests.actors.scheduler.world import request
 
 BLOCK_SIZE = 16
 

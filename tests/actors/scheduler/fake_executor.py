@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.scheduler.beams import BeamSearch
-from actors.scheduler.events import ReplicaJoined
-from bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingParams, StepPlan, StepResult
+from pagebus.actors.scheduler.beam_search import BeamSearch
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingParams, StepPlan, StepResult
 
 VOCAB = 40
 UNWRITTEN = 0

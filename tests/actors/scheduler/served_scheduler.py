@@ -7,23 +7,23 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
-from fake_executor import FakeExecutor
 from msgspec import structs
-from world import request
 
-from actors.scheduler.actor import SchedulerActor
-from actors.settings import Settings
-from bus.contract import START, EntryId, Fenced, LogEntry
-from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import (
+from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import START, EntryId, Fenced, LogEntry
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from pagebus.bus.messages import (
     AbortRequest,
     Message,
     RequestsDone,
     StepPlan,
     StepResult,
 )
-from bus.streams import Names
-from tests.waiting import until
+from pagebus.bus.streams import Names
+from tests.actors.scheduler.fake_executor import FakeExecutor
+from tests.actors.scheduler.world import request
+from tests.helpers.waiting import until
 
 NAMES = Names("pagebus")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -7,12 +7,12 @@ import random
 
 import pytest
 from msgspec import structs
-from world import World, request
 
-from actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
-from actors.scheduler.sequence import make_request
-from actors.scheduler.waiting import Jobs
-from bus.messages import TokenizedRequest
+from pagebus.actors.scheduler.core.waiting import Jobs
+from pagebus.actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
+from pagebus.actors.scheduler.request import make_request
+from pagebus.bus.messages import TokenizedRequest
+from tests.actors.scheduler.world import World, request
 
 AGING_S = 30.0
 

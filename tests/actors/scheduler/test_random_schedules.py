@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec import structs
-from world import World, fits, request
 
-from actors.scheduler.events import ReplicaSuspended
-from actors.scheduler.sequence import MOST_LOSSES
-from bus.messages import AbortRequest, TokenizedRequest
+from pagebus.actors.scheduler.events import ReplicaSuspended
+from pagebus.actors.scheduler.request import MOST_LOSSES
+from pagebus.bus.messages import AbortRequest, TokenizedRequest
+from tests.actors.scheduler.world import World, fits, request
 
 MAX_MODEL_LEN = 96
 RARELY = st.sampled_from([False, False, False, True])

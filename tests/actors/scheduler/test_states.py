@@ -9,13 +9,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from test_tiers import A, B, tight
-from world import World, prompt, request
 
-from actors.scheduler.events import DetokenizerLost, DetokenizersLive, ReplicaLost
-from actors.scheduler.preemption import preempt
-from actors.scheduler.sequence import Request, Sequence
-from actors.scheduler.states import TRANSITIONS, State
+from pagebus.actors.scheduler.events import DetokenizerLost, DetokenizersLive, ReplicaLost
+from pagebus.actors.scheduler.replica.preemption import preempt
+from pagebus.actors.scheduler.request import Request, Sequence
+from pagebus.actors.scheduler.states import TRANSITIONS, State
+from tests.actors.scheduler.replica.test_host_tier import A, B, tight
+from tests.actors.scheduler.world import World, prompt, request
 from tests.actors.simulator.random_schedule import run_schedule
 
 ROOT = Path(__file__).parents[3]

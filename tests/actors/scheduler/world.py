@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fake_executor import FakeExecutor, expected_beams, expected_tokens
 from msgspec.structs import replace
 
-from actors.block_hash import hash_blocks, hashes_to_array
-from actors.scheduler.config import CoreConfig
-from actors.scheduler.core import Core
-from actors.scheduler.events import (
+from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import (
     DetokenizersLive,
     Input,
     Note,
@@ -29,7 +28,7 @@ from actors.scheduler.events import (
     ToJournal,
     ToReplica,
 )
-from bus.messages import (
+from pagebus.bus.messages import (
     END_NONE,
     AbortRequest,
     RequestFailed,
@@ -42,6 +41,7 @@ from bus.messages import (
     StopSequence,
     TokenizedRequest,
 )
+from tests.actors.scheduler.fake_executor import FakeExecutor, expected_beams, expected_tokens
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

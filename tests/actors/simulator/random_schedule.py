@@ -7,14 +7,12 @@ import dataclasses
 import random
 from typing import Any
 
-from fake_executor import FakeExecutor
 from msgspec import structs
-from world import World, fits, request
 
-from actors.scheduler.config import CoreConfig
-from actors.scheduler.events import Note, ReplicaJoined, ReplicaSuspended, ToDetokenizer, ToIngress
-from actors.simulator.simulation import Observer, Simulation, Timing
-from bus.messages import (
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.events import Note, ReplicaJoined, ReplicaSuspended, ToDetokenizer, ToIngress
+from pagebus.actors.simulator.simulation import Observer, Simulation, Timing
+from pagebus.bus.messages import (
     AbortRequest,
     RequestFailed,
     SequenceEnded,
@@ -23,6 +21,8 @@ from bus.messages import (
     StepResult,
     TokenizedRequest,
 )
+from tests.actors.scheduler.fake_executor import FakeExecutor
+from tests.actors.scheduler.world import World, fits, request
 
 MAX_MODEL_LEN = 48
 BLOCK_SIZE = 4

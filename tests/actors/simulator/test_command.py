@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from actors.cli import main
-from actors.simulator.recorded import read_rows, read_run
-from actors.simulator.trace import read_trace
-from actors.simulator.workloads import make_workload
+from pagebus.actors.commands.cli import main
+from pagebus.actors.simulator.recording.recorded import read_rows, read_run
+from pagebus.actors.simulator.recording.trace import read_trace
+from pagebus.actors.simulator.workloads import make_workload
 
 SMALL = ["simulate", "--workload", "chat", "--requests", "20"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.bench_workloads import COMPARED, predict_row
+from tests.gpu.bench.bench_workloads import COMPARED, predict_row
 
 MEASURED = Path(__file__).parents[3] / "docs/measurements/h200-workloads.json"
 FITTED_SEED = 0

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from world import World, request
 
-from actors.scheduler.events import ToDetokenizer, ToReplica
-from actors.simulator.fit import read_steps
-from actors.simulator.plots import draw
-from actors.simulator.record import Follower, Recording, _tables
-from actors.simulator.recorded import Tables, read_run
-from actors.simulator.trace import read_trace
-from bus.contract import Entry, EntryId, LogEntry
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import TokenizedRequest
-from bus.streams import SCHEDULER_GROUP, Names
+from pagebus.actors.scheduler.events import ToDetokenizer, ToReplica
+from pagebus.actors.simulator.drawing.plots import draw
+from pagebus.actors.simulator.fit import read_steps
+from pagebus.actors.simulator.recording.record import Follower, Recording, _tables
+from pagebus.actors.simulator.recording.recorded import Tables, read_run
+from pagebus.actors.simulator.recording.trace import read_trace
+from pagebus.bus.contract import Entry, EntryId, LogEntry
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import TokenizedRequest
+from pagebus.bus.streams import SCHEDULER_GROUP, Names
+from tests.actors.scheduler.world import World, request
 
 NAMES = Names("test")
 

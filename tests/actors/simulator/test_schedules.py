@@ -11,7 +11,8 @@ import os
 from collections import Counter
 
 import pytest
-from random_schedule import run_schedule
+
+from tests.actors.simulator.random_schedule import run_schedule
 
 NUM_SCHEDULES = int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "10000"))
 FIRST_SEED = int(os.environ.get("PAGEBUS_TEST_FIRST_SEED", "0"))

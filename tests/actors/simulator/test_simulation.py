@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from actors.scheduler.config import CoreConfig
-from actors.settings import Settings
-from actors.simulator.clients import Slo
-from actors.simulator.deployment import Deployment, core_config
-from actors.simulator.faults import Fault, FaultError, parse_faults
-from actors.simulator.profile import Profile
-from actors.simulator.report import make_report, table
-from actors.simulator.trace import Trace, make_trace
-from actors.simulator.workloads import make_workload
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.settings import Settings
+from pagebus.actors.simulator.clients import Slo
+from pagebus.actors.simulator.deployment import Deployment, core_config
+from pagebus.actors.simulator.faults import Fault, FaultError, parse_faults
+from pagebus.actors.simulator.profile import Profile
+from pagebus.actors.simulator.recording.trace import Trace, make_trace
+from pagebus.actors.simulator.report import make_report, table
+from pagebus.actors.simulator.workloads import make_workload
 
 PROFILE = Profile(
     num_blocks=600,

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.simulator.fit import fit, main
-from actors.simulator.histogram import Histogram
-from actors.simulator.profile import Profile, ProfileError, load_profile, names, to_json
-from actors.simulator.trace import TraceError, make_trace, read_trace, write_trace
-from actors.simulator.workloads import WORKLOADS, make_workload
+from pagebus.actors.simulator.fit import fit, main
+from pagebus.actors.simulator.histogram import Histogram
+from pagebus.actors.simulator.profile import Profile, ProfileError, load_profile, names, to_json
+from pagebus.actors.simulator.recording.trace import TraceError, make_trace, read_trace, write_trace
+from pagebus.actors.simulator.workloads import WORKLOADS, make_workload
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

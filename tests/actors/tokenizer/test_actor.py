@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizer_factory import byte_level, model_folder
 
-from actors.settings import Settings
-from actors.tokenizer.actor import TokenizerActor
-from actors.tokenizer.encode import Outcome
-from bus.contract import START, Entry
-from bus.memory_bus import MemoryBus, MemoryServer
-from bus.messages import AbortRequest, GenerateRequest, Message, RequestFailed, SamplingParams, TokenizedRequest
-from bus.streams import TOKENIZER_GROUP, Names
-from tests.waiting import LIMIT_S, until, until_empty
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.actor import TokenizerActor
+from pagebus.actors.tokenizer.encode import Outcome
+from pagebus.bus.contract import START, Entry
+from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from pagebus.bus.messages import AbortRequest, GenerateRequest, Message, RequestFailed, SamplingParams, TokenizedRequest
+from pagebus.bus.streams import TOKENIZER_GROUP, Names
+from tests.helpers.tokenizer_factory import byte_level, model_folder
+from tests.helpers.waiting import LIMIT_S, until, until_empty
 
 NAMES = Names()
 
@@ -162,7 +162,7 @@ async def test_bug_on_one_request_is_a_500_for_it_alone(
     server: MemoryServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception out of the encoder costs neither the actor nor the other requests."""
-    from actors.tokenizer import actor as module
+    from pagebus.actors.tokenizer import actor as module
 
     load = module.load_encoder
     monkeypatch.setattr(module, "load_encoder", lambda settings: Fails(load(settings).encode))
@@ -181,7 +181,7 @@ async def test_the_first_of_many_do_not_wait_for_the_others(
     server: MemoryServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of requests that come together some are with the scheduler before the rest is encoded."""
-    from actors.tokenizer import actor as module
+    from pagebus.actors.tokenizer import actor as module
 
     sizes: list[int] = []
     first_came = threading.Event()

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_factory import CHAT_TEMPLATE, byte_level, model_folder, sentencepiece, with_bos
 
-from actors.block_hash import hash_blocks, hashes_from_array
-from actors.text_tokenizer import TokenizerError, load_tokenizer
-from actors.token_bits import to_bits
-from actors.tokenizer.encode import Encoder, Limits
-from bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
+from pagebus.actors.model.block_hash import hash_blocks, hashes_from_array
+from pagebus.actors.model.token_bits import to_bits
+from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer
+from pagebus.actors.tokenizer.encode import Encoder, Limits
+from pagebus.bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
+from tests.helpers.tokenizer_factory import CHAT_TEMPLATE, byte_level, model_folder, sentencepiece, with_bos
 
 LIMITS = Limits(max_model_len=64, vocab_size=400, block_size=16)
 FAMILIES = {"byte level": byte_level, "llama": sentencepiece}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-import actors.shipped_model
-from actors.settings import Settings
-from actors.tokenizer.grammar_check import GrammarChecker, Verdict
-from bus.messages import StructuredOutput
+import pagebus.actors.shipped_model
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.grammar_check import GrammarChecker, Verdict
+from pagebus.bus.messages import StructuredOutput
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-FOLDER = str(Path(actors.shipped_model.__file__).parent)
+FOLDER = str(Path(pagebus.actors.shipped_model.__file__).parent)
 ENDLESS = json.dumps({"allOf": [{"type": "string", "pattern": f"^.*a.{{{length}}}b.*$"} for length in range(20, 60)]})
 
 

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tokenizer_factory import byte_level, model_folder
 
-from actors.settings import Settings
-from actors.tokenizer.actor import TokenizerActor
-from actors.tokenizer.encode import HEAVY_LENGTH, Encoder, Outcome
-from actors.tokenizer.heavy import Heavy
-from bus.contract import START, Entry, EntryId
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import GenerateRequest, SamplingParams
-from bus.streams import Names
-from tests.waiting import until
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer.actor import TokenizerActor
+from pagebus.actors.tokenizer.encode import HEAVY_LENGTH, Encoder, Outcome
+from pagebus.actors.tokenizer.heavy import Heavy
+from pagebus.bus.contract import START, Entry, EntryId
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import GenerateRequest, SamplingParams
+from pagebus.bus.streams import Names
+from tests.helpers.tokenizer_factory import byte_level, model_folder
+from tests.helpers.waiting import until
 
 NAMES = Names()
 

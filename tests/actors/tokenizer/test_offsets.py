@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizer_factory import byte_level, model_folder, sentencepiece, with_bos
 
-from actors.text_tokenizer import load_tokenizer
-from actors.tokenizer.encode import Encoder, Limits
-from bus.messages import GenerateRequest, PromptReply, RequestFailed, SamplingParams
+from pagebus.actors.model.tokenizer import load_tokenizer
+from pagebus.actors.tokenizer.encode import Encoder, Limits
+from pagebus.bus.messages import GenerateRequest, PromptReply, RequestFailed, SamplingParams
+from tests.helpers.tokenizer_factory import byte_level, model_folder, sentencepiece, with_bos
 
 FAMILIES = {"byte level": byte_level, "llama": sentencepiece}
 TEMPLATE = "{{ '<s>' + messages[0]['content'] + '</s>' }}"

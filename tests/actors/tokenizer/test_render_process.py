@@ -8,14 +8,14 @@ import signal
 
 import pytest
 from jinja2 import TemplateError
-from tokenizer_factory import byte_level, model_folder
 
-from actors.text_tokenizer import load_tokenizer
-from actors.tokenizer import render_process
-from actors.tokenizer.chat import ChatTemplate
-from actors.tokenizer.refusal import Refusal
-from actors.tokenizer.render_process import RenderFailure, RenderProcess
-from bus.messages import GenerateRequest, SamplingParams
+from pagebus.actors.model.tokenizer import load_tokenizer
+from pagebus.actors.tokenizer import render_process
+from pagebus.actors.tokenizer.chat import ChatTemplate
+from pagebus.actors.tokenizer.refusal import Refusal
+from pagebus.actors.tokenizer.render_process import RenderFailure, RenderProcess
+from pagebus.bus.messages import GenerateRequest, SamplingParams
+from tests.helpers.tokenizer_factory import byte_level, model_folder
 
 GOOD = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 HOSTILE = {

@@ -14,14 +14,14 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-import actors.shipped_model
-from actors.settings import Settings
-from actors.tokenizer import trial_process
-from actors.tokenizer.grammar_check import GrammarChecker, Verdict
-from bus.messages import StructuredOutput
+import pagebus.actors.shipped_model
+from pagebus.actors.settings import Settings
+from pagebus.actors.tokenizer import trial_process
+from pagebus.actors.tokenizer.grammar_check import GrammarChecker, Verdict
+from pagebus.bus.messages import StructuredOutput
 from tests.actors.tokenizer.test_grammar_check import ENDLESS as TOO_COMPLEX
 
-SETTINGS = Settings(model=str(Path(actors.shipped_model.__file__).parent), structured_output_timeout_s=0.5)
+SETTINGS = Settings(model=str(Path(pagebus.actors.shipped_model.__file__).parent), structured_output_timeout_s=0.5)
 
 
 def regex(text: str) -> StructuredOutput:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fake_backend import MODEL, Served, start_served
-
-from actors.settings import Settings
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import Job, RequestTimed
-from tests.otlp_collector import HOPS, Collector, attributes, check_hops, collecting
-from tests.waiting import until
-from web.jobs.actor import JobsActor
+from pagebus.actors.settings import Settings
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import Job, RequestTimed
+from pagebus.web.jobs.actor import JobsActor
+from tests.helpers.otlp_collector import HOPS, Collector, attributes, check_hops, collecting
+from tests.helpers.waiting import until
+from tests.web.fake_backend import MODEL, Served, start_served
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, LEFT_OUT = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"

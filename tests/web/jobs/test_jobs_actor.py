@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,18 @@ import orjson
 import pytest
 import redis.asyncio
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fake_backend import MODEL, SENTENCE, FakeBackend
-
-from actors.settings import Settings
-from bus.contract import START, Bus
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from bus.messages import Job, JobResult, RequestFailed
-from bus.redis_bus import RedisBus
-from bus.streams import JOBS_GROUP, Names
-from tests.waiting import LIMIT_S, until, until_empty
-from web.jobs.actor import JobsActor
-from web.jobs.lines import LineError, read_line
-from web.jobs.worker import MAX_TRIES
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import START, Bus
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import Job, JobResult, RequestFailed
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.streams import JOBS_GROUP, Names
+from pagebus.web.jobs.actor import JobsActor
+from pagebus.web.jobs.lines import LineError, read_line
+from pagebus.web.jobs.worker import MAX_TRIES
+from tests.helpers.waiting import LIMIT_S, until, until_empty
+from tests.web.fake_backend import MODEL, SENTENCE, FakeBackend
 
 CHAT = {"messages": [{"role": "user", "content": "What is a dog?"}]}
 
@@ -293,7 +289,7 @@ async def test_busy_is_tried_again(world: World) -> None:
 async def test_a_job_that_is_asked_for_elsewhere_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two actors work on a job, because the lease of one had expired: however often one of them is turned away, the
     other one's answer counts, or its own."""
-    monkeypatch.setattr("web.jobs.worker.ELSEWHERE_S", 0.01)
+    monkeypatch.setattr("pagebus.web.jobs.worker.ELSEWHERE_S", 0.01)
     world.backend.answers = False
     await world.begin()
     await world.push(Job(request=line("a")))

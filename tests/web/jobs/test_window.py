@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 
-from web.jobs.window import Owner, Window
+from pagebus.web.jobs.window import Owner, Window
 
 LONG_S = 60.0
 

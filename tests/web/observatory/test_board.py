@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.messages import REQUEST_COLUMNS, REQUEST_MARKS, SEQUENCE_COLUMNS, ReplicaState, SchedulerState
-from web.observatory.board import CACHED, FREE, PINNED, Board, TierMap
+from pagebus.bus.messages import REQUEST_COLUMNS, REQUEST_MARKS, SEQUENCE_COLUMNS, ReplicaState, SchedulerState
+from pagebus.web.observatory.board import CACHED, FREE, PINNED, Board, TierMap
 
 SIZE = 12
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.settings import Settings
-from web.model import ServedModel
-from web.observatory.facts import facts_of, redis_options
+from pagebus.actors.settings import Settings
+from pagebus.web.observatory.facts import facts_of, redis_options
+from pagebus.web.requests.served_model import ServedModel
 
 
 @pytest.mark.parametrize(

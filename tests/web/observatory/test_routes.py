@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus.messages import BlockState, CancelRequest, StateRequested
-from tests.waiting import LIMIT_S, until
+from pagebus.bus.messages import BlockState, CancelRequest, StateRequested
+from pagebus.web.routes.operate.page import POLICY, files
+from tests.helpers.waiting import LIMIT_S, until
 from tests.web.observatory.test_board import state
-from web.routes.page import POLICY, files
 
 HTML = {"Accept": "text/html,*/*"}
 
@@ -121,7 +121,7 @@ async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http
 
 async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -> None:
     """The scheduler is asked again and again, but the page hears of news only."""
-    monkeypatch.setattr("web.observatory.observatory.SAY_AGAIN_S", 1e9)
+    monkeypatch.setattr("pagebus.web.observatory.observatory.SAY_AGAIN_S", 1e9)
     served = await serve()
     shown = {7: [0, 1]}
     served.backend.answer = lambda asked: state(dict(shown)) if isinstance(asked, StateRequested) else None
@@ -138,7 +138,7 @@ async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -
 
 async def test_what_has_not_changed_is_told_again_now_and_then(serve, http, monkeypatch) -> None:
     """So a page knows that it is still connected."""
-    monkeypatch.setattr("web.observatory.observatory.SAY_AGAIN_S", 0.0)
+    monkeypatch.setattr("pagebus.web.observatory.observatory.SAY_AGAIN_S", 0.0)
     served = await serve()
     served.backend.answer = lambda asked: state({7: [0]}) if isinstance(asked, StateRequested) else None
     async with http.get(served.url + "/api/events") as response:
@@ -168,7 +168,7 @@ async def test_events_are_compressed_as_they_go(serve) -> None:
 
 async def test_who_comes_during_an_outage_hears_of_it(serve, http, monkeypatch) -> None:
     """Not only those who were there when it began; and what is missing is named."""
-    monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("pagebus.web.observatory.scheduler_queries.ANSWER_TIMEOUT_S", 0.05)
     served = await serve()
     await served.backend.leave("executor")
     await served.refresh()
@@ -195,7 +195,7 @@ async def test_the_blocks_of_a_request_are_told_with_those_it_shares(serve, http
 
 
 async def test_a_page_hears_that_the_scheduler_is_silent(serve, http, monkeypatch) -> None:
-    monkeypatch.setattr("web.questions.ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("pagebus.web.observatory.scheduler_queries.ANSWER_TIMEOUT_S", 0.05)
     served = await serve()
     async with http.get(served.url + "/api/events") as response:
         assert (await Events(response).next("away"))["message"] == "The scheduler does not answer."

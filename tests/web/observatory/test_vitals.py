@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from actors.metrics import TTFT_BUCKETS_S, Metrics
-from bus.contract import LeaseInfo
-from bus.memory_bus import MemoryBus
-from bus.memory_server import MemoryServer
-from web.metrics import IngressMetrics
-from web.observatory.history import History, Ring
-from web.observatory.roster import GONE_S, Roster
-from web.observatory.vitals import FIGURES, ITL, QUANTILES_OVER_S, TTFT, Spans, Totals, figures, total
+from pagebus.actors.telemetry.metrics import TTFT_BUCKETS_S, Metrics
+from pagebus.bus.contract import LeaseInfo
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.web.observatory.history import History, Ring
+from pagebus.web.observatory.roster import GONE_S, Roster
+from pagebus.web.observatory.vitals import FIGURES, ITL, QUANTILES_OVER_S, TTFT, Spans, Totals, figures, total
+from pagebus.web.telemetry.metrics import IngressMetrics
 
 
 def told(before: Metrics | None, after: Metrics, span_s: float = 2.0) -> dict[str, float | None]:

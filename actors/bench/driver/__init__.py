@@ -1,0 +1,1 @@
+"""The system under test and the load on it: deployments, shapes of models, requests, clients."""

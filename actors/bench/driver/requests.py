@@ -1,0 +1,53 @@
+"""The prompts of a trace as random token ids, and as requests for the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagebus.actors.simulator.recording.trace import Trace
+from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
+
+INGRESS = "bench"
+"""Whose requests these are; nobody reads its replies."""
+
+
+def scaled(trace: Trace, scale: float) -> Trace:
+    """The same requests with all lengths times ``scale``, for models that are too small for the published ones."""
+    if scale == 1.0:
+        return trace
+    for name in ("prompt_tokens", "output_tokens", "max_tokens", "prefix_tokens"):
+        lengths = np.maximum(np.rint(getattr(trace, name) * scale), name != "prefix_tokens")
+        setattr(trace, name, lengths.astype(np.int64))
+    return trace
+
+
+def make_prompts(trace: Trace, vocab_size: int, seed: Sequence[int], salt: int = 0) -> list[Int32Array]:
+    """Random token ids [prompt_tokens] of every request; prompts of a group begin alike, others share nothing.
+
+    What a group has in common depends on ``seed`` alone, all else on ``salt`` too.
+    """
+    tails = np.random.default_rng([*seed, 0, salt])
+    prompts = []
+    for count, group, shared in zip(trace.prompt_tokens, trace.prefix_groups, trace.prefix_tokens, strict=True):
+        num_shared = min(int(shared), int(count) - 1) if group >= 0 else 0
+        prompt = tails.integers(0, vocab_size, int(count) - num_shared, dtype=np.int32)
+        if num_shared:
+            head = np.random.default_rng([*seed, 1, int(group)]).integers(0, vocab_size, num_shared, dtype=np.int32)
+            prompt = np.concatenate([head, prompt])
+        prompts.append(prompt)
+    return prompts
+
+
+def make_requests(trace: Trace, prompts: Sequence[Int32Array], name: str, temperature: float) -> list[GenerateRequest]:
+    """One request for each prompt, with ids ``name-0`` and so on; all of them run to their full length."""
+    return [
+        GenerateRequest(
+            request_id=f"{name}-{index}",
+            ingress=INGRESS,
+            sampling=SamplingParams(max_tokens=int(output), temperature=temperature, ignore_eos=True, seed=index),
+            prompt_token_ids=prompt,
+        )
+        for index, (prompt, output) in enumerate(zip(prompts, trace.output_tokens, strict=True))
+    ]

@@ -1,0 +1,61 @@
+"""What a step must move and compute, from the model's shape: the figures beside the device's measured ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagebus.actors.bench.measures.watch import Step
+from pagebus.actors.model.config import ModelConfig, num_layer_weights
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes and operations of one model's steps. Windows are not regarded: every token attends to all before it."""
+
+    layer_weights: int
+    head_weights: int
+    weight_bytes: int
+    """Of one weight."""
+    kv_bytes_per_token: float
+    flops_per_pair: int
+    """Of attention: one query token with one key token, all heads and layers."""
+    tied: bool
+    """The head's weights are the embeddings."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, info: Mapping[str, Any]) -> Costs:
+        """``info`` is the executor's: its number format, and what a block of its cache takes."""
+        width = config.num_heads * config.head_dim
+        return cls(
+            layer_weights=num_layer_weights(config),
+            head_weights=config.hidden_size * config.vocab_size,
+            weight_bytes=DTYPE_BYTES[str(info["dtype"])],
+            kv_bytes_per_token=float(info["block_bytes"]) / float(info["block_size"]),
+            flops_per_pair=4 * width * config.num_layers,
+            tied=config.tie_word_embeddings,
+        )
+
+    @property
+    def all_bytes(self) -> int:
+        """Of all weights, without norms and biases; the embeddings are the head's or as large."""
+        embeddings = 0 if self.tied else self.head_weights
+        return (self.layer_weights + self.head_weights + embeddings) * self.weight_bytes
+
+    def bytes_of(self, step: Step) -> float:
+        """What cannot be avoided: all weights once, the keys and values of the decodes read, new ones written.
+
+        Prompts read theirs at least once too, if they are computed in pieces; that is left out.
+        """
+        head = self.head_weights if step.num_sampled else 0
+        weights = (self.layer_weights + head) * self.weight_bytes
+        return weights + self.kv_bytes_per_token * (step.decode_context + step.num_tokens)
+
+    def flops_of(self, step: Step) -> float:
+        """Two per weight and token, and attention; logits only of tokens that are sampled. What the last layer leaves
+        out counts, as it does elsewhere."""
+        weights = 2 * (self.layer_weights * step.num_tokens + self.head_weights * step.num_sampled)
+        return weights + self.flops_per_pair * (step.decode_context + step.prefill_pairs)

@@ -1,0 +1,73 @@
+"""What `pagebus job` does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pagebus.actors.commands.jobs.transfer import KEPT_S, batch_of, collect, submit
+from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, make_bus
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.progress import Progress
+from pagebus.bus.contract import Bus, BusError
+from pagebus.bus.streams import Names
+
+
+def act(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Do what the command says; returns the exit code."""
+    try:
+        return asyncio.run(_act(arguments, settings))
+    except BusError as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+async def _act(arguments: argparse.Namespace, settings: Settings) -> int:
+    actions: dict[str, Callable[[argparse.Namespace, Bus, Names, str], Awaitable[int]]] = {
+        "submit": _submit, "status": _status, "results": _results, "cancel": _cancel
+    }  # fmt: skip
+    bus, names = make_bus(settings), Names(settings.name)
+    try:
+        await bus.connect()
+        return await actions[arguments.action](arguments, bus, names, arguments.batch or batch_of(arguments.file))
+    finally:
+        await bus.close()
+
+
+async def _submit(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
+    progress = Progress(sys.stderr, terminal=sys.stderr.isatty())
+    total = await submit(bus, names, arguments.file, batch, progress.show, priority=arguments.priority)
+    progress.done()
+    print(json.dumps({"batch": batch, "submitted": total}))
+    return EXIT_OK
+
+
+async def _status(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
+    (counters,) = await bus.counters(names.batch(batch))
+    print(json.dumps(told(batch, counters)))
+    return EXIT_OK if counters else EXIT_FAILED
+
+
+async def _results(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
+    progress = Progress(sys.stderr, terminal=sys.stderr.isatty())
+    output = arguments.output_file or arguments.file.with_suffix(".results.jsonl")
+    counters = await collect(bus, names, batch, output, progress.show, wait=not arguments.no_wait)
+    progress.done()
+    print(json.dumps({**told(batch, counters), "results": str(output)}))
+    return EXIT_OK
+
+
+async def _cancel(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
+    await bus.count({names.batch(batch): {"cancel": 1}}, ttl_s=KEPT_S)
+    return await _status(arguments, bus, names, batch)
+
+
+def told(batch: str, counters: dict[str, int]) -> dict[str, Any]:
+    """A batch, for people and programs."""
+    submitted = counters.get("submitted", 0)
+    ended = {name: counters.get(name, 0) for name in ("completed", "failed", "cancelled")}
+    return {"batch": batch, "submitted": submitted, **ended, "waiting": max(0, submitted - sum(ended.values()))}

@@ -1,0 +1,156 @@
+"""Between files and the stream of jobs, line by line: files of millions of lines take no more memory than short ones.
+
+A batch is known by its name. Its counters say how many lines were submitted, what became of them, and (``total``) how
+many there are once all have been submitted; its results lie on a stream of their own until they are collected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+
+from pagebus.bus.contract import START, Bus
+from pagebus.bus.messages import Job, JobResult
+from pagebus.bus.streams import Names
+
+CHUNK_LINES = 500
+MAX_QUEUED = 50_000
+"""Entries that the stream of jobs may have for more to be added: what is beyond them waits in the file."""
+POLL_S = 0.2
+READ_BLOCK_MS = 1000
+KEPT_S = 30 * 86400
+"""How long the counters of a batch are kept."""
+HEAD_BYTES = 2**16
+Show = Callable[[str, float | None], None]
+"""Shows a phase and how far it has come, 0 to 1."""
+
+
+def batch_of(path: Path) -> str:
+    """The name of a file's batch: the same one each time, and another if the file is."""
+    with path.open("rb") as file:
+        digest = hashlib.blake2b(
+            f"{path.resolve()}\0{path.stat().st_size}\0".encode() + file.read(HEAD_BYTES), digest_size=6
+        )
+    return f"{re.sub('[^A-Za-z0-9_.-]', '-', path.stem)[:80]}-{digest.hexdigest()}"
+
+
+def lines_of(path: Path, skip: int) -> Iterator[tuple[str, float]]:
+    """Lines that are not blank, without the first ``skip``, and which share of the file ends with each."""
+    position, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        for raw in file:
+            position += len(raw)
+            if not raw.strip():
+                continue
+            if skip:
+                skip -= 1
+                continue
+            yield raw.strip().decode(errors="replace"), position / size
+
+
+async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, priority: int = 0) -> int:
+    """Add what has not been submitted of a file yet; returns how many lines it has."""
+    (counters,) = await bus.counters(names.batch(batch))
+    done = counters.get("submitted", 0)
+    if counters.get("total"):
+        return counters["total"]
+    told = {"reply_to": names.batch_results(batch), "batch": batch, "priority": str(priority) if priority else ""}
+    chunk: list[tuple[str, Job]] = []
+    for text, share in lines_of(path, done):
+        chunk.append((names.jobs, Job(request=text, **told)))
+        if len(chunk) == CHUNK_LINES:
+            done += await _push(bus, names, batch, chunk)
+            chunk = []
+            show(f"submitted {done} lines", share)
+    done += await _push(bus, names, batch, chunk)
+    await bus.count({names.batch(batch): {"total": done}}, ttl_s=KEPT_S)
+    return done
+
+
+async def _push(bus: Bus, names: Names, batch: str, chunk: list[tuple[str, Job]]) -> int:
+    while await bus.length(names.jobs) > MAX_QUEUED:  # noqa: ASYNC110 (there is no event for it)
+        await asyncio.sleep(POLL_S)
+    await bus.publish(chunk)
+    await bus.count({names.batch(batch): {"submitted": len(chunk)}}, ttl_s=KEPT_S)
+    return len(chunk)
+
+
+class Output:
+    """The file of results. One that is in it already, because it came twice or was collected before, is not added."""
+
+    def __init__(self, path: Path) -> None:
+        self._seen: set[int] = set()
+        if path.exists():
+            _cut_torn_line(path)
+            with path.open("rb") as file:
+                self._seen = {_mark(line) for line in file if line.strip()}
+        self._file = path.open("ab")
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, result: str) -> None:
+        line = result.encode() + b"\n"
+        mark = _mark(line)
+        if mark not in self._seen:
+            self._seen.add(mark)
+            self._file.write(line)
+
+    def sync(self) -> None:
+        """What was added survives a power cut from now on."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _mark(line: bytes) -> int:
+    """Eight bytes that stand for the id of a result."""
+    found = orjson.loads(line)
+    return int.from_bytes(hashlib.blake2b(str(found.get("id")).encode(), digest_size=8).digest(), "big")
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop the end of a line whose writing was interrupted: its result is still on the stream."""
+    with path.open("rb+") as file:
+        data = b""
+        end = file.seek(0, os.SEEK_END)
+        while end and b"\n" not in data:
+            start = max(0, end - HEAD_BYTES)
+            file.seek(start)
+            data = file.read(end - start)
+            last = data.rfind(b"\n")
+            if last >= 0 or start == 0:
+                file.truncate(start + last + 1)
+            end = start
+
+
+async def collect(bus: Bus, names: Names, batch: str, path: Path, show: Show, *, wait: bool) -> dict[str, int]:
+    """Write results to a file, with ``wait`` until all are there; returns the counters. What is safely in the file is
+    deleted from the stream."""
+    stream, output, position = names.batch_results(batch), Output(path), START
+    try:
+        while True:
+            (counters,) = await bus.counters(names.batch(batch))
+            total = counters.get("total")
+            entries = await bus.read({stream: position}, block_ms=READ_BLOCK_MS if wait and len(output) != total else 0)
+            for entry in entries:
+                position = entry.id
+                if isinstance(entry.message, JobResult):
+                    output.add(entry.message.result)
+            if entries:
+                output.sync()
+                await bus.trim(stream, position)
+            known = total or max(counters.get("submitted", 0), len(output))
+            show(f"{len(output)} of {known} done", len(output) / total if total else None)
+            if not entries and (not wait or (total is not None and len(output) >= total)):
+                return counters
+    finally:
+        output.close()

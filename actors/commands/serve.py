@@ -1,0 +1,161 @@
+"""The ``serve`` command: chooses between processes over Redis and one process over memory, and says what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import uvloop
+
+from pagebus.actors.executor.device.gpu_limits import check_first_gpu
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.runtime.gpus import visible_gpus
+from pagebus.actors.runtime.health_check import url_of
+from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process, with_files
+from pagebus.actors.runtime.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
+from pagebus.actors.runtime.supervisor import Supervisor, plan_children
+from pagebus.actors.runtime.version import version
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.progress import Progress, ProgressStream
+from pagebus.bus.contract import Bus, BusError
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal; returns the exit code.
+
+    Raises:
+        SettingsError: the settings conflict with this machine, or the file of keys is wrong.
+    """
+    check_key_file(settings)
+    check_first_gpu(settings)
+    terminal = sys.stderr.isatty()
+    log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
+    settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all
+    log = logs.get_logger(actor="serve")
+
+    def tell(phase: str, share: float | None) -> None:
+        log.info("starting", phase=phase, progress=share)
+
+    progress = Progress(sys.stderr, terminal=terminal, tell=tell)
+    logs.configure(settings.log_level, log_format, stream=ProgressStream(progress, terminal))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, progress, terminal))
+
+
+async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
+    started_s = asyncio.get_running_loop().time()
+
+    def on_ready(addresses: list[str]) -> None:
+        print(ready_text(settings, addresses, asyncio.get_running_loop().time() - started_s), flush=True)
+
+    with stop_on_signals() as stop:
+        if uses_one_process(settings):
+            from pagebus.actors.runtime.single_process import SingleProcess
+
+            gpus = visible_gpus(os.environ)
+            check_one_process(settings, gpus)
+            print(banner(settings, one_process=True, gpus=len(gpus)), flush=True)
+            with with_files(settings) as settings:
+                return await SingleProcess(settings, progress, on_ready).run(stop)
+        environ = {**os.environ, "FORCE_COLOR": "1"} if terminal and not os.environ.get("NO_COLOR") else os.environ
+        try:
+            return await _serve_with_processes(settings, progress, environ, stop, on_ready)
+        except BusError as error:
+            logs.get_logger(actor="supervisor").error("no bus", error=describe(error))
+            return EXIT_FAILED
+
+
+async def _serve_with_processes(
+    settings: Settings,
+    progress: Progress,
+    environ: Mapping[str, str],
+    stop: StopSignal,
+    on_ready: Callable[[list[str]], None],
+) -> int:
+    """Processes over the given bus, or over a Redis server of our own."""
+    async with contextlib.AsyncExitStack() as stack:
+        redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
+        settings = stack.enter_context(with_files(settings))
+        if redis is not None:
+            settings = settings.replace(redis_password=None)  # nobody else reaches it, and it asks for none
+        gpus = visible_gpus(environ)
+        bus_url = redis.url if redis is not None else settings.bus or ""
+        unique = f"{_host_name()}-" if redis is None else ""
+        cores = len(os.sched_getaffinity(0))
+        plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
+        print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
+
+        async def connect() -> Bus:
+            bus = make_bus(settings.replace(bus=bus_url))
+            stack.push_async_callback(bus.close)
+            await bus.connect()
+            return bus
+
+        return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
+
+
+def check_key_file(settings: Settings) -> None:
+    """Read the file of keys once, before anything is started for which a wrong one would be the end.
+
+    Raises:
+        SettingsError: it cannot be used.
+    """
+    if settings.api_key_file is not None:
+        importlib.import_module("pagebus.web.access.key_file").KeyFile(settings.api_key_file).news()
+
+
+def bus_text(settings: Settings) -> str:
+    """The bus in words, without credentials."""
+    if settings.bus is None:
+        return "memory, in this process" if uses_one_process(settings) else "a private redis-server"
+    parts = urlsplit(settings.bus)
+    if parts.scheme == "memory":
+        return "memory, in this process"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
+    """What is about to be started."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    counts = settings.counts.items()
+    actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts if count)
+    lines = [
+        f"Pagebus {version()}",
+        f"  model    {settings.model or 'the shipped one'}",
+        f"  device   {device}",
+        f"  bus      {bus_text(settings)}",
+        f"  actors   {actors}" + (" (one process)" if one_process else ""),
+    ]
+    if one_process:
+        why = "as --bus says" if settings.bus else "there is no redis-server on PATH"
+        lines += [
+            f"  note     all actors run in this one process, {why}: none of them can be restarted or",
+            "           upgraded alone, nothing outlives the process, and they share one interpreter",
+        ]
+    return "\n".join(lines)
+
+
+def ready_text(settings: Settings, addresses: list[str], took_s: float) -> str:
+    """Where the service answers now."""
+    key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
+    if settings.uds is not None:
+        ask = f"curl{key} --unix-socket {settings.uds} http://localhost/v1/models"
+        return f"Ready after {took_s:.1f} s: {settings.uds}\n  {ask}"
+    urls = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        urls.append(url_of(host, int(port)))
+    return f"Ready after {took_s:.1f} s: {' '.join(urls)}\n  curl{key} {urls[0]}/v1/models"
+
+
+def _host_name() -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in socket.gethostname())

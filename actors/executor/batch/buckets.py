@@ -1,0 +1,171 @@
+"""The fixed shapes that steps are padded to, so that one CUDA graph serves many steps.
+
+A step of decodes alone is padded to a number of rows. Any other step is padded to a number of tokens and a number of
+rows; which of its rows are decodes is told on the device, so decodes and prompts may come in any proportion. Of the
+largest steps, and of long chunks, only what lies between attentions is padded, to a number of tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.executor.batch.step_work import StepWork
+
+ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
+LEAST_TOKENS = 32
+SLOW_SIZES = frozenset({448})
+"""Of tokens or rows that are no size: cuBLAS (CUDA 13.0, H200) multiplies more of them faster. A step of llama8b with
+up to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, with up to 480 14.8."""
+SPARE_SPANS = 32
+"""A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
+whose keys are cut take what is left of them."""
+LONG_QUERY, LONG_CONTEXT = 1024, 8192
+"""Attention of longer queries over longer contexts has launch shapes of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Room for ``rows`` rows of ``tokens`` tokens together, ``spans`` blocks of queries of rows that are no decodes.
+
+    Without spans it is for decodes alone, and has one token per row. In ``pieces`` it is for the tokens of any rows,
+    outside attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`).
+    """
+
+    rows: int
+    tokens: int
+    spans: int = 0
+    pieces: bool = False
+
+
+def decode_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, every multiple of 8 up to 256, then sixteen sizes per doubling but slow ones, up to and including
+    ``largest``."""
+    sizes, size = [each for each in (1, 2, 4) if each < largest], 8
+    while size < largest:
+        sizes.append(size)
+        size += max(8, (1 << (size.bit_length() - 1)) // 16)
+    return [*_quick(sizes), largest]
+
+
+def token_sizes(largest: int) -> list[int]:
+    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%) but slow ones, up to and including
+    ``largest``."""
+    sizes, size = [], LEAST_TOKENS
+    while size < largest:
+        sizes.append(size)
+        size += max(LEAST_TOKENS, (1 << (size.bit_length() - 1)) // 8)
+    return [*_quick(sizes), largest]
+
+
+def _quick(sizes: list[int]) -> list[int]:
+    return [size for size in sizes if size not in SLOW_SIZES]
+
+
+def _shares(size: int, factor: int) -> list[int]:
+    """``size``, and again and again the part of it that is smaller by ``factor``."""
+    sizes = [size]
+    while sizes[-1] >= factor:
+        sizes.append(sizes[-1] // factor)
+    return sizes
+
+
+class Buckets:
+    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block.
+
+    Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
+    steps of up to ``largest_pieces`` tokens are for buckets in pieces.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        largest: int,
+        block_queries: int,
+        *,
+        decodes_apart: bool = True,
+        largest_pieces: int = 0,
+    ) -> None:
+        self._block_queries = block_queries
+        self._decodes_apart = decodes_apart
+        most_rows = min(max_num_seqs, largest)
+        self._decodes = decode_sizes(most_rows)
+        self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
+        self._tokens = token_sizes(largest)
+        mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
+        self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
+        self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
+
+    def largest(self) -> Bucket:
+        """The largest of those for whole steps that are not for decodes alone."""
+        return self._mixed(self._rows[-1], self._tokens[-1])
+
+    def largest_pieces(self) -> Bucket | None:
+        """The largest of those in pieces, if there are any."""
+        return self._pieces[-1] if self._pieces else None
+
+    def first(self) -> list[Bucket]:
+        """Few that hold any step that a bucket holds: those with prompts padded to at most twice its tokens, decodes to
+        at most eight times their rows; the largest before all."""
+        sizes = [size for size in _shares(self.largest().tokens, 2) if size >= self._tokens[0]]
+        mixed = [self._mixed(self._most_rows(size), size) for size in sizes]
+        decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
+        return list(dict.fromkeys(mixed + decodes))
+
+    def telling(self) -> list[Bucket]:
+        """The first, decodes of powers of two, and the largest pieces: together they need every kernel that there
+        is."""
+        powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
+        return list(dict.fromkeys([*self.first(), *powers, *self._pieces[-1:]]))
+
+    def later(self) -> list[Bucket]:
+        """The pieces of the largest steps, which prompts that come at once make; all others for decodes alone; the
+        pieces of what is too large for other graphs; and those of prompts beside a full batch and a nearly empty one.
+        """
+        rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
+        mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
+        decodes = [self._decode(size) for size in reversed(self._decodes)]
+        pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
+        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed])
+        return [bucket for bucket in wanted if bucket not in self.first()]
+
+    def above(self, bucket: Bucket) -> list[Bucket]:
+        """The larger ones of its kind that may stand for it, those with the fewest tokens first."""
+        if bucket.pieces:
+            return []
+        if not bucket.spans:
+            return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
+        return [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
+
+    def fitting(self, work: StepWork) -> Bucket | None:
+        """The smallest that holds the step; None if none does."""
+        num_rows = len(work.slots)
+        if work.decode_only:
+            return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
+        is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
+        if work.num_tokens <= self._tokens[-1] and not is_long:
+            bucket = self._mixed(num_rows, work.num_tokens)
+            queries = np.diff(work.query_start[work.num_decodes :])
+            if int((-(-queries // self._block_queries)).sum()) <= bucket.spans:
+                return bucket
+        if work.num_tokens < LONG_QUERY:
+            return None
+        return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)
+
+    def _decode(self, num_rows: int) -> Bucket:
+        if not self._decodes_apart:
+            return self._mixed(num_rows, num_rows)
+        size = self._decodes[bisect_left(self._decodes, num_rows)]
+        return Bucket(size, size)
+
+    def _most_rows(self, num_tokens: int) -> int:
+        """The most that so many tokens can fill, and so room for any step of them; the fewest there are at least."""
+        return max((size for size in self._rows if size <= num_tokens), default=self._rows[0])
+
+    def _mixed(self, num_rows: int, num_tokens: int) -> Bucket:
+        rows = self._rows[bisect_left(self._rows, num_rows)]
+        tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
+        spare = SPARE_SPANS if self._decodes_apart else rows
+        return Bucket(rows, tokens, -(-tokens // self._block_queries) + spare)

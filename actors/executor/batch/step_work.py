@@ -1,0 +1,84 @@
+"""What one step asks of the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.actors.executor.batch.logprob_rows import Scoring
+from pagebus.bus.messages import Int32Array
+from pagebus.bus.messages.field_types import no_ints
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is done to the logits of some rows of a step beyond plain sampling; temperatures count where they are set.
+
+    ``ruled``: bans and biases. ``masked``: masks that a sequence has for good. ``constrained``: masks of grammars, anew
+    for each step. ``worded``: bad words of several tokens. ``penalized``: any penalty. ``truncated``: top-k, top-p or
+    min-p."""
+
+    ruled: bool = False
+    masked: bool = False
+    constrained: bool = False
+    worded: bool = False
+    penalized: bool = False
+    truncated: bool = False
+
+
+@dataclass(slots=True)
+class StepWork:
+    """One step, checked: R rows of T tokens together, of which N sample a token.
+
+    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token, of the pass,
+    behind which a token is sampled, ``context_lens`` [N] is how many tokens that one sees, itself included. Where the
+    sampled one is stored says ``positions`` [N], its output index is ``indexes`` [N].
+    ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
+    ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
+    ``new_slots``, in which sequences have entered. ``constrained`` [C]: which of the N follow a grammar. ``broken``:
+    those of them that turned out to be unable to.
+    """
+
+    num_decodes: int
+    num_tokens: int
+    max_query_len: int
+    max_context_len: int
+    slots: Int32Array
+    starts: Int32Array
+    query_start: Int32Array
+    positions: Int32Array
+    indexes: Int32Array
+    hidden_index: Int32Array
+    context_lens: Int32Array
+    sample_slots: Int32Array
+    sequence_ids: Int32Array
+    length_ended: BoolArray
+    can_stop: BoolArray
+    end_ids: Int32Array
+    deltas: dict[str, Int32Array]
+    new_slots: list[int] = field(default_factory=list)
+    any_random: bool = False
+    extra_random: bool = False
+    extra_truncated: bool = False
+    extra_penalized: bool = False
+    extra_ruled: bool = False
+    extra_masked: bool = False
+    extra_worded: bool = False
+    constrained: Int32Array = field(default_factory=no_ints)
+    broken: list[int] = field(default_factory=list)
+    scoring: Scoring | None = None
+
+    @property
+    def decode_only(self) -> bool:
+        return self.num_decodes == len(self.slots)
+
+    @property
+    def extras(self) -> Extras:
+        return Extras(
+            self.extra_ruled, self.extra_masked, len(self.constrained) > 0, self.extra_worded, self.extra_penalized,
+            self.extra_truncated,
+        )  # fmt: skip

@@ -1,0 +1,47 @@
+"""What the kernels cannot do on some kinds of GPU, found before anything is loaded. Imports no torch."""
+
+from __future__ import annotations
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.kernels.common.target import Target, first_target
+
+E4M3_CACHES, LEAST_OF_E4M3 = ("fp8", "fp8_e4m3"), 89
+"""Compute capability (8.9) from which GPUs, and Triton for them, know this float8; e5m2 is half of a float16."""
+SMALL_SHARED_MEMORY, LARGEST_HEAD = (86, 89, 120, 121), 128
+"""Capabilities with 99 KiB for a program, and the largest heads whose tiles fit in there, of a cache in 16 bits: heads
+of 256 take 104. Of a cache of one byte they take 76, and those of float32 are smaller."""
+
+
+def check_first_gpu(settings: Settings) -> None:
+    """What :func:`check_gpu` says of the first GPU here, as far as settings say; nobody else has asked the driver yet.
+
+    Raises:
+        SettingsError: it cannot do what is asked of it.
+    """
+    if settings.kv_cache_dtype in E4M3_CACHES:  # else the executor asks, beside others: the driver takes a while
+        check_gpu(settings, None, first_target())
+
+
+def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | None) -> None:
+    """Whether a ``target`` (None: a CPU) can do what is asked of it. Without a ``config``, as far as settings say.
+
+    Raises:
+        SettingsError: it cannot; the text names what to do instead.
+    """
+    if target is None or settings.device == "cpu":
+        return
+    name = f"this GPU (sm_{target.capability})"
+    if settings.kv_cache_dtype in E4M3_CACHES and target.capability < LEAST_OF_E4M3:
+        raise SettingsError(
+            f"--kv-cache-dtype {settings.kv_cache_dtype}: {name} does not know this format, which begins with "
+            f"sm_{LEAST_OF_E4M3}; use --kv-cache-dtype int8, which takes as little memory and is more exact"
+        )
+    if config is None or config.head_dim <= LARGEST_HEAD or target.capability not in SMALL_SHARED_MEMORY:
+        return
+    dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    if settings.kv_cache_dtype == "auto" and dtype != "float32":
+        raise SettingsError(
+            f"the model's heads of {config.head_dim}: {name} has too little shared memory for tiles of more than "
+            f"{LARGEST_HEAD} in 16 bits; use --kv-cache-dtype int8, or a GPU with more (A100, H100, H200)"
+        )

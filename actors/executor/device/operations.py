@@ -1,0 +1,177 @@
+"""The signatures of the operations a device has. What each does is said where it is defined, in :mod:`kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, Spans
+from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+
+Tensor = torch.Tensor
+
+
+class Embed(Protocol):
+    """:func:`pagebus.kernels.layers.embedding.embedding`"""
+
+    def __call__(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...
+
+
+class Norm(Protocol):
+    """:func:`pagebus.kernels.layers.norm.rms_norm`"""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class AddNorm(Protocol):
+    """:func:`pagebus.kernels.layers.norm.add_rms_norm`"""
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+
+class RotaryKvWrite(Protocol):
+    """:func:`pagebus.kernels.layers.rotary_kv_write.rotary_kv_write`"""
+
+    def __call__(
+        self, qkv: Tensor, positions: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+        *, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, kv_scales: Tensor | None,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class Product(Protocol):
+    """:func:`pagebus.kernels.linear.linear.linear`"""
+
+    def __call__(
+        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor: ...
+
+
+class GatedProduct(Protocol):
+    """:func:`pagebus.kernels.linear.linear.gated_linear`"""
+
+    def __call__(self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class ResidualProduct(Protocol):
+    """:func:`pagebus.kernels.linear.linear.partial_linear`"""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None
+    ) -> Tensor | HalfNorm | None: ...
+
+
+class CutPrompts(Protocol):
+    """:func:`pagebus.kernels.attention.paged_attention.cut_prompts`"""
+
+    def __call__(
+        self, query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
+        most_spans: int | None = None, library: Sequence[LongRow] = (),
+    ) -> QuerySpans: ...  # fmt: skip
+
+
+class PlanAttention(Protocol):
+    """:func:`pagebus.kernels.attention.paged_attention.plan_attention`"""
+
+    def __call__(
+        self, slots: Tensor, context_lens: Tensor, shape: AttentionShape, spans: Spans | None = None
+    ) -> AttentionPlan: ...
+
+
+class PagedAttention(Protocol):
+    """:func:`pagebus.kernels.attention.paged_attention.paged_attention`"""
+
+    def __call__(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, query_start: Tensor, context_lens: Tensor,
+        block_tables: Tensor, scale: float, num_decodes: int, sliding_window: int = 0,
+        decode_lens: Tensor | None = None, kv_scales: Tensor | None = None, plan: AttentionPlan | None = None,
+        library: Sequence[LongRow] = (), projected: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class RotaryAttention(Protocol):
+    """:func:`pagebus.kernels.attention.rotary_attention.rotary_attention`"""
+
+    def __call__(
+        self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, context_lens: Tensor,
+        block_tables: Tensor, scale: float, plan: AttentionPlan, sliding_window: int = 0,
+        kv_scales: Tensor | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class ScatterWords(Protocol):
+    """:func:`pagebus.kernels.batch.scatter_words.scatter_words`"""
+
+    def __call__(self, words: Tensor, places: Tensor, values: Tensor) -> None: ...
+
+
+class PrepareInputs(Protocol):
+    """:func:`pagebus.kernels.batch.inputs.prepare_inputs`"""
+
+    def __call__(
+        self, tokens: Tensor, block_tables: Tensor, slots: Tensor, starts: Tensor, query_start: Tensor,
+        block_size: int, *, input_ids: Tensor, positions: Tensor, slot_mapping: Tensor, context_lens: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class StoreSampled(Protocol):
+    """:func:`pagebus.kernels.batch.inputs.store_sampled`"""
+
+    def __call__(self, tokens: Tensor, slots: Tensor, positions: Tensor, sampled: Tensor) -> None: ...
+
+
+class Sample(Protocol):
+    """:func:`pagebus.kernels.sampling.sampling.sample`"""
+
+    def __call__(
+        self, logits: Tensor, slots: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
+        seeds: Tensor, indexes: Tensor, *, any_random: bool, any_truncation: bool,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class ApplyLogitRules(Protocol):
+    """:func:`pagebus.kernels.sampling.logit_bias.apply_logit_rules`"""
+
+    def __call__(
+        self, logits: Tensor, slots: Tensor, indexes: Tensor, bias_ids: Tensor, bias_values: Tensor,
+        bias_until: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class ApplyPenalties(Protocol):
+    """:func:`pagebus.kernels.sampling.penalties.apply_penalties`"""
+
+    def __call__(
+        self, logits: Tensor, tokens: Tensor, slots: Tensor, prompt_lens: Tensor, lens: Tensor, repetition: Tensor,
+        presence: Tensor, frequency: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class ApplyTokenMasks(Protocol):
+    """:func:`pagebus.kernels.sampling.token_masks.apply_token_masks`"""
+
+    def __call__(self, logits: Tensor, places: Tensor, masks: Tensor) -> None: ...
+
+
+class ApplyBadWords(Protocol):
+    """:func:`pagebus.kernels.sampling.bad_words.apply_bad_words`"""
+
+    def __call__(
+        self, logits: Tensor, tokens: Tensor, slots: Tensor, prompt_lens: Tensor, indexes: Tensor,
+        word_tokens: Tensor, word_lens: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class TokenLogprobs(Protocol):
+    """:func:`pagebus.kernels.sampling.logprobs.token_logprobs`"""
+
+    def __call__(self, logits: Tensor, tokens: Tensor, num_top: int) -> Tensor: ...
+
+
+class CopyBlocks(Protocol):
+    """:func:`pagebus.kernels.batch.copy_blocks.copy_blocks`"""
+
+    def __call__(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None: ...

@@ -1,0 +1,114 @@
+"""The operations a device has: Triton kernels on CUDA, the torch references that define them on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pagebus.actors.executor.device import operations
+from pagebus.kernels.attention import paged_attention, rotary_attention
+from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
+from pagebus.kernels.layers import embedding, norm, rotary_kv_write
+from pagebus.kernels.linear import linear
+from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What the engine and the models call."""
+
+    embedding: operations.Embed
+    rms_norm: operations.Norm
+    add_rms_norm: operations.AddNorm
+    rotary_kv_write: operations.RotaryKvWrite
+    linear: operations.Product
+    gated_linear: operations.GatedProduct
+    partial_linear: operations.ResidualProduct
+    cut_prompts: operations.CutPrompts
+    plan_attention: operations.PlanAttention
+    paged_attention: operations.PagedAttention
+    rotary_attention: operations.RotaryAttention
+    scatter_words: operations.ScatterWords
+    prepare_inputs: operations.PrepareInputs
+    store_sampled: operations.StoreSampled
+    sample: operations.Sample
+    apply_logit_rules: operations.ApplyLogitRules
+    apply_penalties: operations.ApplyPenalties
+    apply_token_masks: operations.ApplyTokenMasks
+    apply_bad_words: operations.ApplyBadWords
+    token_logprobs: operations.TokenLogprobs
+    copy_blocks: operations.CopyBlocks
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> Ops:
+        """Torch on a CPU, Triton kernels elsewhere."""
+        return cls.reference() if device.type == "cpu" else cls.triton()
+
+    @classmethod
+    def triton(cls) -> Ops:
+        """The kernels (on a CPU they need Triton's interpreter)."""
+        return cls(
+            embedding=embedding.embedding,
+            rms_norm=norm.rms_norm,
+            add_rms_norm=norm.add_rms_norm,
+            rotary_kv_write=rotary_kv_write.rotary_kv_write,
+            linear=linear.linear,
+            gated_linear=linear.gated_linear,
+            partial_linear=linear.partial_linear,
+            cut_prompts=paged_attention.cut_prompts,
+            plan_attention=paged_attention.plan_attention,
+            paged_attention=paged_attention.paged_attention,
+            rotary_attention=rotary_attention.rotary_attention,
+            scatter_words=scatter_words.scatter_words,
+            prepare_inputs=inputs.prepare_inputs,
+            store_sampled=inputs.store_sampled,
+            sample=sampling.sample,
+            apply_logit_rules=logit_bias.apply_logit_rules,
+            apply_penalties=penalties.apply_penalties,
+            apply_token_masks=token_masks.apply_token_masks,
+            apply_bad_words=bad_words.apply_bad_words,
+            token_logprobs=logprobs.token_logprobs,
+            copy_blocks=copy_blocks.copy_blocks,
+        )
+
+    @classmethod
+    def reference(cls) -> Ops:
+        """Plain torch, on any device."""
+        return cls(
+            embedding=embedding.embedding_reference,
+            rms_norm=norm.rms_norm_reference,
+            add_rms_norm=norm.add_rms_norm_reference,
+            rotary_kv_write=rotary_kv_write.rotary_kv_write_reference,
+            linear=linear.linear_reference,
+            gated_linear=linear.gated_linear_reference,
+            partial_linear=linear.partial_linear_reference,
+            cut_prompts=paged_attention.cut_prompts_reference,
+            plan_attention=paged_attention.plan_attention_reference,
+            paged_attention=paged_attention.paged_attention_reference,
+            rotary_attention=rotary_attention.rotary_attention_reference,
+            scatter_words=scatter_words.scatter_words_reference,
+            prepare_inputs=inputs.prepare_inputs_reference,
+            store_sampled=inputs.store_sampled_reference,
+            sample=sampling.sample_reference,
+            apply_logit_rules=logit_bias.apply_logit_rules_reference,
+            apply_penalties=penalties.apply_penalties_reference,
+            apply_token_masks=token_masks.apply_token_masks_reference,
+            apply_bad_words=bad_words.apply_bad_words_reference,
+            token_logprobs=logprobs.token_logprobs_reference,
+            copy_blocks=copy_blocks.copy_blocks_reference,
+        )
+
+    @classmethod
+    def invariant(cls) -> Ops:
+        """The kernels, and where a row's result depends on the other rows, slower ones with which it does not."""
+        return replace(
+            cls.triton(),
+            rotary_kv_write=rotary_kv_write.rotary_kv_write_invariant,
+            linear=linear.linear_invariant,
+            gated_linear=linear.gated_linear_invariant,
+            partial_linear=linear.partial_linear_invariant,
+            cut_prompts=paged_attention.cut_prompts_invariant,
+            plan_attention=paged_attention.plan_attention_invariant,
+            paged_attention=paged_attention.paged_attention_invariant,
+        )

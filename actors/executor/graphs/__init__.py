@@ -1,0 +1,1 @@
+"""CUDA graphs of whole steps and of their pieces."""

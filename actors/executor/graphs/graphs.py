@@ -1,0 +1,306 @@
+"""CUDA graphs of steps, one per bucket, all in one memory pool.
+
+A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
+sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
+serves any content. What rows ask for beyond plain sampling is a graph of its own behind it
+(:mod:`pagebus.actors.executor.graphs.resampling`), captured once a step has missed it.
+
+A few graphs are captured before the engine is ready; they need all the kernels there are, and one of them holds any
+step that another graph would. The others are captured by a thread of its own beside the steps: capturing computes
+nothing on the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from pagebus.actors.executor.batch.buckets import Bucket, Buckets
+from pagebus.actors.executor.batch.step_work import Extras, StepWork
+from pagebus.actors.executor.batch.upload import Uploader
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.graphs.piecewise_graphs import Pieces, borrow, capture_pieces, run_pieces
+from pagebus.actors.executor.graphs.resampling import Resampling
+from pagebus.actors.executor.models import Model, Tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+    sampled: torch.Tensor
+
+
+class Passes(Protocol):
+    """What is captured: passes over a cache, as :class:`~pagebus.actors.executor.step.runner.Runner` makes them."""
+
+    model: Model
+    kv_cache: torch.Tensor
+    buckets: Buckets
+    uploader: Uploader
+
+    def tokens(self, num_tokens: int) -> Tokens: ...
+
+    def padded_forward(self, bucket: Bucket, pause: Callable[[], object]) -> torch.Tensor: ...
+
+    def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
+
+    def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
+
+
+Wanted = Bucket | Resampling
+"""What a graph can be of."""
+
+
+class Graphs:
+    """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self.buckets = buckets
+        self._captured: dict[Wanted, _Captured | Pieces | None] = {}
+        """None: it cannot be captured."""
+        self._later = deque(buckets.later())
+        self._planned: set[Wanted] = {*buckets.first(), *self._later}
+        self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
+        self._asked: set[Wanted] = set()
+        self._closed = False
+        self._undisturbed = threading.Event()
+        self._undisturbed.set()
+        self.resting = False
+        """Nothing is being captured. Any thread."""
+        self._pool: Any = None
+        self._resampling_pool: Any = None
+        """Another one: what a pass leaves in the first is read by what is captured here."""
+
+    def bucket(self, work: StepWork) -> Bucket | None:
+        """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
+
+        If a smaller one could be captured, that is the next to be.
+        """
+        bucket = self.buckets.fitting(work)
+        if bucket is None or bucket in self._captured:
+            return bucket
+        self._ask(bucket)
+        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
+
+    def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
+        captured = self._captured[bucket]
+        assert isinstance(captured, _Captured)
+        captured.graph.replay()
+        return captured.logits, captured.sampled
+
+    def can_resample(self, wanted: Resampling) -> bool:
+        """Whether there is a graph for it. If one could be captured, that is the next to be."""
+        if wanted not in self._captured:
+            self._ask(wanted)
+        return self._captured.get(wanted) is not None
+
+    def resample(self, wanted: Resampling) -> torch.Tensor:
+        """Launch, behind the replay of its bucket; returns tokens [rows], valid until another one is launched."""
+        captured = self._captured[wanted]
+        assert isinstance(captured, _Captured)
+        captured.graph.replay()
+        return captured.sampled
+
+    def _ask(self, wanted: Wanted) -> None:
+        if wanted not in self._asked:
+            self._asked.add(wanted)
+            self._planned.add(wanted)
+            self._missed.put(wanted)
+
+    def pieces(self, bucket: Bucket) -> Pieces:
+        """The graphs of the pieces of a step that is padded to ``bucket``."""
+        captured = self._captured[bucket]
+        assert isinstance(captured, Pieces)
+        return captured
+
+    def capture(self, runner: Passes, progress: Callable[[float], None]) -> None:
+        """Capture the first few; the largest before all, so that the others find the pool large enough.
+
+        On the meta device, where there is nothing to capture, their passes are run once.
+        """
+        buckets, first = self.buckets.telling(), self.buckets.first()
+        for done, bucket in enumerate(buckets):
+            with runner.model.few_layers():
+                _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
+            if bucket in first and not runner.kv_cache.is_meta:
+                torch.cuda.current_stream().synchronize()
+                self._capture(runner, bucket)
+            progress((done + 1) / len(buckets))
+
+    def capture_missing(self, runner: Passes, captured: Callable[[float], None] = lambda began_s: None) -> None:
+        """Capture what is missing, first of all what a step has missed, until :meth:`close`; ``captured`` is told when
+        each began. For a thread of its own, on a stream of its own.
+
+        Meanwhile nobody may synchronize with the whole device: that fails, and breaks the capture.
+        """
+        if not runner.kv_cache.is_meta:
+            _set_up_library(runner)
+        while not self._closed:
+            try:
+                self.resting = not self._later
+                wanted = self._missed.get(block=self.resting)
+                self.resting = False
+            except queue.Empty:
+                wanted = self._later.popleft()
+            if wanted is not None and wanted not in self._captured:
+                began_s = time.time()
+                if isinstance(wanted, Resampling):
+                    self._capture_resampling(runner, wanted)
+                else:
+                    self._capture(runner, wanted)
+                captured(began_s)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this block a capture waits before its next layer: both hold Python's lock again and again for moments, and
+        would take several times as long."""
+        self._undisturbed.clear()
+        try:
+            yield
+        finally:
+            self._undisturbed.set()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many are captured, of how many: those that a step has missed count once it has. Any thread."""
+        return len(self._captured), len(self._planned)
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is missing, and nothing is being captured. Any thread."""
+        captured, planned = self.progress
+        return captured >= planned
+
+    def close(self) -> None:
+        """End :meth:`capture_missing`, after the graph at which it is."""
+        self._closed = True
+        self._missed.put(None)
+
+    def _capture(self, runner: Passes, bucket: Bucket) -> None:
+        pause = self._undisturbed.wait
+        try:
+            if bucket.pieces:
+                tokens = runner.tokens(bucket.tokens)
+                self._captured[bucket] = capture_pieces(runner.model, tokens, self._capturing, pause)
+                return
+            with self._capturing() as graph:
+                logits, sampled = padded_pass(runner, bucket, pause)
+        except BaseException as error:
+            raise EngineError(
+                f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
+            ) from error
+        self._captured[bucket] = _Captured(graph, borrow(logits), sampled)
+
+    def _capture_resampling(self, runner: Passes, wanted: Resampling) -> None:
+        """Steps do without if it fails."""
+        captured = self._captured[wanted.bucket]
+        assert isinstance(captured, _Captured)
+        try:
+            self._resampling_pool = self._resampling_pool or torch.cuda.graph_pool_handle()
+            with self._capturing(self._resampling_pool) as graph:
+                sampled = runner.sample_with_extras(wanted.extras, captured.logits, any_random=True)
+        except Exception:
+            log.warning("cannot capture sampling of %s", wanted, exc_info=True)
+            self._captured[wanted] = None
+        else:
+            self._captured[wanted] = _Captured(graph, captured.logits, sampled)
+
+    @contextmanager
+    def _capturing(self, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+        """What is launched in this block goes into a new graph, what is allocated comes from the pool, that of passes
+        unless another one is named."""
+        if pool is None:
+            pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with _no_collection():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield graph
+            except BaseException:
+                _end_broken_capture(graph)
+                raise
+            graph.capture_end()
+
+
+def empty_step() -> StepWork:
+    """A step without rows, to be padded to a bucket."""
+    ints, flags = np.empty(0, np.int32), np.empty(0, np.bool_)
+    return StepWork(
+        num_decodes=0, num_tokens=0, max_query_len=0, max_context_len=0, slots=ints, starts=ints,
+        query_start=np.zeros(1, np.int32), positions=ints, indexes=ints, hidden_index=ints,
+        context_lens=ints, sample_slots=ints,
+        sequence_ids=ints, length_ended=flags, can_stop=flags, end_ids=ints, deltas={},
+    )  # fmt: skip
+
+
+def padded_pass(
+    runner: Passes, bucket: Bucket, pause: Callable[[], object] = lambda: None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
+    logits = runner.model.logits(runner.padded_forward(bucket, pause))
+    return logits, runner.sample_plainly(logits, any_random=True)
+
+
+def _set_up_library(runner: Passes) -> None:
+    """cuBLAS makes itself a handle and a workspace for every thread, which cannot be done while capturing."""
+    for dtype in {torch.float32, runner.model.parameters.dtype}:
+        square = torch.zeros(16, 16, dtype=dtype, device=runner.kv_cache.device)
+        torch.nn.functional.linear(square, square, square[0])
+        torch.mm(square, square)
+    torch.cuda.current_stream().synchronize()
+
+
+def _run_empty(runner: Passes, bucket: Bucket) -> None:
+    if bucket.pieces:
+        run_pieces(runner.model, runner.tokens(bucket.tokens))
+    else:
+        runner.uploader.send(empty_step(), bucket)
+        padded_pass(runner, bucket)
+
+
+def pool_bytes(runner: Passes) -> int:
+    """Bytes that the passes of the largest graphs, whole and in pieces, take on top of what stays: the pool will hold
+    them, at worst side by side."""
+    taken = 0
+    for bucket in filter(None, (runner.buckets.largest(), runner.buckets.largest_pieces())):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _run_empty(runner, bucket)
+        torch.cuda.synchronize()
+        taken += torch.cuda.max_memory_allocated() - before
+    return taken
+
+
+def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
+    """The first error is the one to report, whatever ending the capture says."""
+    try:
+        graph.capture_end()
+    except Exception:
+        return
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection while capturing: a finalizer that calls CUDA would break the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,112 @@
+"""CUDA graphs of a step's pieces: of all that lies between the attentions of two layers.
+
+Attention of many tokens goes to a library, or to kernels whose launch shapes depend on the rows, so a step of these has
+no graph of its own. All else depends on the number of tokens alone: it is captured layer by layer, padded to a size,
+and replayed between attentions that are launched as ever. A layer is then launched in four calls instead of ten, which
+is what steps of small models wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pagebus.actors.executor.layers.residual import ResidualStream
+from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
+
+
+class Graph(Protocol):
+    """What was captured, as far as it is used here: :class:`torch.cuda.CUDAGraph`."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The graphs of P tokens, by layer, and what each leaves behind: ``residual`` [P, H], which is the same for all,
+    and ``qkv`` [P, Hq + 2 Hkv, D]. They own none of this: the next capture gets the memory too."""
+
+    graphs: Sequence[Graph]
+    residual: torch.Tensor
+    qkv: Sequence[torch.Tensor]
+
+    def of(self, num_tokens: int) -> Pieces:
+        """For a pass that begins with so many tokens and is padded to P."""
+        return Pieces(self.graphs, self.residual[:num_tokens], [qkv[:num_tokens] for qkv in self.qkv])
+
+    @torch.inference_mode()
+    def forward(self, model: Model, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
+        """:meth:`Model.forward` of the padded ``tokens`` [P], from the graphs."""
+        step = model.begin(tokens.ids, tokens.positions, tokens.kv_cache, batch)
+        stream, last = ResidualStream(self.residual), len(self.graphs) - 1
+        for layer, graph, qkv in zip(model.layers[:last], self.graphs, self.qkv, strict=False):
+            graph.replay()
+            layer.attend(stream, qkv, tokens.kv_cache, step.attention)
+            stream.settle()
+        self.graphs[last].replay()
+        return model.finish(stream, self.qkv[last], step)
+
+
+Capturing = Callable[[], AbstractContextManager[Graph]]
+
+
+def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]) -> Pieces:
+    """Capture every piece of a pass of these tokens; ``pause`` is called before each."""
+    graphs, qkv = [], []
+    residual: torch.Tensor | None = None
+    for index in range(len(model.layers)):
+        pause()
+        with capturing() as graph:
+            residual, found = run_piece(model, index, residual, tokens)
+        graphs.append(graph)
+        qkv.append(borrow(found))
+        del found  # the next piece may have its memory
+    assert residual is not None
+    return Pieces(graphs, borrow(residual), qkv)
+
+
+def run_pieces(model: Model, tokens: Tokens) -> None:
+    """Launch what would be captured."""
+    residual: torch.Tensor | None = None
+    for index in range(len(model.layers)):
+        residual, _ = run_piece(model, index, residual, tokens)
+
+
+def run_piece(
+    model: Model, index: int, residual: torch.Tensor | None, tokens: Tokens
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual`` [T, H],
+    None before the first layer -> itself, and queries, keys and values [T, Hq + 2 Hkv, D]."""
+    layer = model.layers[index]
+    stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual)
+    if index:
+        model.layers[index - 1].feed_forward(stream, layer.attention_norm)
+    qkv = layer.project(stream, tokens)
+    return stream.values, qkv
+
+
+class _DeviceMemory:
+    """Names a piece of device memory without owning it, in numba's array interface, as whole numbers."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.itemsize
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": f"<i{size}",
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "version": 3,
+        }
+
+
+def borrow(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of ``tensor`` that does not keep it: a graphs' pool gives the memory to the next capture too.
+
+    Held by the graphs themselves, what is left behind would take gigabytes. Between one replay and the next nobody
+    writes there, and that is the only time it is read.
+    """
+    return torch.as_tensor(_DeviceMemory(tensor), device=tensor.device).view(tensor.dtype)

@@ -1,0 +1,35 @@
+"""Sampling again behind a graph, for rows that ask for more than plain sampling: as a graph of its own.
+
+To launch it kernel by kernel takes longer than it computes, and where masks of grammars come late the device waits for
+it. The graph samples all rows of the pass again: what rows do not ask for changes nothing for them, so their tokens are
+the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagebus.actors.executor.batch.buckets import Bucket
+from pagebus.actors.executor.batch.step_work import Extras, StepWork
+
+MAX_SCRATCH_BYTES = 1 << 26
+"""More is left to launches: steps of so many rows take long enough to hide them, and memory is for the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """What such a graph does: ``extras`` for the rows of ``bucket``, with tables that have grown ``num_growths`` times
+    (they are elsewhere from then on)."""
+
+    bucket: Bucket
+    extras: Extras
+    num_growths: int
+
+
+def resampling_of(work: StepWork, bucket: Bucket, num_growths: int, vocab_size: int) -> Resampling | None:
+    """What is to be sampled again in a step that is padded to ``bucket``; None if no graph does that: logits are left
+    as they are for scores."""
+    extras = work.extras
+    if work.scoring is not None or (extras.penalized and 4 * bucket.rows * vocab_size > MAX_SCRATCH_BYTES):
+        return None
+    return Resampling(bucket, extras, num_growths)

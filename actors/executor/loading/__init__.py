@@ -1,0 +1,1 @@
+"""Getting an engine ready: weights, kernels compiled ahead, warm-up."""

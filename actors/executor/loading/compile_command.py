@@ -1,0 +1,100 @@
+"""The command ``pagebus compile-kernels``: fills Triton's cache, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from importlib.util import find_spec
+
+from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
+from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.kernels.common.target import Target, first_target
+
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132}
+"""Of the A100, the A40, the L40S, and the H100 and H200 (SXM)."""
+
+
+def add_compile(commands: Commands) -> None:
+    """Add ``compile-kernels`` to the command line."""
+    parser = commands.add(
+        "compile-kernels",
+        run_compile,
+        help="compile a model's kernels ahead, so that no start has to",
+        description="Compile every kernel that an executor launches for this model with these options into Triton's "
+        "cache (TRITON_CACHE_DIR, by default ~/.triton/cache). No GPU is needed, only the same version of Triton. "
+        "A start with the same options finds them there and compiles nothing.",
+        epilog=SETTINGS_EPILOG,
+    )
+    parser.add_argument(
+        "--target", nargs="+", metavar="SM", default=[], help="kinds of GPU, such as sm_90 (default: the one here)"
+    )
+    parser.add_argument("--multiprocessors", type=int, metavar="N", help="how many the target has")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compilers at a time (default: as many as cores)")
+    add_arguments(parser)
+
+
+def run_compile(arguments: argparse.Namespace) -> int:
+    """Compile what is missing; returns the exit code.
+
+    Raises:
+        SettingsError: a target that is not understood or cannot do what the settings ask, or nothing to compile with.
+    """
+    if find_spec("triton") is None:
+        raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
+    settings = load_settings(arguments)
+    targets = [parse_target(name, arguments.multiprocessors) for name in arguments.target] or [_target_here()]
+    jobs = arguments.jobs or len(os.sched_getaffinity(0))
+    try:
+        config = ModelConfig.load(resolve_model(settings, weights=False))
+        for target in targets:
+            check_gpu(settings, config, target)
+            _compile(settings, config, target, jobs)
+    except ModelError as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"pagebus: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_target(name: str, num_multiprocessors: int | None) -> Target:
+    """``sm_90`` as a target.
+
+    Raises:
+        SettingsError: another form, or a kind of GPU whose number of multiprocessors is not known here.
+    """
+    digits = name.removeprefix("sm_")
+    if not digits.isdecimal():
+        raise SettingsError(f"--target {name}: a form like sm_90 is needed")
+    known = num_multiprocessors or MULTIPROCESSORS.get(int(digits))
+    if known is None:
+        raise SettingsError(f"--target {name}: say with --multiprocessors how many such a GPU has")
+    return Target(int(digits), known)
+
+
+def _target_here() -> Target:
+    target = first_target()
+    if target is None:
+        raise SettingsError("there is no GPU here: name the kind that is meant with --target")
+    return target
+
+
+def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int) -> None:
+    from pagebus.actors.executor.loading.kernel_cache import cache_dir, mark_path
+
+    mark = mark_path(settings, config, target)
+    if mark.exists():
+        print(f"sm_{target.capability}: nothing to do, {cache_dir()} has all kernels")
+        return
+    began_s = time.monotonic()
+    from pagebus.actors.executor.loading.compilation import compile_kernels
+
+    count = compile_kernels(settings, config, target, jobs)
+    mark.touch()
+    print(f"sm_{target.capability}: {count} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

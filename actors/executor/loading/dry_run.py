@@ -1,0 +1,58 @@
+"""An engine's warm-up on tensors without memory: every kernel is launched as on the GPU, but nothing is computed.
+
+What is launched depends on the settings, the model and the GPU (:mod:`pagebus.kernels.common.target`), never on values,
+so shapes are enough. Whoever listens to Triton meanwhile learns what there is to compile
+(:mod:`pagebus.actors.executor.loading.compilation`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.device.device import resolve_kv_dtype
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.loading.kv_scales import calculate_scales
+from pagebus.actors.executor.loading.loading import batch_limits, choose_ops, graph_tokens, pieces_tokens
+from pagebus.actors.executor.loading.warmup import run_all_steps
+from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8
+from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.step.prefill_backend import LongPrompts
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+
+META = torch.device("meta")
+NUM_BLOCKS = 1 << 16
+"""Any number will do: no kernel may depend on how many blocks there are."""
+
+
+def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
+    """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
+    limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
+    kv_dtype = resolve_kv_dtype(settings, dtype)
+    model = build_model(
+        config, META, dtype, ops, limits.max_model_len, kv_dtype,
+        backend=settings.attention_backend, deterministic=settings.deterministic,
+    )  # fmt: skip
+    cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
+    most_tokens = graph_tokens(settings, config, META)
+    apart = not settings.deterministic
+    runner = Runner(
+        model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
+        pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
+    )  # fmt: skip
+    runner.left_to_library = LongPrompts(runner).parts
+    return PersistentBatch(limits, decodes_apart=apart), runner
+
+
+@torch.inference_mode()
+def rehearse(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Run every step that a start runs, and every pass that it captures."""
+    batch, runner = make_runner(settings, config, dtype)
+    if is_float8(runner.kv_cache.dtype) and settings.calculate_kv_scales:
+        calculate_scales(runner.model)
+    with runner.model.few_layers():
+        run_all_steps(batch, runner)
+    if graph_tokens(settings, config, META):
+        Graphs(runner.buckets).capture(runner, lambda share: None)

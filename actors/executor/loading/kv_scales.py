@@ -1,0 +1,104 @@
+"""The scales of a float8 cache: what keys and values of each head are divided by before they are stored.
+
+Float8 is a floating-point format: as long as nothing is cut off at its largest number or falls below its smallest one,
+the scale hardly matters. So its order of magnitude is enough, and that shows in any text. Where a checkpoint brings no
+scales, a made-up prompt runs through the model once at start, over a cache of the model's own format; the largest key
+and the largest value of each head give the scales, with room left for others to be larger. This depends on nothing but
+the model, so that all executors, and all runs, have the same scales.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.loading.weights import read_headers, weight_files
+from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
+from pagebus.actors.executor.models import AttentionBatch, Model
+from pagebus.actors.model.config import ModelError
+from pagebus.actors.settings import Settings
+from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
+
+PROMPT_TOKENS = 256
+BLOCK_SIZE = 16
+LARGEST = 64.0
+"""What the largest number of the prompt becomes, at most: a seventh of what fits into fp8_e4m3."""
+PLACES = ("self_attn", "self_attn.attn", "self_attn.{name}_proj")
+"""Where checkpoints keep ``k_scale`` and ``v_scale`` of a layer."""
+
+
+@torch.inference_mode()
+def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
+    """Give the model's layers the checkpoint's scales, else calculated ones if that is wanted, else 1.
+
+    Raises:
+        ModelError: the checkpoint has scales that make no sense.
+    """
+    stored = None if settings.load_format == "dummy" else read_scales(model, path)
+    scales = stored
+    if stored is None and settings.calculate_kv_scales:
+        scales = calculate_scales(model)
+    if scales is not None:
+        for layer, values in zip(model.layers, scales, strict=True):
+            layer.attention.kv_scales.copy_(values)
+
+
+def read_scales(model: Model, path: Path) -> torch.Tensor | None:
+    """The checkpoint's scales [layers, 2, Hkv]; None if it has none. Each is one number or one per head."""
+    config, tensors = model.config, read_headers(weight_files(path))
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    for layer in range(config.num_layers):
+        for part, name in enumerate("kv"):
+            for place in PLACES:
+                full = f"model.layers.{layer}.{place.format(name=name)}.{name}_scale"
+                if full in tensors:
+                    with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
+                        found[layer, part] = _checked(full, source.get_tensor(full), config.num_kv_heads)
+    if not found:
+        return None
+    wanted = [(layer, part) for layer in range(config.num_layers) for part in range(2)]
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        layer, part = missing[0]
+        raise ModelError(
+            f"the weights have {len(found)} scales of the KV cache, but none of layer {layer}'s {'kv'[part]}"
+        )
+    return torch.stack([found[key] for key in wanted]).view(config.num_layers, 2, -1)
+
+
+def _checked(name: str, scale: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """One layer's scales [Hkv]."""
+    scale = scale.float().flatten()
+    if len(scale) not in (1, num_kv_heads) or not bool((scale.isfinite() & (scale > 0)).all()):
+        raise ModelError(f"tensor {name} is no scale, nor one for each of {num_kv_heads} heads")
+    return scale.expand(num_kv_heads)
+
+
+@torch.inference_mode()
+def calculate_scales(model: Model) -> torch.Tensor:
+    """Scales [layers, 2, Hkv], powers of two, from random tokens. Powers of two, so that they round nothing."""
+    config, parameters = model.config, model.parameters
+    device, count = parameters.device, min(PROMPT_TOKENS, model.num_positions)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (count,), generator=generator, dtype=torch.int32).to(device)
+    num_blocks = -(-count // BLOCK_SIZE)
+    cache = allocate_kv_cache(config, num_blocks, BLOCK_SIZE, parameters.dtype, device)
+    places = torch.arange(count, device=device)
+    shape = attention_shape(config, parameters.dtype, parameters.dtype)
+    cut = cut_prompts(np.array([0, count], np.int32), np.array([count], np.int32), 0, shape, device)
+    batch = AttentionBatch(
+        slots=places[:1].int(),
+        query_start=places.new_tensor([0, count]).int(),
+        context_lens=places.new_tensor([count]).int(),
+        slot_mapping=places[:count],
+        block_tables=places[:num_blocks].int().unsqueeze(0),
+        num_decodes=0,
+        spans=Spans.copied(cut, device),
+    )
+    model.forward(tokens, places[:count].int(), cache, batch)
+    largest = cache.float().abs().amax(dim=(0, 3, 5)).nan_to_num(0.0, 0.0)
+    return torch.where(largest > 0, (largest / LARGEST).log2().ceil().exp2(), 1.0)

@@ -1,0 +1,244 @@
+"""Getting an executor ready: weights, cache, graphs. Runs in the device thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.device.device import check_attention, resolve_kv_dtype, resolve_token_budget
+from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
+from pagebus.actors.executor.loading.kv_scales import set_kv_scales
+from pagebus.actors.executor.loading.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
+from pagebus.actors.executor.loading.weights import load_weights
+from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
+from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
+from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
+from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
+from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.step.prefill_backend import PLAN_S, LongPrompts
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights
+from pagebus.actors.settings import Settings
+from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
+from pagebus.kernels.common.target import target_of
+
+LAUNCH_FLOPS = 15_000_000_000_000
+"""Products of a step that take the device about as long as a busy host takes to launch all kernels: 23 ms of an H200.
+(A step of llama8b with 512 tokens computes for 13 ms, and was launched in 15 beside the other actors; one of 1024 takes
+21 to 24 ms either way.) A larger step gains nothing from a graph, and would be padded."""
+MAX_GRAPH_TOKENS = 4096
+
+Progress = Callable[[str, float], None]
+"""Called with the phase ("weights", "kernels", "kv cache", "graphs") and the done share of it, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine that is ready can hold; the scheduler plans by it. The first six are its :class:`BatchLimits`."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    device: str
+    dtype: str
+    num_host_blocks: int = 0
+    """Those of the host tier that are ready by now; more may come."""
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    """Between the tiers, the slower way's; measured, 0 without a host tier."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured, 0 without a host tier."""
+    kv_cache_dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine's parts, ready to run steps."""
+
+    batch: PersistentBatch
+    runner: Runner
+    copies: Copies
+    long_prompts: LongPrompts
+    info: EngineInfo
+
+
+def choose_ops(settings: Settings, device: torch.device) -> Ops:
+    """What steps are computed with: the device's operations, invariant ones if the settings want that."""
+    return Ops.invariant() if settings.deterministic and device.type != "cpu" else Ops.for_device(device)
+
+
+def load(
+    settings: Settings,
+    config: ModelConfig,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    kernels_ready: Callable[[], None],
+) -> Loaded:
+    """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
+    before the first kernel.
+
+    Raises:
+        ModelError: the weights do not fit the configuration.
+        SettingsError: the device cannot do what is asked of it.
+        EngineError: too little memory.
+    """
+    block_bytes = kv_block_bytes(config, settings.block_size, resolve_kv_dtype(settings, dtype))
+    memory = HostMemory(num_host_blocks(settings.swap_space, block_bytes), block_bytes, device)
+    try:
+        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory)
+    except BaseException:
+        memory.close()
+        raise
+
+
+def _load(
+    settings: Settings,
+    config: ModelConfig,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+    kernels_ready: Callable[[], None],
+    memory: HostMemory,
+) -> Loaded:
+    check_attention(settings, device)
+    check_gpu(settings, config, target_of(device))
+    ops = choose_ops(settings, device)
+    limits = batch_limits(settings, config, device, num_blocks=1)
+    demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)
+    known_bytes = fixed_kv_bytes(settings, demand, device)
+    if known_bytes is not None:
+        blocks_in(known_bytes, demand, settings, device, measured=False)  # fail before the weights are read
+
+    progress("weights", 0.0)
+    kv_dtype = resolve_kv_dtype(settings, dtype)
+    model = build_model(
+        config, device, dtype, ops, limits.max_model_len, kv_dtype,
+        backend=settings.attention_backend, deterministic=settings.deterministic,
+    )  # fmt: skip
+    load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
+    progress("kernels", 0.0)
+    kernels_ready()
+    if is_float8(kv_dtype):
+        set_kv_scales(model, path, settings)
+    progress("kv cache", 0.0)
+    first_cache = allocate_kv_cache(config, 1, limits.block_size, kv_dtype, device)
+    batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
+    most_tokens = graph_tokens(settings, config, device)
+    runner = Runner(
+        model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
+        pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
+    )  # fmt: skip
+    long_prompts = LongPrompts(runner)
+    runner.left_to_library = long_prompts.parts
+    measured = known_bytes is None
+    if known_bytes is None:
+        with model.few_layers():
+            known_bytes = _profile(settings, device, batch, runner, use_graphs=most_tokens > 0)
+    limits = replace(limits, num_blocks=blocks_in(known_bytes, demand, settings, device, measured=measured))
+    batch.limits = runner.limits = limits
+    runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, device)
+    progress("kv cache", 1.0)
+
+    _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
+    long_prompts.plan_s = PLAN_S
+    copy_rate = measure_copy_rate(runner.kv_cache, memory)
+    prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
+    info = EngineInfo(
+        **asdict(limits),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_host_blocks=memory.num_ready,
+        block_bytes=demand.block_bytes,
+        copy_bytes_per_s=copy_rate,
+        prefill_tokens_per_s=prefill_rate,
+        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+    )
+    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), long_prompts, info)
+
+
+def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:
+    """The limits that follow from settings and model."""
+    return BatchLimits(
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=effective_max_model_len(settings, config),
+        max_num_batched_tokens=resolve_token_budget(settings, device),
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        vocab_size=config.vocab_size,
+    )
+
+
+def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
+    """The most tokens of a step that runs from a CUDA graph, 0 for none."""
+    if device.type == "cpu" or settings.enforce_eager:
+        return 0
+    if settings.max_cudagraph_capture_size is not None:
+        return settings.max_cudagraph_capture_size
+    return max(settings.max_num_seqs, min(MAX_GRAPH_TOKENS, _hidden_by_computing(config)))
+
+
+def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
+    """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
+    may round otherwise, so ``deterministic`` outputs have none."""
+    limited = settings.enforce_eager or settings.max_cudagraph_capture_size is not None
+    return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
+
+
+def _hidden_by_computing(config: ModelConfig) -> int:
+    """Tokens of a step that computes for as long as it takes to launch."""
+    return LAUNCH_FLOPS // (2 * num_layer_weights(config))
+
+
+def _profile(
+    settings: Settings, device: torch.device, batch: PersistentBatch, runner: Runner, *, use_graphs: bool
+) -> int:
+    """Bytes for the cache: run the largest steps, see what is left."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    graph_bytes, peak = run_full_steps(batch, runner)
+    peak += _long_prefill_bytes(batch.limits, runner)
+    if use_graphs:
+        graph_bytes = max(graph_bytes, pool_bytes(runner))
+    num_graphs = len(runner.buckets.first()) + len(runner.buckets.later()) if use_graphs else 0
+    return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
+
+
+def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
+    """What a prompt with a long past takes beyond those of the full steps, which have none."""
+    config, most = runner.model.config, limits.max_num_batched_tokens
+    past = limits.max_model_len - most
+    if past <= 0:
+        return 0
+    heads, size = (config.num_heads, config.num_kv_heads), runner.model.parameters.dtype.itemsize
+    by_library = cudnn_prefill.scratch_bytes(most, past, *heads, config.head_dim, size)
+    return max(by_library, hopper_prefill.scratch_bytes(most, limits.max_model_len, *heads, size))
+
+
+def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], None], *, use_graphs: bool) -> None:
+    """Compile and load what steps need, then capture the graphs."""
+    progress(0.0)
+    with runner.model.few_layers():
+        run_small_steps(batch, runner, thorough=runner.kv_cache.is_cuda)
+        if runner.kv_cache.is_cuda:
+            run_long_steps(batch, runner)
+    if use_graphs:
+        graphs = Graphs(runner.buckets)
+        graphs.capture(runner, progress)
+        runner.graphs = graphs
+        run_small_steps(batch, runner, thorough=False)
+    if runner.kv_cache.is_cuda:
+        torch.cuda.synchronize()
+    progress(1.0)

@@ -1,0 +1,165 @@
+"""Weights from safetensors files, or random ones.
+
+The files' headers are read and checked first: a missing tensor, a wrong shape or an unknown format is found before the
+first gigabyte is copied (:mod:`pagebus.actors.executor.loading.weight_copy`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, copy_weights
+from pagebus.actors.executor.models.llama import LlamaModel
+from pagebus.actors.model.config import ModelError, read_json
+
+Progress = Callable[[float], None]
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+DUMMY_RANGE = 1e-3
+"""As vLLM's dummy weights, so that both are measured with the same: the numbers that a GPU multiplies decide how much
+power it draws, and so its clock (docs/performance.md)."""
+NAMES_SHOWN = 3
+
+UNUSED_SUFFIXES = (
+    *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
+    *(".k_scale", ".v_scale"),
+)
+"""Tables that old checkpoints carry and that are computed here; scales that
+:mod:`pagebus.actors.executor.loading.kv_scales` reads."""
+
+
+@torch.inference_mode()
+def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, progress: Progress) -> None:
+    """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), "auto" or "safetensors".
+
+    ``progress`` gets the share of bytes done, rising to 1.0, from whichever thread copies, one call at a time.
+
+    Raises:
+        ModelError: files or tensors are missing, broken, or not what config.json promises; the text names them.
+    """
+    if load_format == "dummy":
+        fill_with_noise(model, seed)
+    else:
+        stored = read_headers(weight_files(path))
+        check_tensors(model, stored)
+        _copy_all(model, stored, progress)
+    progress(1.0)
+
+
+def fill_with_noise(model: LlamaModel, seed: int) -> None:
+    """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
+    generator = _make_generator(model.parameters.device).manual_seed(seed)
+    for tensor in model.parameters.tensors:
+        tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+
+
+def _make_generator(device: torch.device) -> torch.Generator:
+    """A copy of the device's own generator: to make one otherwise, parts of torch would be imported first."""
+    default = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    return default.clone_state()
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model folder: those of its index, else its one file, else all. Raises ModelError."""
+    if (path / INDEX_FILE).is_file():
+        names = read_json(path / INDEX_FILE).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ModelError(f"{path / INDEX_FILE} has no weight_map")
+        files = sorted({str(name) for name in names.values()})
+        if any(Path(name).name != name for name in files):
+            raise ModelError(f"{path / INDEX_FILE}: weight_map names files outside the model's folder")
+        missing = [name for name in files if not (path / name).is_file()]
+        if missing:
+            raise ModelError(f"{path}: weight file {missing[0]} is missing ({len(missing)} of {len(files)} are)")
+        return [path / name for name in files]
+    if (path / SINGLE_FILE).is_file():
+        return [path / SINGLE_FILE]
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise ModelError(f"{path}: no safetensors weights (other formats are not read)")
+    return found
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Every tensor in the files, by name. Raises ModelError for a broken file or a name that occurs twice."""
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in _read_header(file).items():
+            if name in stored:
+                raise ModelError(f"tensor {name} is in both {stored[name].file.name} and {file.name}")
+            stored[name] = tensor
+    return stored
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    """One file's tensors: eight bytes of header length, the header in JSON, the data."""
+    try:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(MAX_HEADER_BYTES, size - 8):
+                raise ValueError("the header is longer than the file")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            start, end = entry["data_offsets"]
+            if not 0 <= start <= end <= size - 8 - length:
+                raise ValueError(f"tensor {name} lies outside the file, which is perhaps not complete")
+            first, shape = 8 + length + start, tuple(entry["shape"])
+            tensors[name] = StoredTensor(file, first, str(entry["dtype"]), shape, end - start)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelError(f"{file} is not a readable safetensors file: {error}") from error
+    return tensors
+
+
+def check_tensors(model: LlamaModel, stored: dict[str, StoredTensor]) -> None:
+    """The files hold exactly the model's tensors, with its shapes. Raises ModelError with the names."""
+    views = model.parameters.views
+    missing = [name for name in views if name not in stored]
+    if missing:
+        raise ModelError(f"the weights lack {_some(missing)}, which config.json asks for")
+    for name, view in views.items():
+        tensor = stored[name]
+        if tensor.shape != tuple(view.shape):
+            found, promised = list(tensor.shape), list(view.shape)
+            raise ModelError(f"tensor {name} in {tensor.file.name} has shape {found}, config.json says {promised}")
+        if tensor.format not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise ModelError(f"tensor {name} in {tensor.file.name} has format {tensor.format}; only {known} are read")
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    extra = [name for name in stored if name not in views and name not in tied and not name.endswith(UNUSED_SUFFIXES)]
+    if extra:
+        raise ModelError(f"the weights hold {_some(extra)}, which config.json does not ask for")
+
+
+def _some(names: list[str]) -> str:
+    """``tensor a, b, c and 5 more``."""
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"tensor {', '.join(names[:NAMES_SHOWN])}{more}"
+
+
+def _copy_all(model: LlamaModel, stored: dict[str, StoredTensor], progress: Progress) -> None:
+    """Copy every tensor of the model out of its file, in the order in which they lie there."""
+    views = model.parameters.views
+    total, done = sum(stored[name].num_bytes for name in views), 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done / total)
+
+    in_order = sorted(views, key=lambda name: (stored[name].file, stored[name].offset))
+    try:
+        copy_weights([(stored[name], views[name]) for name in in_order], count)
+    except OSError as error:
+        raise ModelError(f"the weights cannot be read: {error}") from error

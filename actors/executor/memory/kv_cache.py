@@ -1,0 +1,60 @@
+"""The paged key-value cache: one tensor, block-major, so that a block of all layers is one contiguous piece."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.kernels.common import int8
+from pagebus.kernels.common.float8 import FLOAT8
+
+
+def is_float8(dtype: torch.dtype) -> bool:
+    """Whether a cache of this format holds quotients by a scale that a layer's head has for all tokens."""
+    return dtype in FLOAT8
+
+
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: keys and values of ``block_size`` tokens in all layers, and their scales in int8."""
+    if dtype == torch.int8:
+        return int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
+    per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
+    return block_size * per_token * dtype.itemsize
+
+
+def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Blocks with which ``max_num_seqs`` sequences of ``max_model_len`` tokens all fit; more only serve prefix hits."""
+    return max_num_seqs * -(-max_model_len // block_size)
+
+
+def allocate_kv_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeros [num_blocks, layers, 2, block_size, kv_heads, head_dim]; [:, layer, 0] are a layer's keys, 1 its values. In
+    int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. See `layer_pages`.
+
+    Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
+    the system when they are first written.
+    """
+    shape: tuple[int, ...] = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    if dtype == torch.int8:
+        shape = (num_blocks, kv_block_bytes(config, block_size, dtype))
+    if device.type != "cpu":
+        zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
+        if dtype == torch.int8:
+            int8.split_blocks(zeros, config.num_layers, config.num_kv_heads, config.head_dim)[1].fill_(1.0)
+        return zeros
+    num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
+def layer_pages(
+    kv_cache: torch.Tensor, layer: int, config: ModelConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """A layer's keys and values [num_blocks, block_size, Hkv, D] in the cache; in int8 with their scales [2,
+    num_blocks, block_size, Hkv]."""
+    if kv_cache.dtype != torch.int8:
+        return kv_cache[:, layer, 0], kv_cache[:, layer, 1], None
+    numbers, scales = int8.split_blocks(kv_cache, config.num_layers, config.num_kv_heads, config.head_dim)
+    return numbers[:, layer, 0], numbers[:, layer, 1], scales[layer]

@@ -1,0 +1,118 @@
+"""What rows of a step asked for besides tokens, device side: log probabilities, and sums of prompts' hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagebus.actors.executor.batch.device_batch import DeviceBatch
+from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, Scoring
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.models import Model
+from pagebus.kernels.sampling.logprobs import token_logprobs_reference
+
+MIN_PROMPT_ROWS = 64
+MAX_PROMPT_ROWS = 256
+SORTED_ROWS = 8
+"""A sort takes some 40 bytes of memory per logit."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """Packed rows (see :mod:`pagebus.actors.executor.batch.logprob_rows`) of one step, on the device, and sums of
+    states [p, H] float32; None where nothing was asked."""
+
+    sampled: torch.Tensor | None = None
+    prompts: torch.Tensor | None = None
+    pooled: torch.Tensor | None = None
+    picked: torch.Tensor | None = None
+    """Log probabilities [K] float32 of the tokens that rows have picked."""
+
+    def to_pinned(self) -> Scores:
+        """Queue copies to the host; they are done when the stream has come to them."""
+        return Scores(*map(_pinned, (self.sampled, self.prompts, self.pooled, self.picked)))
+
+    def give(self, scoring: Scoring) -> None:
+        """Hand on rows that are on the host."""
+        scoring.packed = None if self.sampled is None else self.sampled.numpy()
+        scoring.packed_prompts = None if self.prompts is None else self.prompts.numpy()
+        scoring.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
+        scoring.packed_picked = None if self.picked is None else self.picked.numpy().view(np.int32)
+
+
+def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:
+    if rows is None:
+        return None
+    return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
+
+
+class Scorer:
+    """Computes what a :class:`Scoring` asks for. The logits it reads are the model's own, and stay as they are."""
+
+    def __init__(self, ops: Ops, state: DeviceBatch, max_num_seqs: int) -> None:
+        self._ops = ops
+        self._state = state
+        # No more logits at once than a step of full decodes has, so that memory was measured for them.
+        self._prompt_rows = min(max(max_num_seqs, MIN_PROMPT_ROWS), MAX_PROMPT_ROWS)
+
+    def sampled(
+        self, scoring: Scoring, deltas: Mapping[str, torch.Tensor], logits: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Packed rows [m, 2 + 2k] of the rows ``deltas["score_rows"]`` [m] of ``logits`` [>= N, V] and the sampled
+        ``tokens`` [>= N]; and the log probabilities [K] of tokens that were picked, None if none were."""
+        rows = deltas["score_rows"]
+        if len(rows) == len(logits):
+            chosen = tokens[: len(rows)]
+        else:
+            logits, chosen = logits.index_select(0, rows), tokens.index_select(0, rows)
+        packed = self._logprobs(logits, chosen, scoring.num_top)
+        if "picked_ids" not in deltas:
+            return packed, None
+        return packed, picked_logprobs(logits, packed, deltas["picked_rows"], deltas["picked_ids"])
+
+    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
+        """Packed rows; with more alternatives than the kernel finds a few rows at a time are sorted."""
+        if num_top <= MAX_TOP:
+            return self._ops.token_logprobs(logits, tokens, num_top)
+        starts = range(0, len(logits), SORTED_ROWS)
+        pieces = [slice(start, start + SORTED_ROWS) for start in starts]
+        return torch.cat([token_logprobs_reference(logits[piece], tokens[piece], num_top) for piece in pieces])
+
+    def prompts(
+        self,
+        scoring: Scoring,
+        hidden_index: torch.Tensor,
+        token_index: torch.Tensor,
+        hidden: torch.Tensor,
+        model: Model,
+    ) -> torch.Tensor:
+        """Packed rows [Q, 2 + 2k]: token ``token_index[i]`` of the token table after state ``hidden_index[i]`` of
+        ``hidden`` [T, H]. In pieces, because logits of a whole prompt may be gigabytes."""
+        tokens = self._state.tokens.view(-1).index_select(0, token_index)
+        pieces = []
+        for start in range(0, len(tokens), self._prompt_rows):
+            piece = slice(start, start + self._prompt_rows)
+            logits = model.logits(hidden.index_select(0, hidden_index[piece]))
+            pieces.append(self._logprobs(logits, tokens[piece], scoring.prompt_num_top))
+        return torch.cat(pieces)
+
+
+def picked_logprobs(logits: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log probabilities [K] of ``ids`` [K] in ``rows`` [K] of ``logits`` [m, V]. The ``packed`` rows [m, 2 + 2k], k at
+    least 1, tell the most likely token's, from which the others differ by their logits; NaN counts as -inf."""
+    num_top = (packed.shape[1] - 2) // 2
+    rows, ids = rows.long(), ids.long()
+    likeliest = packed[:, 2].long()[rows]
+    best = packed[:, 2 + num_top].view(torch.float32)[rows]
+    found = logits[rows, ids] - logits[rows, likeliest] + best
+    return torch.where(found == found, found, -torch.inf)
+
+
+def pool(scoring: Scoring, hidden: torch.Tensor) -> torch.Tensor:
+    """Sums [p, H] float32 over the pooled parts of ``hidden`` [T, H]: one launch per prompt, and always in the same
+    order."""
+    parts = zip(scoring.pooled_rows.tolist(), scoring.pooled_lengths.tolist(), strict=True)
+    return torch.stack([hidden[row : row + length].sum(0, dtype=torch.float32) for row, length in parts])

@@ -1,0 +1,121 @@
+"""What becomes of a launched step: its tokens are waited for, its result is built and handed on, in order."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from pagebus.actors.executor.batch.results import ResultBuilder
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.memory.swap import CopyWatch
+from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.executor.sampling.logprobs import Scores
+from pagebus.actors.executor.step.readback import Origin, Readback, ReadbackPool
+from pagebus.actors.executor.step.step_kernels import StepKernels
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.spans import Spans
+from pagebus.bus.messages import Int32Array, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Running totals since the engine became ready; each field is written by one thread."""
+
+    ready_s: float = 0.0
+    steps: int = 0
+    busy_s: float = 0.0
+    """Seconds in which the device worked on a step: by events on CUDA, by the clock on a CPU."""
+    host_s: float = 0.0
+    """Seconds that the device thread took to check and launch steps."""
+    kernels: dict[StepKernels, int] = field(default_factory=dict)
+    """How many steps ran what. Written by the device thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A plan, and when it came: seconds of the wall clock."""
+
+    plan: StepPlan
+    scheduler_epoch: int
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way through the device. ``copied``: when its copies between the tiers are done."""
+
+    queued: Queued
+    work: StepWork
+    launched_s: float
+    readback: Readback
+    copied: torch.cuda.Event | None
+
+
+class Completion:
+    """Finishes the steps of one engine. On CUDA a thread of its own is in :meth:`run`; on a CPU the device thread calls
+    :meth:`finish`."""
+
+    def __init__(
+        self, settings: Settings, config: ModelConfig, on_result: Callable[[StepResult], None], spans: Spans | None
+    ) -> None:
+        self.stats = EngineStats()
+        self._on_result = on_result
+        self._spans = spans
+        self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
+        self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
+
+    def put(self, launched: Launched | None) -> None:
+        """A step that is launched; None after the last one. Device thread."""
+        self._launched.put(launched)
+
+    def run(self, pool: ReadbackPool, grammars: Grammars) -> None:
+        """Wait for the event behind each step's read-back, and finish the step; until the last."""
+        watch, origin = CopyWatch(), Origin() if self._spans is not None else None
+        while (launched := self._launched.get()) is not None:
+            readback = launched.readback
+            tokens, busy_s = readback.wait()
+            if len(launched.work.constrained):
+                grammars.landed(tokens)
+            if self._spans is not None and origin is not None:
+                began_s, ended_s = readback.span(origin)
+                self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
+            give_scores(readback.scores, launched.work)
+            pool.give_back(readback)
+            copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
+            self.finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
+
+    def finish(
+        self,
+        queued: Queued,
+        work: StepWork,
+        tokens: Int32Array,
+        launched_s: float,
+        busy_s: float,
+        copied_step: int,
+    ) -> None:
+        """Hand the step's result on."""
+        result = self._results.build(
+            work,
+            tokens,
+            step=queued.plan.step,
+            scheduler_epoch=queued.scheduler_epoch,
+            received_s=queued.received_s,
+            launched_s=launched_s,
+            done_s=time.time(),
+            copied_step=copied_step,
+            busy_s=busy_s,
+        )
+        self.stats.steps += 1
+        self.stats.busy_s += busy_s
+        self._on_result(result)
+
+
+def give_scores(scores: Scores | None, work: StepWork) -> None:
+    """Put what has come to the host beside the step's work."""
+    if scores is not None and work.scoring is not None:
+        scores.give(work.scoring)

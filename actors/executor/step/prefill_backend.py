@@ -1,0 +1,130 @@
+"""Attention of long prompts: by the library once it is ready for their shapes, which it is made in idle moments.
+
+cuDNN plans each new shape, in some tens of milliseconds, and waits for the device to load what it needs; the first of a
+kind takes 0.6 s on a machine that has just been started, and is part of the warm-up. It keeps its plans by thread. So
+the device thread itself makes them, one at a time, when no step has run for a while. Prompts of a shape that it has not
+come to leave less to the library, or nothing, unless that would cost them more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.kernels.attention import hopper_prefill
+from pagebus.kernels.attention.choice import AttentionPath
+from pagebus.kernels.attention.cudnn_prefill import (
+    PIECES,
+    Batch,
+    LongRow,
+    Problem,
+    batches,
+    batches_of_every_shape,
+    faster_parts,
+    filled_parts,
+    gain_s,
+    long_prefill,
+    problems,
+)
+
+PLAN_S = 0.06
+"""What a plan takes: 35 to 65 ms were measured on an H200."""
+
+
+class LongPrompts:
+    """Which parts of prompts are left to the library, and the shapes that are still to be made ready for it; none where
+    it is not used. Device thread."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._always = runner.model.chooser.setup.backend == "torch"
+        self._own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
+        self._batches = _batches(runner)
+        self._used = len(self._batches) > 0
+        self._planned: set[Problem] = set()
+        self._lost_s: dict[Problem, float] = {}
+        self.plan_s = 0.0
+        """What a plan costs those who wait for it: nobody does, until the engine is ready."""
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
+        """The rows that our kernel for long prompts takes, where there is one. Else the parts of these rows that are
+        left to the library, because it is faster: what fills the smallest pieces, or, if its rows, or ``decodes``
+        beside them, would wait longer for plans that are missing than these save, the smallest for which there are
+        plans.
+
+        What is lost in that way adds up: once it is more than the plans cost, they are made.
+        """
+        if self._own:
+            config = self._runner.model.config
+            return hopper_prefill.faster_rows(rows, config.num_heads, config.num_kv_heads)
+        if not self._used:
+            return ()
+        if self._always:
+            return filled_parts(rows, PIECES[0])
+        wanted = self._faster(rows, PIECES[0])
+        missing = problems(wanted) - self._planned
+        if not missing:
+            return wanted
+        others = (self._faster(rows, piece) for piece in PIECES[1:])
+        ready = next((parts for parts in others if problems(parts) <= self._planned), ())
+        lost_s = self._saved_s(wanted) - self._saved_s(ready) + sum(self._lost_s.get(each, 0.0) for each in missing)
+        if decodes or lost_s < len(missing) * self.plan_s:
+            self._lost_s.update((each, lost_s / len(missing)) for each in missing)
+            self._batches.sort(key=lambda batch: len(missing - problems(batch)))
+            return ready
+        self._planned |= missing
+        return wanted
+
+    def prepare_next(self) -> None:
+        """Attend one batch, over whatever the cache holds. Between two steps."""
+        self._batches = [batch for batch in self._batches if not problems(batch) <= self._planned]
+        if not self._batches:
+            return
+        batch = self._batches.pop(0)
+        try:
+            self._attend(batch)
+            self._planned |= problems(batch)
+        except torch.OutOfMemoryError:
+            self._batches.clear()  # such prompts may never come
+
+    def _faster(self, rows: tuple[LongRow, ...], piece: int) -> tuple[LongRow, ...]:
+        config = self._runner.model.config
+        return faster_parts(rows, piece, config.num_heads, config.head_dim)
+
+    def _saved_s(self, parts: tuple[LongRow, ...]) -> float:
+        """Seconds that the library saves in all layers of a step."""
+        config = self._runner.model.config
+        per_layer_s = sum(gain_s(batch, config.num_heads, config.head_dim) for batch in batches(parts))
+        return per_layer_s * config.num_layers
+
+    def _attend(self, rows: Batch) -> None:
+        cache, config = self._runner.kv_cache, self._runner.model.config
+        q, keys, values = _projected(self._runner, sum(row.num_queries for row in rows))
+        k_cache, v_cache, scales = layer_pages(cache, 0, config)
+        if is_float8(cache.dtype):
+            scales = torch.ones(2, config.num_kv_heads, device=cache.device)
+        slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
+        tables, out = self._runner.state.block_tables, torch.empty_like(q)
+        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
+
+
+def _batches(runner: Runner) -> list[Batch]:
+    if runner.model.chooser.long_prompts is not AttentionPath.CUDNN_PREFILL:
+        return []
+    config, limits = runner.model.config, runner.limits
+    found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)
+    always = runner.model.chooser.setup.backend == "torch"
+    return [rows for rows in found if always or gain_s(rows, config.num_heads, config.head_dim) > 0]
+
+
+def _projected(runner: Runner, count: int) -> tuple[torch.Tensor, ...]:
+    """Queries [count, Hq, D], keys and values [count, Hkv, D] beside each other as in a pass: cuDNN plans for strides
+    too."""
+    config, dtype = runner.model.config, runner.model.parameters.dtype
+    heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    qkv = torch.zeros((count, sum(heads), config.head_dim), dtype=dtype, device=runner.kv_cache.device)
+    return qkv.split_with_sizes(heads, dim=1)

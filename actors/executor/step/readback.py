@@ -1,0 +1,99 @@
+"""Bringing sampled tokens back to the host without waiting in the device thread."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import torch
+
+from pagebus.actors.executor.device.device import new_event
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.sampling.logprobs import Scores
+from pagebus.bus.messages import Int32Array
+
+
+class Origin:
+    """A moment that the device's clock and the wall clock have in common."""
+
+    def __init__(self) -> None:
+        self.event = new_event(timing=True)
+        self.event.record()
+        self.event.synchronize()
+        self.at_s = time.time()
+
+
+class Readback:
+    """A pinned buffer for one step's tokens, with events before its work and behind its copy. CUDA only."""
+
+    def __init__(self, max_num_seqs: int, stream: torch.cuda.Stream) -> None:
+        self._tensor = torch.zeros(max_num_seqs, dtype=torch.int32, pin_memory=True)
+        self._array: Int32Array = self._tensor.numpy()
+        self._parts: dict[int, torch.Tensor] = {}
+        """The first so many tokens, of sizes met before."""
+        self._stream = stream  # named for each event: torch takes longer to find out which one is current
+        self._count = 0
+        self.scores: Scores | None = None
+        """Log probabilities that come with the tokens, if any row asked for them."""
+        self.started = new_event(timing=True)
+        self.done = new_event(timing=True)
+
+    def begin(self) -> None:
+        """Queue the event before the step's work. Device thread."""
+        self.started.record(self._stream)
+
+    def fetch(self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None) -> None:
+        """Queue the copy of ``sampled``, the first ``count`` of which are the step's tokens, and of ``scores``, and the
+        event behind it. Device thread."""
+        self.scores = None if scores is None else scores.to_pinned()
+        self._count = count if sampled is not None else 0
+        if sampled is not None and count:
+            size = len(sampled)
+            if (part := self._parts.get(size)) is None:
+                part = self._parts[size] = self._tensor[:size]
+            part.copy_(sampled, non_blocking=True)
+        self.done.record(self._stream)
+
+    def span(self, origin: Origin) -> tuple[float, float]:
+        """When the step began and ended on the device, by the wall clock."""
+        began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
+        return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
+
+    def wait(self) -> tuple[Int32Array, float]:
+        """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread."""
+        self.done.synchronize()
+        return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3
+
+
+class ReadbackPool:
+    """The buffers of the steps in flight; :meth:`take` waits while all are in use, which bounds how many there are."""
+
+    def __init__(self, max_num_seqs: int, size: int, stream: torch.cuda.Stream) -> None:
+        self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
+        self._size = size
+        for _ in range(size):
+            self._free.put(Readback(max_num_seqs, stream))
+
+    @property
+    def is_full(self) -> bool:
+        """No step is in flight."""
+        return self._free.qsize() >= self._size
+
+    def take(self) -> Readback:
+        """A free buffer.
+
+        Raises:
+            EngineError: the pool was closed.
+        """
+        readback = self._free.get()
+        if readback is None:
+            raise EngineError("no read-back buffer: the completion thread has ended")
+        return readback
+
+    def give_back(self, readback: Readback) -> None:
+        """The buffer's tokens have been copied out."""
+        self._free.put(readback)
+
+    def close(self) -> None:
+        """End a waiting :meth:`take`."""
+        self._free.put(None)

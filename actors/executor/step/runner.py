@@ -1,0 +1,349 @@
+"""Runs steps on the device: one upload, the deltas, the forward pass, sampling. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pagebus.actors.executor.batch.buckets import Bucket, Buckets
+from pagebus.actors.executor.batch.device_batch import DeviceBatch
+from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.logprob_rows import Scoring
+from pagebus.actors.executor.batch.step_work import Extras, StepWork
+from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.graphs.piecewise_graphs import Pieces
+from pagebus.actors.executor.graphs.resampling import resampling_of
+from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.layers.attention_batch import LastTokens
+from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
+from pagebus.actors.executor.sampling.logprobs import Scorer, Scores, pool
+from pagebus.actors.executor.sampling.sampler import Sampler
+from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
+from pagebus.kernels.attention.choice import StepRows
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.decode import num_multiprocessors
+from pagebus.kernels.attention.paged_attention import Spans, prompts_config
+from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_shares
+
+
+class Launch(NamedTuple):
+    """How a step runs: from the graph of a ``whole`` bucket, or outside attention from that of ``pieces``, or without;
+    which parts of prompts are left to the ``library``; what its ``rows`` are, and what it runs, None without any."""
+
+    whole: Bucket | None
+    pieces: Bucket | None
+    library: tuple[LongRow, ...]
+    rows: StepRows
+    kernels: StepKernels | None
+
+
+class Runner:
+    """Model, caches and device state of one executor. All methods belong to the device thread.
+
+    Args:
+        graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
+        pieces_tokens: the most of one that may run from graphs of its pieces.
+        decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
+            computes all tokens, not only those that are sampled from: these would be decodes.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ops: Ops,
+        limits: BatchLimits,
+        device: torch.device,
+        kv_cache: torch.Tensor,
+        depth: int,
+        graph_tokens: int = 0,
+        *,
+        pieces_tokens: int = 0,
+        decodes_apart: bool = True,
+    ) -> None:
+        self.model = model
+        self.limits = limits
+        self.kv_cache = kv_cache
+        self.graphs: Graphs | None = None
+        self.state = DeviceBatch(ops, limits, device)
+        self._ops = ops
+        self._decodes_apart = decodes_apart
+        self._sampler = Sampler(ops, self.state)
+        self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
+        self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
+        """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
+        self.left_to_library: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
+        """Gives the parts of prompts whose attention is left to a library, or to our kernel for long prompts, perhaps
+        beside ``decodes``."""
+        self.scores: Scores | None = None
+        """What the last step reports besides tokens, if any of its rows asked for it."""
+        self.from_graph = False
+        """Whether the last step was, whole or in pieces."""
+        self.kernels: StepKernels | None = None
+        """What the last step ran; None if it had no rows."""
+        self.chooser = KernelChooser(model.chooser, model.config)
+        tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
+        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
+        self._config = prompts_config(self._shape, invariant=not decodes_apart)
+        block_queries = self._config.block_queries
+        self.buckets = Buckets(
+            limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
+            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
+        )  # fmt: skip
+        shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)) if decodes_apart else 0
+        most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
+        self.uploader = Uploader(
+            device, limits.max_num_seqs, tail_ints, depth + 2,
+            max_spans=max(most_spans, self.buckets.largest().spans), max_merges=most_merges(shares),
+        )  # fmt: skip
+        self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
+        self._slot_mapping = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        self._context_lens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+
+    def run(self, work: StepWork) -> torch.Tensor | None:
+        """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
+        self.scores = None if work.scoring is None else Scores()
+        launch = self.choose(work, self._bucket(work))
+        bucket, self.kernels = launch.whole, launch.kernels
+        self.from_graph = bucket is not None or launch.pieces is not None
+        cut = None if work.decode_only else self._cut(work, bucket, launch.library)
+        deltas = self.uploader.send(work, bucket, cut)
+        self.state.apply(deltas)
+        if "copy_sources" in deltas:
+            self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
+        if not len(work.slots):
+            return None
+        if self.graphs is not None and bucket is not None:
+            logits, sampled = self.graphs.replay(bucket)
+        else:
+            hidden = self.forward(work, cut, launch)
+            if work.scoring is not None:
+                self._score_prompts(work.scoring, hidden, deltas)
+            if not len(work.positions):
+                return None
+            logits, sampled = self._eager_tokens(work, hidden, deltas)
+        if "extra_rows" in deltas:
+            sampled = self._sample_again(work, bucket, deltas, logits, sampled)
+        if "score_rows" in deltas:
+            assert work.scoring is not None
+            assert self.scores is not None
+            self.scores.sampled, self.scores.picked = self._scorer.sampled(work.scoring, deltas, logits, sampled)
+        return sampled
+
+    def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
+        """How a step that is padded to ``bucket`` runs."""
+        whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
+        if whole is not None:
+            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
+            return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
+        library = () if work.decode_only else self.left_to_library(prefill_rows(work), work.num_decodes > 0)
+        tokens = work.num_tokens if pieces is None else pieces.tokens
+        wholly = work.num_decodes == tokens and _all_wanted(work)
+        rows = StepRows(work.num_decodes, not work.decode_only, len(library) > 0, wholly)
+        kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
+        return Launch(None, pieces, library, rows, kernels)
+
+    def _bucket(self, work: StepWork) -> Bucket | None:
+        """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
+        if self.graphs is None or (work.scoring is not None and work.scoring.reads_prompts):
+            return None
+        return self.graphs.bucket(work)
+
+    def _cut(self, work: StepWork, bucket: Bucket | None, library: tuple[LongRow, ...]) -> QuerySpans:
+        """How the prompts of the step, but what is left to the ``library``, are cut for attention."""
+        most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
+        lens = work.starts + np.diff(work.query_start)
+        cut = self._ops.cut_prompts(
+            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, library
+        )
+        assert bucket is None or cut.config == self._config
+        return cut
+
+    def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
+        """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
+        behind which one is sampled."""
+        spans, header, in_pieces = None, self.uploader.header, launch.pieces
+        if cut is not None:
+            spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
+        pieces = None
+        if in_pieces is not None:
+            assert self.graphs is not None
+            pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
+        return self._forward(
+            len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
+            num_decodes=work.num_decodes, spans=spans, library=launch.library,
+            sampled=None if _all_wanted(work) else len(work.hidden_index),
+        )  # fmt: skip
+
+    def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
+        """The same for whatever step is padded to ``bucket``: hidden states [rows, H]."""
+        spans, header = None, self.uploader.header
+        if bucket.spans:
+            spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
+        return self._forward(
+            bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
+            sampled=bucket.rows if bucket.spans else None,
+        )  # fmt: skip
+
+    def _forward(
+        self,
+        num_rows: int,
+        num_tokens: int,
+        *,
+        num_decodes: int,
+        spans: Spans | None,
+        padded: bool = False,
+        library: tuple[LongRow, ...] = (),
+        pause: Callable[[], object] = lambda: None,
+        pieces: Pieces | None = None,
+        sampled: int | None,
+    ) -> torch.Tensor:
+        """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
+        header, state = self.uploader.header, self.state
+        slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
+        tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
+        slot_mapping = self._slot_mapping[:num_tokens]
+        self._ops.prepare_inputs(
+            state.tokens,
+            state.block_tables,
+            slots,
+            header.starts[:num_rows],
+            query_start,
+            self.limits.block_size,
+            input_ids=tokens.ids,
+            positions=tokens.positions,
+            slot_mapping=slot_mapping,
+            context_lens=context_lens,
+        )
+        index = None if sampled is None else header.hidden_index[:sampled]
+        last = None
+        if index is not None and self._decodes_apart:
+            last = LastTokens(index, header.sample_slots[:sampled], header.sample_lens[:sampled])
+        batch = AttentionBatch(
+            slots=slots,
+            query_start=query_start,
+            context_lens=context_lens,
+            slot_mapping=slot_mapping,
+            block_tables=state.block_tables,
+            num_decodes=num_decodes,
+            library=library,
+            decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
+            spans=spans,
+            last=last,
+        )
+        if pieces is None:
+            hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
+        else:
+            hidden = pieces.forward(self.model, tokens, batch)
+        return hidden if index is None or last is not None else hidden.index_select(0, index)
+
+    def tokens(self, count: int) -> Tokens:
+        """The first ``count`` of a pass, where every pass has them."""
+        return Tokens(self._input_ids[:count], self._positions[:count], self._slot_mapping[:count], self.kv_cache)
+
+    def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
+        """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""
+        header, count = self.uploader.header, len(logits)
+        slots = header.sample_slots[:count]
+        sampled = self._sampler.plain(logits, slots, header.indexes[:count], any_random=any_random)
+        self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
+        return sampled
+
+    def _score_prompts(self, scoring: Scoring, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+        assert self.scores is not None
+        if "prompt_hidden" in deltas:
+            index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
+            self.scores.prompts = self._scorer.prompts(scoring, index, tokens, hidden, self.model)
+        if len(scoring.pooled):
+            self.scores.pooled = pool(scoring, hidden)
+
+    def _eager_tokens(
+        self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N, V] of the rows that sample, and their tokens [N]."""
+        if len(hidden) > len(work.hidden_index):
+            hidden = hidden.index_select(0, self.uploader.header.hidden_index[: len(work.hidden_index)])
+        logits = self.model.logits(hidden)
+        if len(deltas.get("extra_rows", ())) == len(logits):  # every row will be sampled again
+            return logits, torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+        return logits, self.sample_plainly(logits, any_random=work.any_random)
+
+    def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
+        """The same with ``extras``, for which ``logits`` change."""
+        header, count = self.uploader.header, len(logits)
+        slots, indexes = header.sample_slots[:count], header.indexes[:count]
+        places = header.mask_places[:count]
+        tokens = self._sampler.extras(extras, logits, slots, indexes, places, any_random=any_random)
+        self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], tokens)
+        return tokens
+
+    def _sample_again(
+        self,
+        work: StepWork,
+        bucket: Bucket | None,
+        deltas: dict[str, torch.Tensor],
+        logits: torch.Tensor,
+        sampled: torch.Tensor,
+    ) -> torch.Tensor:
+        """``sampled`` with other tokens in the extra rows, which are also put into the token store: from a graph, if
+        there is one behind that of ``bucket``."""
+        if len(work.constrained):
+            self.state.step_masks.make()
+        if self.graphs is not None and bucket is not None:
+            wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
+            if wanted is not None and self.graphs.can_resample(wanted):
+                self._send_masks(work)
+                return self.graphs.resample(wanted)
+        return self._resample(work, deltas, logits, sampled)
+
+    def _send_masks(self, work: StepWork) -> None:
+        """Masks come as late as they can: the host may have to wait for them, and what it launches behind them, the
+        device waits for."""
+        if len(work.constrained):
+            self.state.step_masks.send(self.fill_masks(work))
+
+    def _resample(
+        self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor
+    ) -> torch.Tensor:
+        """The same, kernel by kernel."""
+        header, rows = self.uploader.header, deltas["extra_rows"]
+        every_row = len(rows) == len(work.positions)
+        may_change = every_row and work.scoring is None
+        logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
+        if every_row:
+            self._send_masks(work)
+            return self.sample_with_extras(work.extras, logits, any_random=work.extra_random)
+        columns = header.sample_slots, header.indexes, header.positions, header.mask_places
+        slots, indexes, positions, places = (column.index_select(0, rows) for column in columns)
+        self._send_masks(work)  # all before is launched while the host waits
+        tokens = self._sampler.extras(work.extras, logits, slots, indexes, places, any_random=work.extra_random)
+        self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
+        sampled[rows.long()] = tokens
+        return sampled
+
+
+def _all_wanted(work: StepWork) -> bool:
+    """Whether the hidden states of all tokens are."""
+    scored = work.scoring is not None and work.scoring.reads_prompts
+    return scored or len(work.hidden_index) == work.num_tokens
+
+
+def _no_masks(work: StepWork) -> torch.Tensor:
+    raise EngineError("this engine follows no grammars")
+
+
+def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
+    """The rows after the decodes, by the host's numbers."""
+    rows = range(work.num_decodes, len(work.slots))
+    counts = np.diff(work.query_start)
+    found = (
+        LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
+    )
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""Which kernels a step runs, as one value: for the engine's metrics, its log at start, and ``pagebus explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
+from pagebus.kernels.linear.dispatch import (
+    BUCKETS,
+    MANY,
+    LinearChoice,
+    choose_invariant_product,
+    choose_product,
+    choose_residual_product,
+    tokens_class,
+)
+
+PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
+"""The products of a model, as each layer but the first and the last computes them, and the head."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepKernels:
+    """What a step runs: its attention path, and what each of the `PRODUCTS` gets. Chosen once for all steps alike, so
+    equal values are the same object."""
+
+    attention: AttentionPath
+    products: Mapping[str, LinearChoice]
+
+
+class KernelChooser:
+    """Chooses for all steps of one engine."""
+
+    def __init__(self, attention: AttentionChooser, config: ModelConfig) -> None:
+        self.attention = attention
+        self._config = config
+        self._chosen: dict[tuple[AttentionPath, int, int], StepKernels] = {}
+
+    def choose(self, rows: StepRows, num_tokens: int, num_sampled: int) -> StepKernels:
+        """For a step of so many tokens, of which ``num_sampled`` go through the head; padding included."""
+        key = self.attention.choose(rows), tokens_class(num_tokens), tokens_class(num_sampled)
+        if key not in self._chosen:
+            self._chosen[key] = StepKernels(key[0], self.products(num_tokens, num_sampled))
+        return self._chosen[key]
+
+    def products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
+        """What each product gets, from what the one before leaves to it."""
+        config, setup = self._config, self.attention.setup
+        heads = config.num_heads * config.head_dim
+        if setup.deterministic and setup.target is not None:
+            forms = dict(zip(PRODUCTS, ("plain", "plain", "gated", "plain", "wide"), strict=True))
+            counts = dict.fromkeys(PRODUCTS, num_tokens) | {"lm_head": num_sampled}
+            return {name: choose_invariant_product(forms[name], counts[name], setup.dtype) for name in PRODUCTS}
+        size, given = config.hidden_size, (setup.dtype, setup.target)
+        out = choose_residual_product(num_tokens, size, heads, *given, biased=config.attention_out_bias)
+        down = choose_residual_product(num_tokens, size, config.intermediate_size, *given, biased=config.mlp_bias)
+        rows = heads + 2 * config.num_kv_heads * config.head_dim
+        half_normed = down.form == "residual"
+        qkv = choose_product("plain", num_tokens, rows, size, *given, half_normed=half_normed)
+        rows, half_normed = 2 * config.intermediate_size, out.form == "residual"
+        gate_up = choose_product("gated", num_tokens, rows, size, *given, half_normed=half_normed)
+        head = choose_product("wide", num_sampled, config.vocab_size, size, *given)
+        return dict(zip(PRODUCTS, (qkv, out, gate_up, down, head), strict=True))
+
+    def summary(self) -> dict[str, str]:
+        """A line for the attention paths that steps may take, and one for each product: its kernels, by tokens."""
+        lines = {"attention": ", ".join(self.attention.possible)}
+        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, MANY)}
+        for name in PRODUCTS:
+            runs: list[tuple[str, int, int]] = []
+            for tokens, products in by_tokens.items():
+                kernel = products[name].kernel
+                if runs and runs[-1][0] == kernel:
+                    runs[-1] = kernel, runs[-1][1], tokens
+                else:
+                    runs.append((kernel, runs[-1][2] + 1 if runs else 1, tokens))
+            lines[name] = ", ".join(f"{kernel}{_span(first, last)}" for kernel, first, last in runs)
+        return lines
+
+
+def _span(first: int, last: int) -> str:
+    if last == MANY:
+        return "" if first == 1 else f" from {first} tokens"
+    return f" {first}" if first == last else f" {first} to {last}"

@@ -1,0 +1,55 @@
+"""A deployment of one machine: in one process or several, with a Redis server and a folder for files of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+from pagebus.actors.runtime.child import die_with_parent
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
+
+
+@contextlib.asynccontextmanager
+async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
+    """A Redis server for this deployment, in ``data_dir`` or in a folder that goes away with it."""
+    redis = PrivateRedis(data_dir, before_exec=die_with_parent())
+    try:
+        await redis.start()
+        yield redis
+    finally:
+        await redis.stop()
+
+
+@contextlib.contextmanager
+def with_files(settings: Settings) -> Iterator[Settings]:
+    """Settings with a folder for files: beside what Redis keeps, or one that goes away."""
+    if settings.files_dir is not None:
+        yield settings
+    elif settings.data_dir is not None:
+        yield settings.replace(files_dir=str(Path(settings.data_dir).resolve() / "files"))
+    else:
+        with tempfile.TemporaryDirectory(prefix="pagebus-files-") as folder:
+            yield settings.replace(files_dir=folder)
+
+
+def uses_one_process(settings: Settings) -> bool:
+    """Whether everything runs in this process: asked for, or for want of a redis-server."""
+    if settings.bus is not None:
+        return settings.bus.startswith("memory:")
+    return find_redis_server() is None
+
+
+def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
+    """One process can use one GPU only.
+
+    Raises:
+        SettingsError: more executors are asked for.
+    """
+    if settings.executors > 1 and gpus and settings.device != "cpu":
+        raise SettingsError(
+            f"--executors {settings.executors}: in one process all would use the same GPU; install redis-server or "
+            "give --bus, so that each executor gets a process of its own"
+        )

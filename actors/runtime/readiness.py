@@ -1,0 +1,41 @@
+"""Whether a deployment that starts answers by now, and how far it is until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pagebus.actors.runtime.health_check import address_of, http_status
+from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.progress import READY, Progress, summary
+from pagebus.bus.contract import LeaseInfo
+
+Address = tuple[str, int]
+
+
+async def where_it_answers(settings: Settings, leases: Sequence[LeaseInfo], progress: Progress) -> list[Address]:
+    """Host and port of each ingress, once all of them say that they are well; before that none, and ``progress`` shows
+    what is waited for."""
+    phase, share = summary([lease.info for lease in leases if lease.kind == "executor"], settings.executors)
+    addresses = ingress_addresses(settings, leases)
+    if phase != READY:
+        progress.show(phase, share)
+    elif len(addresses) >= settings.ingresses and await _all_answer(addresses):
+        return addresses
+    else:
+        progress.show("waiting for the other actors", None)
+    return []
+
+
+def ingress_addresses(settings: Settings, leases: Iterable[LeaseInfo]) -> list[Address]:
+    """Where the ready ingresses listen: what their leases say, else what the settings say."""
+    found = []
+    for lease in leases:
+        host, usual = address_of(settings)
+        port = lease.info.get("port", usual)
+        if lease.kind == "ingress" and isinstance(port, int) and (port or settings.uds):
+            found.append((host, port))
+    return found
+
+
+async def _all_answer(addresses: Iterable[Address]) -> bool:
+    return all([await http_status(host, port, "/health") == 200 for host, port in addresses])

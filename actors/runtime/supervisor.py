@@ -1,0 +1,258 @@
+"""All actors of one machine as processes: started, watched, restarted, drained.
+
+Children run in sessions of their own, so that Ctrl-C reaches only the supervisor, which then drains them in order:
+first the ingress (no new requests; running ones are finished) and who takes jobs, then all others, last the private
+Redis. A child dies with the supervisor even if that is killed (:func:`pagebus.actors.runtime.child.die_with_parent`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.runtime.child import Child, Restarts, python_path
+from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
+from pagebus.actors.runtime.readiness import where_it_answers
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.sources import child_environment, to_args
+from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.progress import Progress
+from pagebus.bus.contract import Bus, BusError, LeaseInfo
+from pagebus.bus.private_redis.server import PrivateRedis
+
+POLL_S = 0.05
+"""The folder that holds our packages."""
+WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "executor", "detokenizer"))
+"""Order of the drain."""
+LAST_WAVE_S = 5.0
+"""What the second wave gets at least, even if the first took all of the drain timeout."""
+
+
+class GiveUp(Exception):
+    """Serving has become pointless; ``code`` is the exit code, the text the cause."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """One actor process to run."""
+
+    kind: str
+    name: str
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def plan_children(
+    settings: Settings, bus_url: str, *, environ: Mapping[str, str], gpus: Sequence[str], cores: int, unique: str = ""
+) -> list[ChildPlan]:
+    """What to start for ``settings``. ``unique`` goes into the names where other machines share the bus.
+
+    Raises:
+        SettingsError: more executors than GPUs.
+    """
+    cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
+    if cuda and gpus and settings.executors > len(gpus):
+        raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
+    threads = settings.threads or max(1, cores // settings.executors)
+    plans = []
+    for kind, count in settings.counts.items():
+        for i in range(count):
+            name = f"{kind}-{unique}{i}"
+            own = settings.replace(bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None)
+            variables = child_environment(own, environ)
+            if kind == "executor" and cuda:
+                variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
+            variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
+            # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
+            variables["PYTHONPATH"] = python_path(environ)
+            known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
+            module = (
+                ("pagebus.actors.commands.executor_process",)
+                if known_gpu
+                else ("pagebus.actors.commands.cli", "actor", kind)
+            )
+            command = (sys.executable, "-P", "-m", *module, *to_args(own))
+            plans.append(ChildPlan(kind, name, command, variables))
+    return plans
+
+
+class Supervisor:
+    """Runs ``plans`` until told to stop. ``connect`` gives a connected bus, which is used only to look at leases; it is
+    called when the children have been started, since it takes time, too."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        connect: Callable[[], Awaitable[Bus]],
+        plans: Iterable[ChildPlan],
+        progress: Progress,
+        on_ready: Callable[[list[str]], None],
+        redis: PrivateRedis | None = None,
+    ) -> None:
+        self._redis = redis
+        self._settings = settings
+        self._connect = connect
+        self._bus: Bus | None = None
+        self._progress = progress
+        self._on_ready = on_ready
+        self._log = logs.get_logger(actor="supervisor")
+        self._ready = False
+        self._stopping = asyncio.Event()
+        self.children = [Child(plan.name, plan.kind, plan.command, plan.environ, progress.line) for plan in plans]
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._has_port = settings.port != 0
+        """Else each ingress takes one, and keeps it when it is started again."""
+
+    async def run(self, stop: StopSignal) -> int:
+        """Run until a signal (0), a crash loop at startup (1) or a hopeless setting (2); returns that exit code."""
+        self._keepers = {c.name: asyncio.create_task(self._keep(c), name=f"keep:{c.name}") for c in self.children}
+        announcing = asyncio.create_task(self._announce(), name="announce")
+        redis = asyncio.create_task(self._keep_redis(), name="keep:redis")
+        waiting = asyncio.create_task(stop.event.wait(), name="stop")
+        stop.again = self.kill
+        code, cause = EXIT_OK, ""
+        try:
+            watched = {announcing, waiting, redis, *self._keepers.values()}
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except GiveUp as error:
+            code, cause = error.code, str(error)
+        finally:
+            for task in (announcing, waiting):
+                task.cancel()
+            await asyncio.gather(announcing, waiting, return_exceptions=True)
+            self._progress.done()
+            await self._drain()
+            redis.cancel()
+            await asyncio.gather(redis, return_exceptions=True)
+        if cause:
+            self._progress.line(cause)
+        return code
+
+    def kill(self) -> None:
+        """End all children at once (the second Ctrl-C)."""
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+
+    # -- children -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, child: Child) -> None:
+        """Run a child, again whenever it ends, until the drain."""
+        while not self._stopping.is_set():
+            code = await child.run_once()
+            if self._stopping.is_set():
+                return
+            pause_s = child.restarts.died(was_ready=await self._release_lease(child))
+            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
+            self._give_up_if_hopeless(child, code)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _keep_redis(self) -> None:
+        """Start our own Redis again when it dies: its file holds everything, and the actors wait for it."""
+        if self._redis is None:
+            await asyncio.Event().wait()
+            return
+        restarts = Restarts(asyncio.get_running_loop().time)
+        while True:
+            restarts.started()
+            code = await self._redis.wait()
+            pause_s = restarts.died(was_ready=True)  # or start() would have failed
+            self._log.warning("redis-server ended", code=code, restart_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._redis.start()
+            except BusError as error:
+                raise GiveUp(f"the private redis-server cannot be started again: {error}") from error
+
+    def _give_up_if_hopeless(self, child: Child, code: int) -> None:
+        """While starting, a process that cannot work ends everything: nobody wants to wait for that."""
+        if self._ready or not (code == EXIT_UNUSABLE or child.restarts.looping):
+            return
+        cause = "cannot work" if code == EXIT_UNUSABLE else "keeps dying"
+        tail = "\n".join("  " + line for line in child.tail)
+        raise GiveUp(
+            f"{child.name} {cause} (exit code {code}). Its last lines:\n{tail}",
+            EXIT_UNUSABLE if code == EXIT_UNUSABLE else EXIT_FAILED,
+        )
+
+    async def _release_lease(self, child: Child) -> bool:
+        """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry. Returns
+        whether it had said that it was ready."""
+        was_ready = False
+        if self._bus is None:
+            return was_ready
+        with contextlib.suppress(BusError):
+            for lease in await self._bus.leases(child.kind):
+                if lease.info.get("actor") == child.name:
+                    self._keep_port(child, lease)
+                    was_ready = lease.info.get("state") == "ready"
+                    await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
+        return was_ready
+
+    def _keep_ports(self, leases: Iterable[LeaseInfo]) -> None:
+        for child in self.children:
+            for lease in leases:
+                if lease.info.get("actor") == child.name:
+                    self._keep_port(child, lease)
+
+    def _keep_port(self, child: Child, lease: LeaseInfo) -> None:
+        """An ingress that took any port gets the same one the next time: it is what clients know."""
+        kept = ["--port", str(lease.info.get("port"))]
+        if child.kind == "ingress" and not self._has_port and "port" in lease.info and child.command[-2:] != kept:
+            child.command += kept
+
+    # -- readiness ----------------------------------------------------------------------------------------------------
+
+    async def _announce(self) -> None:
+        """Show progress until the service answers, then say so, then rest."""
+        self._bus = await self._connect()
+        while True:
+            try:
+                leases = await self._bus.leases()
+            except BusError as error:
+                self._progress.show(f"waiting for the bus ({describe(error)})")
+            else:
+                if addresses := await where_it_answers(self._settings, leases, self._progress):
+                    self._keep_ports(leases)
+                    break
+            await asyncio.sleep(POLL_S)
+        self._ready = True
+        self._progress.done()
+        self._on_ready([f"{host}:{port}" for host, port in addresses])
+        await self._stopping.wait()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Stop all children in order, within the drain timeout; kill what is left then."""
+        self._stopping.set()
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + self._settings.drain_timeout_s
+        for wave in WAVES:
+            children = [child for child in self.children if child.kind in wave]
+            for child in children:
+                if child.pid is not None:
+                    with contextlib.suppress(ProcessLookupError):  # it has just died, and nobody has told us yet
+                        os.kill(child.pid, signal.SIGTERM)
+            keepers = [self._keepers[child.name] for child in children]
+            limit_s = max(deadline_s - clock(), LAST_WAVE_S)
+            _, late = await asyncio.wait(keepers, timeout=limit_s) if keepers else ((), ())
+            for child in children:
+                if child.pid is not None:
+                    self._log.warning("killed: it did not drain in time", process=child.name)
+                child.signal(signal.SIGKILL)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)

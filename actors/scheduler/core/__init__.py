@@ -1,0 +1,1 @@
+"""The pure core: the lives of requests, who gets a slot and where, who is told."""

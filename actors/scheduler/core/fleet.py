@@ -1,0 +1,138 @@
+"""All replicas at a glance: one row of arrays each, so that a request is placed without asking every one of them.
+
+The figures of a row are taken anew only when its replica has changed since: whoever changes a replica says so by
+:meth:`Fleet.touch`. The same tells the core which replicas may have something new to plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.actors.scheduler.kv.prefix_directory import Heads
+from pagebus.actors.scheduler.order import INTERACTIVE, JOB
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+
+Rows = NDArray[np.bool_]
+"""Some of the replicas [n]."""
+_LEVELS = (INTERACTIVE, JOB)
+
+
+class Fleet:
+    """n replicas in the order in which they joined.
+
+    ``load`` [2, n] and ``open`` [2, n], by level, and ``room`` [n] are :meth:`Replica.load`, :meth:`Replica.is_open`
+    and :meth:`Replica.room`, as of the last :meth:`refresh`. ``due``: rows touched since the core last planned.
+    """
+
+    def __init__(self, replicas: Iterable[Replica] = (), heads: Heads | None = None) -> None:
+        self.replicas = list(replicas)
+        self.heads = Heads() if heads is None else heads
+        self._rows = {replica.name: row for row, replica in enumerate(self.replicas)}
+        count = len(self.replicas)
+        self.load = np.zeros((len(_LEVELS), count), np.int64)
+        self.open = np.zeros((len(_LEVELS), count), np.bool_)
+        self.room = np.zeros(count, np.int64)
+        self._max_model_len = np.array([each.max_model_len for each in self.replicas], np.int64)
+        self._capacity = np.array([each.pool.num_blocks * each.block_size for each in self.replicas], np.int64)
+        self._device = [each.index.blocks for each in self.replicas]
+        self._host = [each.tier.pool.index.blocks for each in self.replicas]
+        self.due = set(range(count))
+        self._stale = set(range(count))
+
+    def row(self, name: str) -> int:
+        """The row of a replica."""
+        return self._rows[name]
+
+    def named(self, name: str) -> Replica:
+        """The replica of this name."""
+        return self.replicas[self._rows[name]]
+
+    def touch(self, replica: Replica) -> None:
+        """The replica has changed, in any way."""
+        row = self._rows.get(replica.name)
+        if row is not None:
+            self.due.add(row)
+            self._stale.add(row)
+
+    def outdate(self, replica: Replica) -> None:
+        """The replica has changed, but has nothing more to plan."""
+        self._stale.add(self._rows[replica.name])
+
+    def changed(self) -> list[Replica]:
+        """The replicas of ``due``."""
+        return [self.replicas[row] for row in sorted(self.due)]
+
+    def take_due(self) -> list[Replica]:
+        """The replicas of ``due``, which is empty afterwards."""
+        changed, self.due = self.changed(), set()
+        return changed
+
+    def refresh(self) -> None:
+        """Take the figures of those that have changed."""
+        for row in self._stale:
+            replica = self.replicas[row]
+            self.room[row] = replica.room()
+            self.load[:, row] = replica.load(JOB)
+            self.open[:, row] = replica.is_open(JOB)
+            for block_hash in replica.index.new_heads:
+                self.heads.add(block_hash, replica.name)
+            replica.index.new_heads.clear()
+            if replica.running.num_jobs or replica.pacer is not None:
+                self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
+                self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
+        self._stale.clear()
+        self.heads.sweep(self._lists)
+
+    def can_hold(self, sequence: Sequence) -> Rows:
+        """Where the sequence, alone, could run to its limit (:meth:`Replica.can_hold`)."""
+        if sequence.beam_group is not None:
+            return np.array([replica.can_hold(sequence) for replica in self.replicas], np.bool_)
+        num_tokens = np.minimum(self._max_model_len, sequence.limit) - 1
+        fits: Rows = (num_tokens >= len(sequence.tokens)) & (num_tokens <= self._capacity)
+        return fits
+
+    def holders(self, sequence: Sequence, rows: Rows) -> list[int]:
+        """Those of ``rows`` that may have tokens of the sequence already: in the cache, swapped out, or computed by a
+        sequence of the same request."""
+        holders: list[int] = []
+        if self.replicas[0].caching:
+            sequence.extend_hashes(self.replicas[0].block_size)
+        if sequence.hashes:
+            found = sorted(self._rows[name] for name in self.heads.find(sequence.hashes[0], self._lists))
+            holders = [row for row in found if rows[row]]
+        known = sequence.swapped.replica if sequence.swapped is not None else None
+        for name in (known, sequence.leader.replica if sequence.leader is not None else None):
+            row = self._rows.get(name) if name is not None else None
+            if row is not None and rows[row] and row not in holders:
+                holders.append(row)
+        return holders
+
+    def lists(self, row: int, block_hash: bytes) -> bool:
+        """Whether a block is cached there, in either tier."""
+        return block_hash in self._device[row] or block_hash in self._host[row]
+
+    def _lists(self, name: str, block_hash: bytes) -> bool:
+        row = self._rows.get(name)
+        return row is not None and self.lists(row, block_hash)
+
+    def check_integrity(self) -> None:
+        """Rows of replicas that were not touched say how it is, and first blocks that are cached can be found.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        for row, replica in enumerate(self.replicas):
+            for sequence in replica.running.occupied():
+                first = sequence.hashes[0] if sequence.hashes else b""
+                known = first in replica.index.new_heads or replica.name in self.heads.find(first, self._lists)
+                assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"
+            if row in self._stale:
+                continue
+            assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"
+            for level in _LEVELS:
+                assert self.load[level, row] == replica.load(level), f"{replica.name}: load is out of date"
+                assert self.open[level, row] == replica.is_open(level), f"{replica.name}: open is out of date"

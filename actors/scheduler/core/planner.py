@@ -1,0 +1,300 @@
+"""Which sequences run where, and what each replica computes next.
+
+The owners of the state are :class:`Waiting`, and one :class:`Replica` each with its slots, block pool and prefix index.
+Here they are brought together: waiting sequences get slots, replicas with room in their pipelines get plans, preempted
+sequences go back to the queue, replicas come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core.admission import admit
+from pagebus.actors.scheduler.core.delivery import Delivery
+from pagebus.actors.scheduler.core.fair_share import Shares
+from pagebus.actors.scheduler.core.fleet import Fleet
+from pagebus.actors.scheduler.core.waiting import Jobs, Waiting
+from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
+from pagebus.actors.scheduler.order import INTERACTIVE, JOB
+from pagebus.actors.scheduler.replica.preemption import end, preempt
+from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import MOST_LOSSES, Request, Sequence
+from pagebus.actors.scheduler.states import State
+from pagebus.bus.messages import SequencesNamed
+
+
+class Planner:
+    """Plans for all replicas, and announcements (by ``delivery``) of sequences that enter with them, go to ``out``."""
+
+    def __init__(self, config: CoreConfig, delivery: Delivery, out: list[Output]) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.fleet = Fleet()
+        self.waiting = Waiting()
+        self.jobs = Jobs(config.priority_aging_s)
+        self.shares = Shares()
+        self.next_steps: dict[str, int] = {}
+        """The first step of replicas that are not here, where that is not 1."""
+        self.num_queued_requests = 0
+        self.frozen = False
+        """Whether nothing is planned: an operator holds the work."""
+        self._config = config
+        self._delivery = delivery
+        self._out = out
+        self._past_preemptions = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks up, so far."""
+        return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def take_on(self, request: Request) -> None:
+        """A request whose sequences will be waiting."""
+        if request.level == JOB:
+            self.jobs.add(request)
+        elif request.client:
+            self._charge(request)
+        self.num_queued_requests += request.queued
+
+    def _charge(self, request: Request) -> None:
+        """Give a request its place by its client's share."""
+        request.num_charged = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
+        start_s = self.shares.start(request.client, request.weight, request.num_charged, request.start_s)
+        request.due_s += start_s - request.start_s
+        request.start_s = start_s
+
+    def dismiss(self, request: Request) -> None:
+        """A request has ended."""
+        self.jobs.discard(request)
+        self._has_run(request)
+        if request.num_charged:
+            num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
+            num_used = len(request.prompt) - (request.num_cached or 0) + num_output if request.started_s else 0
+            self.shares.give_back(request.client, request.weight, request.num_charged - num_used)
+            request.num_charged = 0
+
+    def _has_run(self, request: Request) -> None:
+        self.num_queued_requests -= request.queued
+        request.queued = False
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The sequence ends, wherever it is: everything that it holds is free."""
+        self._forget_swapped(sequence)
+        if sequence.in_slot:
+            assert sequence.replica is not None
+            replica = self.replicas[sequence.replica]
+            self.fleet.touch(replica)
+            end(replica, sequence)
+            return
+        if sequence.state is State.PREEMPTED_IN_FLIGHT:
+            assert sequence.replica is not None
+            self.replicas[sequence.replica].landing.drop(sequence)
+        self.waiting.remove(sequence)
+        sequence.become(State.ENDED)
+
+    def interrupt(self, sequence: Sequence) -> None:
+        """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
+        if sequence.in_slot and sequence.replica is not None and sequence.beam_group is None:
+            replica = self.replicas[sequence.replica]
+            preempt(replica, sequence, parked=True)
+            self.fleet.touch(replica)
+            self.requeue(replica, parked=True)
+        if sequence.scores_prompt:  # or what it has told would not be told again
+            self._forget_swapped(sequence)
+
+    def _forget_swapped(self, sequence: Sequence) -> None:
+        """What a host tier keeps of the sequence, if one does, is not needed any more."""
+        if sequence.swapped is not None:
+            self.replicas[sequence.swapped.replica].tier.forget(sequence)
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+    def plan(self, now_s: float) -> Iterator[None]:
+        """Give slots to waiting sequences, and plans to every replica whose pipeline has room: one each, then, as often
+        as this is asked for the next, one more each."""
+        if self.frozen:
+            return
+        self._promote(now_s)
+        progress = True
+        while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
+            self._admit()
+            progress = False
+            for replica in self.fleet.take_due():
+                progress |= self._plan(replica, now_s)
+            yield
+
+    def _plan(self, replica: Replica, now_s: float) -> bool:
+        """The next step of a replica; False if it has nothing to do."""
+        planned = replica.plan(now_s)
+        if replica.preempted:
+            self.requeue(replica)
+        if planned is None:
+            return False
+        self.fleet.touch(replica)
+        plan, entering = planned
+        if entering:
+            self._out.append(ToJournal(_named(replica, entering)))
+        for sequence in entering:
+            sequence.request.started_s = sequence.request.started_s or now_s
+            self._delivery.start(sequence)
+        self._out.append(ToReplica(replica.name, plan))
+        return True
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences, and queue the jobs that made room for them."""
+        if not len(self.waiting) or not self._delivery.detokenizers:
+            return
+        for sequence in admit(self.waiting, self.fleet):
+            self.waiting.remove(sequence)
+            self._has_run(sequence.request)
+            self.shares.serve(sequence.request.client, sequence.request.start_s)
+        for replica in self.fleet.changed():
+            if replica.preempted:
+                self.requeue(replica)
+
+    def _promote(self, now_s: float) -> None:
+        """The oldest job may have become an interactive request."""
+        request = self.jobs.pop_due(now_s)
+        if request is None:
+            return
+        queued = [each for each in request.sequences if each.is_queued]
+        for sequence in queued:
+            self.waiting.remove(sequence)
+        request.level, request.due_s = INTERACTIVE, self.shares.not_after(now_s)
+        for sequence in request.sequences:
+            if sequence.in_slot and sequence.replica is not None:
+                replica = self.replicas[sequence.replica]
+                for each in (sequence,) if sequence.beam_group is None else sequence.beam_group.members:
+                    replica.running.promote(each.slot)
+                self.fleet.touch(replica)
+        for sequence in queued:
+            self.waiting.add(sequence)
+
+    def requeue(self, replica: Replica, *, parked: bool = False) -> None:
+        """Those that had to give way on a replica, or were parked, wait again."""
+        self.fleet.outdate(replica)
+        preempted, replica.preempted = replica.preempted, []
+        for sequence in preempted:
+            sequence.request.num_preemptions += not parked
+            self.waiting.add(sequence)
+            swapped = sequence.swapped is not None
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
+
+    def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
+        """The sequences that ended with this result, each with ``ends``.
+
+        Raises:
+            ProtocolError: a result that cannot be true; nothing has changed.
+        """
+        replica = self.replicas[message.replica]
+        ended = replica.take_result(message.result)
+        self.fleet.touch(replica)
+        return ended
+
+    def touch_all(self) -> None:
+        """Whatever the replicas have to do may have changed."""
+        for replica in self.replicas.values():
+            self.fleet.touch(replica)
+
+    def reset_caches(self, *, host: bool, running: bool) -> None:
+        """No block can be found by its content any more; with ``host``, none of the host tiers either. ``running``:
+        what runs, but for beam searches, is computed anew from its first token."""
+        for replica in self.replicas.values():
+            if running:
+                for sequence in replica.running.occupied():
+                    self.interrupt(sequence)
+                replica.tier.forget_all()
+            replica.index.clear()
+            if host or running:
+                replica.tier.pool.forget_cached()
+        self.touch_all()
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+    def join(self, joined: ReplicaJoined) -> None:
+        """One more replica, or one anew.
+
+        Raises:
+            ValueError: it cannot be used with these settings; nothing has changed.
+        """
+        if joined.block_size != self._config.block_size:
+            raise ValueError(f"its block size is {joined.block_size}, the deployment's is {self._config.block_size}")
+        if min(joined.num_blocks, joined.max_num_seqs, joined.max_num_batched_tokens, joined.max_model_len) < 1:
+            raise ValueError("its capacities must all be at least 1")
+        self.lose(joined.replica, "joined anew")
+        self.replicas[joined.replica] = Replica(
+            joined,
+            depth=self._config.pipeline_depth,
+            caching=self._config.enable_prefix_caching,
+            first_step=self.next_steps.get(joined.replica, 1),
+            pacer=self._new_pacer(joined),
+            preemption_mode=self._config.preemption_mode,
+            most_tokens=self._config.max_num_scheduled_tokens,
+        )
+        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
+        who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
+        self._out.append(Note("replica joined", who))
+
+    def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
+        itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
+        return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
+
+    def suspend(self, name: str) -> None:
+        """A replica gets no more plans."""
+        if name in self.replicas:
+            self.replicas[name].suspend()
+            self.fleet.touch(self.replicas[name])
+
+    def lose(self, name: str, reason: str) -> list[Request]:
+        """A replica is gone: what ran there waits. Returns the requests that have had their tries."""
+        replica = self.replicas.pop(name, None)
+        if replica is None:
+            return []
+        self.next_steps[name] = replica.step + 1
+        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
+        self._past_preemptions += replica.num_preemptions
+        sequences = replica.give_up()
+        for sequence in sequences:
+            sequence.note_loss()
+            self.waiting.add(sequence)
+        who = {"replica": name, "reason": reason, "requests": [each.request.id for each in sequences]}
+        self._out.append(Note("replica left", who))
+        return list({each.request.id: each.request for each in sequences if each.num_losses >= MOST_LOSSES}.values())
+
+    def take_back(self) -> None:
+        """What has a slot but was never announced has nobody to be announced to: it waits."""
+        for replica in self.replicas.values():
+            self.fleet.touch(replica)
+            for sequence in replica.take_back():
+                self.waiting.add(sequence)
+
+    def placed(self) -> Iterator[Sequence]:
+        """All sequences: those that wait, then those that have a slot."""
+        return chain(self.waiting, *(replica.running.occupied() for replica in self.replicas.values()))
+
+    def check_integrity(self) -> None:
+        """All owners of slots and blocks agree with one another.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        self.waiting.check_integrity()
+        self.jobs.check_integrity()
+        for replica in self.replicas.values():
+            replica.check_integrity()
+            assert not replica.preempted, "preempted sequences were not queued"
+        self.fleet.check_integrity()
+
+
+def _named(replica: Replica, entering: Iterable[Sequence]) -> SequencesNamed:
+    sequences = list(entering)
+    return SequencesNamed(
+        replica=replica.name,
+        executor_epoch=replica.epoch,
+        request_ids=tuple(sequence.request.id for sequence in sequences),
+        sequence_ids=np.array([sequence.id for sequence in sequences], np.int32),
+        choice_indexes=np.array([sequence.choice_index for sequence in sequences], np.int32),
+    )

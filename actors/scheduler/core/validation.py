@@ -1,0 +1,106 @@
+"""Requests that are answered at once with an error: what can never run is not queued."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pagebus.actors.model.token_bits import fits
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Request, blocks_needed
+from pagebus.bus.messages import RequestFailed, TokenizedRequest
+
+MAX_SEQUENCES = 64
+
+
+def _bad(request_id: str, message: str, param: str) -> RequestFailed:
+    return RequestFailed(
+        request_id=request_id, status=400, error_type="invalid_request_error", message=message, param=param
+    )
+
+
+def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> RequestFailed | None:
+    """What tokenizers let nobody send; a scheduler must not fall over it all the same."""
+    sampling = message.sampling
+    if not len(message.prompt_token_ids):
+        return _bad(message.request_id, "The prompt is empty.", "prompt")
+    if not 1 <= sampling.n <= MAX_SEQUENCES:
+        return _bad(message.request_id, f"n is {sampling.n}, it must be from 1 to {MAX_SEQUENCES}.", "n")
+    if sampling.beam_width and not sampling.n <= sampling.beam_width <= MAX_SEQUENCES:
+        text = f"The beam width is {sampling.beam_width}, it must be from n ({sampling.n}) to {MAX_SEQUENCES}."
+        return _bad(message.request_id, text, "best_of")
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        return _bad(message.request_id, f"max_tokens is {sampling.max_tokens}, it must be at least 1.", "max_tokens")
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= (most := vocab_size or 2**31 - 1):
+            return _bad(message.request_id, f"{name} is {count}, it must be from 0 to {most}.", name)
+    if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
+        return _bad(message.request_id, "The seed is no signed 64-bit number.", "seed")
+    return None if vocab_size is None else _of_tokens(message, vocab_size)
+
+
+def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | None:
+    """An id outside the vocabulary would end the executor: its checks take the scheduler's word for nothing."""
+    sampling, prompt = message.sampling, message.prompt_token_ids
+    lists = {"prompt": (int(prompt.min()), int(prompt.max()))} | sampling.token_ids
+    if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
+        lists["allowed_token_ids"] = (vocab_size,)
+    for name, ids in lists.items():
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            return _bad(
+                message.request_id, f"{name}: a token id is outside the vocabulary (0 to {vocab_size - 1}).", name
+            )
+    return None
+
+
+def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) -> RequestFailed | None:
+    """A request that fits on none of the replicas. Without any, nobody knows yet."""
+    if not replicas:
+        return None
+    num_prompt, width = len(request.prompt), request.sampling.beam_width
+    for replica in replicas:
+        num_tokens = min(limit_tokens, replica.max_model_len) - 1
+        num_blocks = blocks_needed(request, num_tokens, replica.block_size)
+        if num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.running.num_slots:
+            return None
+    longest = max(replica.max_model_len for replica in replicas)
+    if num_prompt + 1 > longest:
+        text = f"The prompt has {num_prompt} tokens, and this model's context holds {longest}, output included."
+        return _bad(request.id, text, "prompt")
+    most = max(replica.running.num_slots for replica in replicas)
+    if width > most:
+        return _bad(request.id, f"A search of {width} beams needs as many slots at once; this server has {most}.", "n")
+    largest = max(replica.pool.num_blocks * replica.block_size for replica in replicas)
+    text = (
+        f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt})"
+        f"{f', for each of {width} beams,' if width else ''} need more than "
+        f"the key-value cache holds ({largest} tokens): ask for fewer tokens, or give the server a larger cache."
+    )
+    return _bad(request.id, text, "max_tokens")
+
+
+def of_load(request: Request, max_num_queued_requests: int) -> RequestFailed:
+    """The queue is full."""
+    return RequestFailed(
+        request_id=request.id,
+        status=429,
+        error_type="rate_limit_exceeded",
+        message=f"{max_num_queued_requests} requests are waiting already; please try again later.",
+    )
+
+
+def of_operator(request: Request) -> RequestFailed:
+    """An operator has ended the request while its client waited."""
+    text = "The request was cancelled by an operator of the server."
+    return RequestFailed(request_id=request.id, status=409, error_type="request_cancelled", message=text)
+
+
+def of_hold(request: Request) -> RequestFailed:
+    """An operator holds the work."""
+    text = "An operator has paused the server; please try again later."
+    return RequestFailed(request_id=request.id, status=503, error_type="server_error", message=text)
+
+
+def of_losses(request: Request) -> RequestFailed:
+    """Executors end, one after the other, as they compute it."""
+    text = "The request failed repeatedly and was given up."
+    return RequestFailed(request_id=request.id, status=500, error_type="internal_error", message=text)

@@ -1,0 +1,134 @@
+"""The device blocks of one replica: who holds them, and in which order the free ones are taken.
+
+Free blocks form a doubly linked list whose links live on the blocks, with a sentinel at both ends, so that a cached
+block is taken out of the middle in O(1) when a new sequence shares it. Free blocks keep their content: those listed in
+the prefix index go to the tail when they are given back (least recently used at the head), the others to the head,
+because nobody can find them. :meth:`BlockPool.allocate` takes from the head and strikes the block off the index.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+
+
+class BlockPool:
+    """``num_blocks`` >= 1 blocks with reference counts; a block is free exactly when its count is 0."""
+
+    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks {num_blocks}: must be at least 1")
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self.num_allocated = 0
+        """Blocks given out so far."""
+        self.on_evict: Callable[[int, bytes], None] | None = None
+        """Called with a block, and the content listed for it, before it is given to somebody else."""
+        self._index = index
+        self._counts = array("i", bytes(4 * num_blocks))
+        self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
+        self._next = array("i", [*range(1, num_blocks + 1), 0])
+        self._prev = array("i", [num_blocks, *range(num_blocks)])
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` blocks, least recently used first; their old content is forgotten.
+
+        Raises:
+            ValueError: fewer are free; nothing was taken.
+        """
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
+        following, counts, forget, end = self._next, self._counts, self._index.forget, self._end
+        evict = self.on_evict
+        blocks = []
+        block = following[end]
+        for _ in range(count):
+            blocks.append(block)
+            counts[block] = 1
+            content = forget(block)
+            if content is not None and evict is not None:
+                evict(block, content)
+            block = following[block]
+        self.num_allocated += count
+        following[end] = block
+        self._prev[block] = end
+        self.num_free -= count
+        return blocks
+
+    def retain(self, blocks: Iterable[int]) -> None:
+        """One more owner for each block; cached free ones leave the free list with their content."""
+        counts = self._counts
+        for block in blocks:
+            if counts[block] == 0:
+                self._unlink(block)
+            counts[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One owner less for each. What nobody holds any more becomes free, in the order given: give the last block of
+        a sequence first, so that it is evicted before the prefix it depends on.
+
+        Raises:
+            ValueError: a block is free already.
+        """
+        counts, index = self._counts, self._index
+        for block in blocks:
+            left = counts[block] - 1
+            if left < 0:
+                raise ValueError(f"block {block} is released but nobody holds it")
+            counts[block] = left
+            if left == 0:
+                self._link(block, tail=block in index)
+
+    def num_unheld(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` would leave the free list if they were retained."""
+        counts = self._counts
+        return sum(counts[block] == 0 for block in blocks)
+
+    def head(self, count: int) -> list[int]:
+        """The free blocks that would be taken next, at most ``count``."""
+        blocks: list[int] = []
+        block = self._next[self._end]
+        while block != self._end and len(blocks) < count:
+            blocks.append(block)
+            block = self._next[block]
+        return blocks
+
+    def free_blocks(self) -> list[int]:
+        """The free list from head to tail (O(n), for tests and checks)."""
+        return self.head(self.num_blocks)
+
+    def _link(self, block: int, *, tail: bool) -> None:
+        following, prev, end = self._next, self._prev, self._end
+        before = prev[end] if tail else end
+        after = following[before]
+        following[before] = prev[after] = block
+        prev[block], following[block] = before, after
+        self.num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_free -= 1
+
+    def check_integrity(self, owned: Iterable[int]) -> None:
+        """``owned`` lists each held block once per owner. Counts, free list and index agree with it.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        expected = Counter(owned)
+        for block, count in enumerate(self._counts):
+            assert count == expected[block], f"block {block}: count {count}, {expected[block]} owners"
+        free = self.free_blocks()
+        assert len(free) == self.num_free == self.num_blocks - len(+expected), "free list and counts differ"
+        assert len(set(free)) == len(free), "a block is in the free list twice"
+        assert all(self._counts[block] == 0 for block in free), "a held block is in the free list"
+        block = self._end
+        for _ in range(len(free) + 1):
+            assert self._prev[self._next[block]] == block, f"broken link at block {block}"
+            block = self._next[block]
+        self._index.check_integrity(self.num_blocks)

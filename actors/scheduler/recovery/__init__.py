@@ -1,0 +1,1 @@
+"""What outlives a scheduler: its journal, its checkpoints, and how a successor takes over."""

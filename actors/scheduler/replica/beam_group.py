@@ -1,0 +1,242 @@
+"""Beam groups on a replica: which sequence is which beam, and how they fork from each other.
+
+A beam search is one sequence, its *leader*, as long as it waits. Admitted, it takes a slot for each of its beams at
+once, and it is preempted as one: so no search holds half of what it needs and waits for the other half. The other
+members are parked, with neither tokens nor blocks, until there is something to share:
+
+* The leader computes the prompt. With its result the first choice is made, and the members fork from it.
+* After a preemption the leader computes its own beam (or gets it from the host tier); each member forks from it where
+  the beams part, and computes the rest.
+
+All beams sample at the same output index, then wait (*held*) for the choice, which needs all of their results. A beam
+that goes on stays in its slot; one that is not continued gives its slot to a second continuation of another. That one
+shares all full blocks by reference and copies the partial one (copy on write) into its own. What no beam needs any more
+is free with that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.scheduler.beam_search import BeamSearch
+from pagebus.actors.scheduler.events import ProtocolError
+from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.step_results import Arrival
+from pagebus.actors.scheduler.request import BeamGroup, Sequence
+from pagebus.bus.messages import Int32Array, SamplingParams, StepResult
+
+
+def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
+    """The group of a search that has just arrived, as one waiting sequence."""
+    sampling = leader.request.sampling
+    search = BeamSearch(
+        sampling.beam_width,
+        leader.limit - len(leader.request.prompt),
+        leader.request.end_token_ids,
+        min_tokens=sampling.min_tokens,
+        length_penalty=sampling.length_penalty,
+        early_stopping=sampling.early_stopping,
+        num_top=sampling.logprobs or 0,
+    )
+    return BeamGroup(
+        leader=leader,
+        ids=[new_id() for _ in range(sampling.beam_width - 1)],
+        choice_ids=[new_id() for _ in range(sampling.n)],
+        search=search,
+        sampling=SamplingParams(temperature=0.0, logprobs=search.num_candidates),
+        members=[leader],
+    )
+
+
+# -- coming and going -------------------------------------------------------------------------------------------------
+def settle(replica: ReplicaState, group: BeamGroup) -> list[Sequence]:
+    """The leader has got a slot; give the others theirs. Returns the others."""
+    leader = group.leader
+    group.search.max_tokens = leader.limit - len(leader.request.prompt)
+    group.parked = [_member(replica, group, member_id) for member_id in group.ids]
+    for member in group.parked:
+        replica.running.enter(member, 0)
+    group.members = [leader, *group.parked]
+    group.beams = [None] * len(group.search.scores)
+    group.beams[leader.choice_index] = leader
+    _expect(group)
+    return group.members[1:]
+
+
+def _member(replica: ReplicaState, group: BeamGroup, member_id: int) -> Sequence:
+    """A beam that has nothing yet."""
+    leader = group.leader
+    return Sequence(
+        id=member_id, request=leader.request, choice_index=-1, seed=leader.seed, order=leader.order,
+        limit=leader.limit, tokens=array("i"), hashes=[], replica=replica.name, started=True, produced=True,
+        looked_up=True, beam_group=group,
+    )  # fmt: skip
+
+
+def follow(replica: ReplicaState, group: BeamGroup) -> None:
+    """Fork the beams without a member from the leader, once it is planned to have computed what they share."""
+    leader, run = group.leader, replica.running
+    if not leader.entered:
+        return
+    prompt, running = leader.request.prompt, group.search.running()
+    own = running[leader.choice_index]
+    for beam in [place for place, member in enumerate(group.beams) if member is None]:
+        common = len(prompt) + int(np.argmax(running[beam] != own))
+        if run.computed[leader.slot] < common:
+            continue
+        member = group.parked.pop()
+        member.tokens = array("i", prompt)
+        member.tokens.frombytes(running[beam].tobytes())
+        _assign(group, member, beam)
+        take_over(replica, member, leader, common)
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What a result says of one beam: its most likely tokens [k] and their log probabilities' bits."""
+
+    member: Sequence
+    top_ids: Int32Array
+    top_bits: Int32Array
+
+
+def give(group: BeamGroup, candidates: Candidates) -> bool:
+    """The candidates of one beam have come; returns whether all have."""
+    beam = candidates.member.choice_index
+    group.top_ids[beam], group.top_bits[beam] = candidates.top_ids, candidates.top_bits
+    group.num_missing -= 1
+    return not group.num_missing
+
+
+def advance(replica: ReplicaState, group: BeamGroup) -> bool:
+    """Make the choice, and arrange the members for it. True if the search is over."""
+    chosen = group.search.choose(group.top_ids, group.top_bits)
+    if chosen is None:
+        return True
+    before, parents = group.beams, chosen.parents.tolist()
+    free = [member for beam, member in enumerate(before) if beam not in set(parents)] + group.parked
+    group.beams, group.parked, staying = [None] * len(parents), [], set()
+    forks = []
+    for beam, parent in enumerate(parents):
+        member = before[parent]
+        assert member is not None
+        if parent in staying:
+            forks.append((beam, member))
+            continue
+        staying.add(parent)
+        _assign(group, member, beam)
+    for (beam, source), member in zip(forks, free, strict=True):
+        assert member is not None
+        replica.running.flush(source.slot)
+        member.tokens = source.tokens[:]
+        _assign(group, member, beam)
+        take_over(replica, member, source, len(member.tokens))
+    _write(replica, group, chosen.tokens)
+    _expect(group)
+    return False
+
+
+def _write(replica: ReplicaState, group: BeamGroup, token_ids: Int32Array) -> None:
+    """Each beam's next token is known."""
+    members = [member for member in group.beams if member is not None]
+    replica.running.choose_tokens(np.array([member.slot for member in members], np.intp), token_ids)
+    for member, token_id in zip(members, token_ids.tolist(), strict=True):
+        if member.entered:
+            replica.builder.choose(member, token_id)
+        else:
+            replica.running.flush(member.slot)  # it brings its tokens along as it enters
+
+
+def _assign(group: BeamGroup, member: Sequence, beam: int) -> None:
+    member.choice_index = beam
+    group.beams[beam] = member
+
+
+def _expect(group: BeamGroup) -> None:
+    """Candidates of every running beam are to come."""
+    group.num_missing = len(group.beams)
+    shape = len(group.beams), group.search.num_candidates
+    group.top_ids, group.top_bits = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+
+
+def check_integrity(replica: ReplicaState, group: BeamGroup) -> None:
+    """Every running beam that has a member has one of its own, and the leader has one.
+
+    Raises:
+        AssertionError: it is not so.
+    """
+    running = [member for member in group.beams if member is not None]
+    assert {member.id for member in [*running, *group.parked]} == {member.id for member in group.members}
+    assert len(running) + len(group.parked) == len(group.members) == group.width
+    assert group.leader in running, "the leader has no beam"
+    assert all(member.slot >= 0 and member.replica == replica.name for member in group.members)
+    assert all(not member.blocks and not member.entered for member in group.parked)
+    places = [beam for beam, member in enumerate(group.beams) if member is not None]
+    assert [member.choice_index for member in running] == places
+    assert 0 < group.num_missing <= len(group.beams)
+
+
+def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common: int) -> None:
+    """``member``, which has its new tokens already, shares what ``source`` has computed of the first ``common``. If it
+    was another beam before, it gives up what the two do not share; its partial block becomes the copy of the
+    source's."""
+    pool, run = replica.pool, replica.running
+    full, rest = divmod(common, replica.block_size)
+    keep = 0
+    if member.entered:
+        own = member.blocks[full:]
+        while keep < full and member.blocks[keep] == source.blocks[keep]:
+            keep += 1
+        pool.retain(source.blocks[keep:full])
+        pool.release(reversed(member.blocks[keep:full]))
+    else:
+        pool.retain(source.blocks[:full])
+        own = pool.allocate(1) if rest and pool.num_free else []
+        if not own:
+            common -= rest  # there is no block to copy into: these tokens are computed again
+    member.blocks = source.blocks[:full] + own
+    if own:
+        member.copied = source.blocks[full], own[0]
+        pool.retain(member.copied[:1])
+    if replica.caching:
+        source.extend_hashes(replica.block_size)
+        member.hashes = source.hashes[:full]
+    member.num_cached = common
+    run.place(member, common)
+    if member.entered:
+        replica.builder.rewrite(member, keep if keep < full else len(member.blocks))
+
+
+def candidates(replica: ReplicaState, arrival: Arrival, result: StepResult) -> list[Candidates]:
+    """Those of all beams in a result. Changes nothing.
+
+    Raises:
+        ProtocolError: some are missing.
+    """
+    run = replica.running
+    beams = np.flatnonzero(run.beam[arrival.slots])
+    if not len(beams):
+        return []
+    rows = beams if arrival.running is None else np.flatnonzero(arrival.running)[beams]
+    places = np.searchsorted(result.logprob_rows, rows)
+    ends = np.cumsum(result.top_counts)
+    if not len(ends) or not np.array_equal(result.logprob_rows[np.minimum(places, len(ends) - 1)], rows):
+        raise ProtocolError(f"step {result.step}: a beam has no candidates")
+    if len(result.logprob_rows) != len(ends) or not ends[-1] == len(result.top_ids) == len(result.top_bits):
+        raise ProtocolError(f"step {result.step}: the columns of log probabilities differ in length")
+    found = []
+    for slot, place in zip(arrival.slots[beams].tolist(), places.tolist(), strict=True):
+        member = run.at(slot)
+        assert member.beam_group is not None
+        count, end = member.beam_group.search.num_candidates, int(ends[place])
+        if result.top_counts[place] != count:
+            raise ProtocolError(
+                f"step {result.step}: a beam has {int(result.top_counts[place])} candidates, not {count}"
+            )
+        found.append(Candidates(member, result.top_ids[end - count : end], result.top_bits[end - count : end]))
+    return found

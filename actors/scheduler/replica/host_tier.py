@@ -1,0 +1,267 @@
+"""How one replica uses its host tier: preemption by swap, cached blocks that live on there, and the way back.
+
+A plan's swap-outs come first, in order, then its swap-ins, then its pass (:class:`pagebus.bus.messages.StepPlan`). So a
+swap-out may name a device block that the same plan gives away, and a host block read by one plan may be written by the
+next. What is still to be sent, though, must stay as it is: the host blocks of a load are held until the plan with the
+load has been built, and its device blocks are listed in the prefix index only then.
+
+Loads overlap steps: a sequence whose blocks are on their way is left out of steps that others can fill, until a result
+says that its copies are done. The order of plans makes it right in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.scheduler.kv.block_pool import BlockPool
+from pagebus.actors.scheduler.kv.host_pool import HostPool
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
+from pagebus.actors.scheduler.request import Sequence, Swapped
+from pagebus.actors.scheduler.states import State
+from pagebus.bus.messages import Int32Array
+
+MAX_DEMOTIONS = 512
+"""Cached blocks that one plan copies out at most: what a prompt chunk of 8192 tokens needs."""
+
+
+@dataclass(slots=True)
+class Load:
+    """Blocks of one bound sequence on their way to the device: ``hosts[i]`` to its block ``first + i``. ``step``: the
+    plan that says so, 0 while there is none."""
+
+    sequence: Sequence
+    first: int
+    hosts: list[int]
+    step: int = 0
+
+
+class HostTier:
+    """The host tier of one replica, over the device tier's ``blocks`` and ``index``. Counts are of blocks (out, in) and
+    of tokens (``num_queries``, ``num_hits``: prefixes looked up and found here)."""
+
+    def __init__(
+        self, joined: ReplicaJoined, blocks: BlockPool, index: PrefixIndex, builder: PlanBuilder, mode: str
+    ) -> None:
+        self.pool = HostPool(joined.num_host_blocks)
+        self.copied_step = 0
+        self.num_out = self.num_in = self.num_queries = self.num_hits = 0
+        self._blocks = blocks
+        self._index = index
+        self._builder = builder
+        self._replica = joined.replica
+        self._mode = mode
+        self._block_size = joined.block_size
+        self._block_tokens = self._copy_tokens(joined)
+        self._loads: dict[int, Load] = {}
+        self._swapped: dict[int, Sequence] = {}
+        self._demotions_left = MAX_DEMOTIONS
+        self._seen_allocated = 0
+        self.update_demotion()
+
+    @staticmethod
+    def _copy_tokens(joined: ReplicaJoined) -> float | None:
+        """What copying one block costs, in tokens that could be computed meanwhile; None if nobody measured it."""
+        if joined.copy_bytes_per_s <= 0 or joined.prefill_tokens_per_s <= 0:
+            return None
+        return joined.block_bytes / joined.copy_bytes_per_s * joined.prefill_tokens_per_s
+
+    def _pays(self, num_copies: int, num_tokens: int) -> bool:
+        """Whether copying that many blocks is better than computing that many tokens."""
+        if self._mode != "auto" or self._block_tokens is None:
+            return self._mode == "swap"
+        return num_copies * self._block_tokens < num_tokens
+
+    def grow(self, num_host_blocks: int) -> None:
+        """The executor has got more host blocks ready."""
+        self.pool.grow(num_host_blocks)
+        self.update_demotion()
+
+    def update_demotion(self) -> None:
+        """Cached blocks are kept where copying them out and in again is faster than computing them again."""
+        each = self._block_tokens
+        pays = self._mode == "swap" or (each is not None and 2 * each < self._block_size)
+        self._blocks.on_evict = self._demote if pays and self.pool.num_blocks else None
+
+    # -- preemption ---------------------------------------------------------------------------------------------------
+    def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
+        """Keep the first ``num_computed`` tokens of a sequence that is about to lose its device blocks, of which
+        ``num_listed`` are full and hashed. False if that does not pay, or there is no room."""
+        num_blocks = -(-num_computed // self._block_size)
+        num_listed = min(num_listed, len(sequence.hashes))  # without prefix caching there are none
+        known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[:num_listed]]
+        hosts = known + [None] * (num_blocks - len(known))
+        num_listed = len(known)  # 0 without prefix caching: no hashes
+        num_new = hosts.count(None)
+        if not self._pays(num_new + num_blocks, num_computed):
+            return False
+        shared = [host for host in hosts if host is not None]
+        self.pool.retain(shared)
+        if num_new > self.pool.num_free:
+            self.pool.release(reversed(shared))
+            return False
+        fresh = self.pool.allocate(num_new)
+        # The last blocks first: in this order they are given to others, who then need not wait for all copies.
+        for i in reversed(range(num_blocks)):
+            if hosts[i] is None:
+                hosts[i] = host = fresh.pop()
+                self._copy_out(sequence.blocks[i], host)
+                if i < num_listed:
+                    self.pool.index.insert(sequence.hashes[i], host)
+        sequence.swapped = Swapped(self._replica, [host for host in hosts if host is not None], num_computed)
+        self._swapped[sequence.id] = sequence
+        return True
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is back, over, or goes on elsewhere: what is listed stays here as cached blocks."""
+        swapped = sequence.swapped
+        assert swapped is not None
+        sequence.swapped = None
+        if sequence.state is State.SWAPPED:
+            sequence.become(State.WAITING)
+        del self._swapped[sequence.id]
+        self.pool.release(reversed(swapped.host_blocks))
+
+    def forget_all(self) -> None:
+        """Nobody comes back to this replica: those swapped out compute their tokens again, elsewhere."""
+        for sequence in list(self._swapped.values()):
+            self.forget(sequence)
+
+    # -- cached blocks ------------------------------------------------------------------------------------------------
+    def match(self, hashes: list[bytes], start: int, limit: int) -> list[int]:
+        """Host blocks that go on where the device's cached prefix of ``start`` blocks ends, up to block ``limit``."""
+        if not len(self.pool.index):
+            return []
+        return self.pool.index.match(hashes[start:limit], limit - start)
+
+    def _demote(self, block: int, block_hash: bytes) -> None:
+        """A listed device block that nobody holds is, or will soon be, given away: keep a copy."""
+        host = self.pool.index.find(block_hash)
+        if host is not None:
+            self.pool.touch(host)
+            return
+        if not self._demotions_left or not self.pool.num_free:
+            return
+        self._demotions_left -= 1
+        (host,) = self.pool.allocate(1)
+        self.pool.index.insert(block_hash, host)
+        self.pool.release((host,))
+        self._copy_out(block, host)
+
+    def count_lookup(self, num_tokens: int, num_found: int) -> None:
+        """So many tokens of a prefix, beyond those on the device, were looked up, and found."""
+        if self.pool.num_blocks:
+            self.num_queries += num_tokens
+            self.num_hits += num_found
+
+    def finish_plan(self, step: int) -> None:
+        """Blocks have been given out for plan ``step``: add its copies."""
+        if self._blocks.on_evict is not None and self._blocks.num_allocated > self._seen_allocated:
+            self._look_ahead()
+        if self._loads:
+            self._send(step)
+
+    def _look_ahead(self) -> None:
+        """Copy out what the next step would evict if it takes as many blocks as this one did, so that it need not wait
+        for copies of its own."""
+        taken = self._blocks.num_allocated - self._seen_allocated
+        self._seen_allocated = self._blocks.num_allocated
+        for block in self._blocks.head(min(taken, self._demotions_left)):
+            block_hash = self._index.hash_of(block)
+            if block_hash is not None:
+                self._demote(block, block_hash)
+        self._demotions_left = MAX_DEMOTIONS
+
+    def _copy_out(self, block: int, host: int) -> None:
+        self._builder.swap_out_blocks.append(block)
+        self._builder.swap_out_hosts.append(host)
+        self.num_out += 1
+
+    # -- the way back -------------------------------------------------------------------------------------------------
+    def cost_tokens(self, num_blocks: int) -> int:
+        """What loading costs, in tokens that could be computed meanwhile; not more than the tokens loaded."""
+        each = self._block_size if self._block_tokens is None else min(self._block_tokens, self._block_size)
+        return int(num_blocks * each)
+
+    def load(self, sequence: Sequence, first: int, hosts: list[int]) -> None:
+        """The sequence has a slot, and its blocks from ``first`` on are to be loaded. The caller has retained
+        ``hosts``."""
+        self._loads[sequence.slot] = Load(sequence, first, hosts)
+
+    def loading(self, sequence: Sequence) -> list[int]:
+        """The host blocks that are on their way to a sequence in a slot."""
+        load = self._loads.get(sequence.slot)
+        return [] if load is None else load.hosts
+
+    def cancel(self, slot: int) -> None:
+        """The sequence leaves the slot. What is on its way arrives all the same; what is not sent stays here."""
+        load = self._loads.pop(slot, None)
+        if load is not None:
+            self.pool.release(load.hosts)
+
+    def entered(self, sequence: Sequence) -> None:
+        """The sequence computes from its device blocks now."""
+        self.cancel(sequence.slot)
+        if sequence.swapped is not None:
+            self.forget(sequence)
+
+    def hold_back(self, behind: Int32Array) -> Int32Array:
+        """``behind`` [num_slots] without those whose loads are not done, unless nobody else has anything to do."""
+        if not self._loads:
+            return behind
+        waiting = [slot for slot, load in self._loads.items() if not 0 < load.step <= self.copied_step]
+        if not waiting:
+            return behind
+        others = behind.copy()
+        others[waiting] = 0
+        return others if np.any(others) else behind
+
+    def _send(self, step: int) -> None:
+        """Plan ``step`` carries all loads that none has carried yet."""
+        for load in self._loads.values():
+            if load.step:
+                continue
+            load.step = step
+            sequence, count = load.sequence, len(load.hosts)
+            blocks = sequence.blocks[load.first : load.first + count]
+            self._builder.swap_in_hosts += load.hosts
+            self._builder.swap_in_blocks += blocks
+            self.num_in += count
+            full = sequence.num_cached // self._block_size  # of a swapped sequence the last one may not be
+            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, min(full, load.first + count))
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+    @property
+    def num_held(self) -> int:
+        """Host blocks that somebody holds."""
+        return self.pool.num_blocks - self.pool.num_free
+
+    def _owned(self) -> Iterator[int]:
+        for sequence in self._swapped.values():
+            assert sequence.swapped is not None
+            yield from sequence.swapped.host_blocks
+        for load in self._loads.values():
+            yield from load.hosts
+
+    def check_integrity(self, occupied: Iterable[Sequence]) -> None:
+        """Loads, swapped sequences and the pool agree.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        self.pool.check_integrity(self._owned())
+        slots = {sequence.slot: sequence for sequence in occupied}
+        for slot, load in self._loads.items():
+            assert slots[slot] is load.sequence, f"slot {slot}: a load of another sequence"
+            assert not load.sequence.entered, f"slot {slot} computes before it is loaded"
+            assert load.first + len(load.hosts) <= len(load.sequence.blocks)
+        for sequence in self._swapped.values():
+            swapped = sequence.swapped
+            assert swapped is not None
+            assert swapped.replica == self._replica, f"sequence {sequence.id} is swapped out elsewhere"
+            assert not sequence.entered, f"sequence {sequence.id} runs and is swapped out"
+            assert len(swapped.host_blocks) == -(-swapped.num_tokens // self._block_size)

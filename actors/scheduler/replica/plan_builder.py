@@ -1,0 +1,168 @@
+"""Builds one step plan: collects the changes to the executor's persistent batch, then makes the message."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from pagebus.actors.scheduler.replica.slots import Slots
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.actors.scheduler.states import State
+from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
+from pagebus.bus.messages.field_types import no_ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A plan whose result has not come: its rows [r], and which of them sample [s]."""
+
+    step: int
+    slots: Slots
+    ids: Int32Array
+    sample_slots: Slots
+    sample_ids: Int32Array
+
+
+class PlanBuilder:
+    """Changes since the last plan of one replica. :meth:`build` hands them over and starts afresh."""
+
+    def __init__(self, executor_epoch: int) -> None:
+        self._executor_epoch = executor_epoch
+        self.freed_slots: list[int] = []
+        self._appended_slots: list[int] = []
+        self._appended_blocks: list[int] = []
+        self._entering: list[Sequence] = []
+        self._copies: list[tuple[int, int]] = []
+        self._cuts: dict[int, int] = {}
+        self._chosen: dict[int, int] = {}
+        self.rewritten: list[Sequence] = []
+        """Sequences in the batch that take over another's tokens with the next plan."""
+        self.swap_out_blocks: list[int] = []
+        self.swap_out_hosts: list[int] = []
+        self.swap_in_hosts: list[int] = []
+        self.swap_in_blocks: list[int] = []
+
+    def append(self, sequence: Sequence, blocks: list[int]) -> None:
+        """New blocks at the end of the table of a sequence. One that is not in the batch yet brings its table along."""
+        sequence.blocks += blocks
+        if not sequence.entered:
+            return
+        if len(blocks) == 1:  # the usual case
+            self._appended_slots.append(sequence.slot)
+        else:
+            self._appended_slots += [sequence.slot] * len(blocks)
+        self._appended_blocks += blocks
+
+    def enter(self, sequence: Sequence) -> None:
+        """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
+        sequence.become(State.ENTERED)
+        if sequence.copied is not None:
+            self._copies.append(sequence.copied)
+        self._entering.append(sequence)
+
+    def rewrite(self, sequence: Sequence, keep: int) -> None:
+        """The table of a sequence in the batch has changed behind ``keep`` blocks, and a block may be copied."""
+        self.rewritten.append(sequence)
+        if sequence.copied is not None:
+            self._copies.append(sequence.copied)
+        if keep < len(sequence.blocks):
+            self._cuts[sequence.slot] = keep
+            self._appended_slots += [sequence.slot] * (len(sequence.blocks) - keep)
+            self._appended_blocks += sequence.blocks[keep:]
+
+    def choose(self, sequence: Sequence, token_id: int) -> None:
+        """The last token of a sequence in the batch."""
+        self._chosen[sequence.slot] = token_id
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence leaves its slot: what it was to become there is not said any more."""
+        slot = sequence.slot
+        if slot not in self._chosen:
+            return
+        del self._chosen[slot]
+        if sequence not in self.rewritten:
+            return
+        self.rewritten.remove(sequence)
+        self._cuts.pop(slot, None)
+        if sequence.copied is not None:
+            self._copies.remove(sequence.copied)
+        appended = [pair for pair in zip(self._appended_slots, self._appended_blocks, strict=True) if pair[0] != slot]
+        self._appended_slots = [slot for slot, _ in appended]
+        self._appended_blocks = [block for _, block in appended]
+
+    def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
+        """The plan with these rows, decodes first."""
+        entering = self._entering
+        tokens, tables = array("i"), []
+        for sequence in entering:
+            tokens += sequence.tokens
+            tables += sequence.blocks
+        plan = StepPlan(
+            step=step,
+            planned_s=now_s,
+            num_decodes=num_decodes,
+            new_sequences=tuple(map(_new_sequence, entering)),
+            freed_slots=_ints(self.freed_slots),
+            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
+            new_block_ids=_ints(tables),
+            appended_slots=_ints(self._appended_slots),
+            appended_blocks=_ints(self._appended_blocks),
+            copy_sources=_ints([source for source, _ in self._copies]),
+            copy_targets=_ints([target for _, target in self._copies]),
+            slots=slots.astype(np.int32),
+            num_scheduled=counts,
+            executor_epoch=self._executor_epoch,
+            swap_out_blocks=_ints(self.swap_out_blocks),
+            swap_out_hosts=_ints(self.swap_out_hosts),
+            swap_in_hosts=_ints(self.swap_in_hosts),
+            swap_in_blocks=_ints(self.swap_in_blocks),
+            cut_slots=_ints(list(self._cuts)),
+            cut_blocks=_ints(list(self._cuts.values())),
+            chosen_slots=_ints(list(self._chosen)),
+            chosen_tokens=_ints(list(self._chosen.values())),
+        )
+        self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
+        self._copies = []
+        if self._chosen:
+            self._cuts, self._chosen, self.rewritten = {}, {}, []
+        if self.swap_out_blocks or self.swap_in_blocks:
+            self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
+        return plan
+
+
+def _ints(values: list[int]) -> Int32Array:
+    return np.array(values, np.int32) if values else no_ints()
+
+
+def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """A stable order of rows with all decodes in front."""
+    return np.argsort(~is_decode, kind="stable")
+
+
+def _new_sequence(sequence: Sequence) -> NewSequence:
+    search = sequence.beam_group
+    return NewSequence(
+        sequence_id=sequence.id,
+        slot=sequence.slot,
+        num_tokens=len(sequence.tokens),
+        num_prompt_tokens=len(sequence.request.prompt),
+        num_computed_tokens=sequence.num_cached,
+        num_blocks=len(sequence.blocks),
+        max_total_tokens=sequence.limit,
+        seed=sequence.seed,
+        sampling=_sampling(sequence) if search is None else search.sampling,
+        end_token_ids=sequence.request.end_token_ids if search is None else (),
+        pooled_from=sequence.pooled_from,
+    )
+
+
+def _sampling(sequence: Sequence) -> SamplingParams:
+    """The request's; only one of its sequences reports on the prompt, and only once."""
+    sampling = sequence.request.sampling
+    if sampling.prompt_logprobs is None or sequence.scores_prompt:
+        return sampling
+    return replace(sampling, prompt_logprobs=None)

@@ -1,0 +1,76 @@
+"""Taking slot and blocks away from a running sequence: to make room, because it is not listened to, or as it ends."""
+
+from __future__ import annotations
+
+from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.actors.scheduler.states import State
+
+
+def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) -> None:
+    """Take slot and blocks away, for want of blocks or because its listener left (``parked``, counted apart).
+
+    The tokens are kept, and computed again later unless the host tier keeps their blocks. (One that only waits for
+    its last token will need no blocks any more.) Of beams, the leader's are kept: the others go on from what they
+    share with it.
+    """
+    slot, run = sequence.slot, replica.running
+    num_computed = int(run.computed[slot])
+    if sequence.beam_group is not None:  # the last token's step is done again, for its candidates
+        num_computed = min(num_computed, int(run.known[slot]) - 1)
+        if sequence.copied is not None:
+            num_computed -= num_computed % replica.block_size  # the rest is not copied yet
+    if sequence.entered:
+        returns = 0 < num_computed < run.last[slot]
+        swaps = returns and replica.tier.swap_out(sequence, num_computed, int(run.indexed[slot]))
+        replica.num_parked += parked
+        replica.num_swaps += bool(swaps) and not parked
+        replica.num_recomputes += not swaps and not parked
+    _leave_slot(replica, sequence)
+    if sequence.last_step <= replica.landing.landed:
+        sequence.become(sequence.at_rest)
+    else:
+        sequence.become(State.PREEMPTED_IN_FLIGHT)
+        replica.landing.add(sequence)
+    replica.preempted.append(sequence)
+
+
+def give_back(replica: ReplicaState, sequence: Sequence) -> None:
+    """The sequence is to wait for a slot elsewhere: no more results come for it."""
+    _leave_slot(replica, sequence)
+    sequence.become(sequence.at_rest)
+
+
+def end(replica: ReplicaState, sequence: Sequence) -> None:
+    """The sequence is over."""
+    _leave_slot(replica, sequence)
+    sequence.become(State.ENDED)
+
+
+def _leave_slot(replica: ReplicaState, sequence: Sequence) -> None:
+    """It gives up slot and blocks. So do its beams; all but the leader are over."""
+    if sequence.beam_group is not None:
+        last_steps = [int(replica.running.planned[member.slot]) for member in sequence.beam_group.members]
+        for member in sequence.beam_group.members:
+            _vacate(replica, member)
+            if member is not sequence:
+                member.become(State.ENDED)
+        sequence.last_step = max(last_steps)
+        sequence.beam_group.disband()
+        del replica.searches[sequence.id]
+    else:
+        _vacate(replica, sequence)
+
+
+def _vacate(replica: ReplicaState, sequence: Sequence) -> None:
+    if sequence.entered:
+        replica.builder.freed_slots.append(sequence.slot)
+        replica.builder.forget(sequence)
+    else:
+        del replica.bound[sequence.slot]
+        replica.tier.cancel(sequence.slot)
+    replica.drop_source(sequence)
+    replica.running.leave(sequence)
+    replica.pool.release(reversed(sequence.blocks))
+    sequence.blocks = []
+    sequence.replica = None

@@ -1,0 +1,159 @@
+"""How many tokens of prefill go into a step beside decodes, so that streams stay smooth (``--itl-target-ms``).
+
+A step with decodes is filled with prefill until its predicted time reaches the inter-token target. When a request would
+get its first token later than ``--ttft-target-ms`` at that pace, the step may take nearly twice the target. Steps
+without decodes are as large as the token budget allows: nobody waits for their end but those who are in them.
+
+Where little waits there is no hurry: prompts are read one after the other, in short steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.scheduler.replica.step_time import FORGET, StepTime, Work
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.bus.messages import Int32Array
+
+LEAST_CHUNK_TOKENS = 32
+"""Prefill goes on with at least this in every step, also where decodes alone take longer than the target."""
+CHUNK_UNIT_TOKENS = 16
+PRESSED = 1.75
+"""Share of the target that a step may take while a first token is late."""
+GROWTH = 1.5
+"""A chunk is at most so much larger than what was tried of late: the law is not believed far beyond that."""
+FIRST_SHARE = 1 / 3
+"""Where prompts have been timed at start, a chunk is taken to be tried if it needs so much of the target by their rate:
+the first ones need half of it. They begin from small otherwise, and many first tokens wait meanwhile."""
+FREE_TOKENS = 160
+"""Products of a step with so many tokens wait for the weights to be read, which decodes alone wait for too: prompts
+cost little more than their attention there. (Arithmetic takes as long at 166, by the rates of an H200.)"""
+HURRY_STEPS = 2
+"""Where more waits than so many full steps hold, or something has waited for so many, steps are full."""
+DEVIATIONS = 2.0
+"""A step is planned to take so many usual deviations less than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A row that could compute ``wanted`` > 1 tokens behind ``start`` others. ``arrived_s``: its request's, while that
+    waits for the first token."""
+
+    start: int
+    wanted: int
+    arrived_s: float | None = None
+
+
+def prefill_of(sequence: Sequence, start: int, wanted: int) -> Prefill:
+    """The row of a running sequence."""
+    return Prefill(start, wanted, None if sequence.produced else sequence.request.arrived_s)
+
+
+class Pacer:
+    """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none.
+    ``tokens_per_s``: of prompts, as measured at start, 0 if nobody has."""
+
+    def __init__(self, itl_s: float, ttft_s: float | None, tokens_per_s: float = 0.0) -> None:
+        self.law = StepTime()
+        self._first = self._floor = self.tried = tokens_per_s * itl_s * FIRST_SHARE
+        """Tokens of prefill beside decodes that have kept the target, of late."""
+        self._itl_s = itl_s
+        self._in_flight: deque[Work] = deque()
+        self._last_done_s = 0.0
+        self._ttft_s = ttft_s
+
+    def share(self, now_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
+        """Tokens for each of ``rows``, best first, in a step with these ``decodes`` (at least one) and no more than
+        ``budget`` tokens of prefill. Rows at the end may get none."""
+        counts = self._fill(self._itl_s, decodes, rows, budget)
+        if self._ttft_s is not None and self._is_late(now_s, self._ttft_s, rows, sum(counts)):
+            return self._fill(self._itl_s * PRESSED, decodes, rows, budget)
+        return self._one_by_one(now_s, decodes, rows, counts)
+
+    def _one_by_one(self, now_s: float, decodes: Work, rows: Ordered[Prefill], counts: list[int]) -> list[int]:
+        """``counts``; but where there is no hurry, and the first row is nearly free beside the decodes, only those of
+        the rows that are. All at once, they would all get their first tokens at the end of one long step, and would
+        stay in step with each other from then on."""
+        spare = FREE_TOKENS - decodes.decodes
+        if rows[0].wanted > spare or sum(row.wanted for row in rows) > HURRY_STEPS * sum(counts):
+            return counts
+        for number, row in enumerate(rows):
+            spare -= row.wanted
+            waited_s = math.inf if row.arrived_s is None else now_s - row.arrived_s
+            if spare < 0 and waited_s < HURRY_STEPS * self._itl_s:
+                return counts[:number] + [0] * (len(counts) - number)
+        return counts
+
+    def allows(self, decodes: Work) -> bool:
+        """Whether a step with these decodes alone keeps the target."""
+        return self.law.predict_s(decodes) * (1 + DEVIATIONS * self.law.deviation(decodes)) <= self._itl_s
+
+    def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int) -> None:
+        """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first;
+        its time comes with :meth:`done`, in order."""
+        chunks = counts[num_decodes:].astype(np.float64)
+        work = Work(
+            decodes=num_decodes,
+            decode_context=int(starts[:num_decodes].sum()),
+            prefill=int(chunks.sum()),
+            pairs=float((chunks * (starts[num_decodes:] + chunks / 2)).sum()),
+        )
+        self._in_flight.append(work)
+
+    def done(self, launched_s: float, done_s: float) -> None:
+        """The next planned step was launched and done at these times of its executor's clock. While an earlier one ran
+        it waited: only the rest is its own."""
+        work = self._in_flight.popleft()
+        time_s = done_s - max(launched_s, self._last_done_s)
+        self._last_done_s = done_s
+        if work.decodes or work.prefill:
+            self.law.learn(work, time_s)
+        if work.decodes and work.prefill:
+            self._try(work.prefill, time_s)
+
+    def _try(self, prefill: int, time_s: float) -> None:
+        """A step has shown how much prefill keeps the target, whatever the law makes of it. Steps without decodes show
+        nothing: another code runs them, and their chunks are as large as can be. What the first chunks may be is not
+        forgotten while prompts are short; only a step that was too long shows that it is too much."""
+        if time_s <= self._itl_s:
+            self._floor = min(self._first, self._floor / FORGET)
+            self.tried = max(self.tried * FORGET, prefill, self._floor)
+        else:
+            self.tried = min(self.tried, prefill * self._itl_s / time_s)
+            self._floor = min(self._floor, self.tried)
+
+    def _is_late(self, now_s: float, ttft_s: float, rows: Ordered[Prefill], pace: int) -> bool:
+        """Whether at ``pace`` tokens per step, of the target's time each, a first token would come too late."""
+        ahead = 0
+        for row in rows:
+            ahead += row.wanted
+            if row.arrived_s is None:
+                continue
+            if now_s - row.arrived_s + ahead / max(1, pace) * self._itl_s > ttft_s:
+                return True
+        return False
+
+    def _fill(self, time_s: float, decodes: Work, rows: Ordered[Prefill], budget: int) -> list[int]:
+        law = self.law
+        grown = int(self.tried * GROWTH) // CHUNK_UNIT_TOKENS * CHUNK_UNIT_TOKENS
+        most = min(budget, max(LEAST_CHUNK_TOKENS, grown))
+        least = min(budget, LEAST_CHUNK_TOKENS)
+        begun = Work(decodes.decodes, decodes.decode_context, prefill=1)
+        spare_s = time_s / (1 + DEVIATIONS * law.deviation(begun)) - law.predict_s(begun)
+        counts, taken = [], 0
+        for row in rows:
+            fitting = int(min(law.prefill_in(max(0.0, spare_s), row.start), row.wanted))
+            if fitting < row.wanted:
+                fitting -= fitting % CHUNK_UNIT_TOKENS
+            count = min(max(fitting, least - taken), row.wanted, most - taken)
+            spare_s -= law.prefill_s(row.start, count)
+            counts.append(count)
+            taken += count
+            if count < row.wanted:
+                break
+        return counts + [0] * (len(rows) - len(counts))

@@ -1,0 +1,93 @@
+"""What a replica can offer to a sequence that waits: room, and what it has of the sequence's tokens already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.preemption import preempt
+from pagebus.actors.scheduler.replica.prefix_wait import awaits
+from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of
+from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.request import Sequence, Swapped, blocks_needed
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a replica that has room for a sequence has of it already: ``num_tokens`` tokens, in ``cached_blocks``, and
+    after these in ``host_blocks``. ``saved_tokens``: the same less the time to load them. Valid until a pool changes.
+
+    ``awaits``: more is about to be computed, for which the sequence should wait.
+    """
+
+    cached_blocks: list[int]
+    host_blocks: list[int]
+    num_tokens: int
+    saved_tokens: int
+    fork: Fork | None = None
+    awaits: bool = False
+
+
+def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
+    """The sequence's cached prefix, if there are slots, and :meth:`ReplicaState.room` for the rest of its tokens."""
+    if replica.running.num_free_slots < sequence.num_slots:
+        return None
+    num_tokens, size = len(sequence.tokens), replica.block_size
+    fork = fork_of(sequence, replica.running)
+    cached, hosts = _find(replica, sequence) if fork is None else (fork.blocks, [])
+    needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
+    if needed + replica.pool.num_unheld(cached) > replica.room():
+        return None
+    if fork is not None:
+        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
+    swapped = _swapped(replica, sequence)
+    found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
+    waits = _awaits(replica, sequence, cached, hosts)
+    return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)), awaits=waits)
+
+
+def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
+    """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
+    would wait all the same."""
+    jobs = [each for each in replica.running.occupied() if each.request.level == JOB]
+    most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
+    jobs = [each for each in jobs if each is each.head]
+    if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
+        return None
+    if fork_of(sequence, replica.running) is None and _awaits(replica, sequence, *_find(replica, sequence)):
+        return None
+    offer = offer_of(replica, sequence)
+    while offer is None and jobs:
+        preempt(replica, jobs.pop())
+        offer = offer_of(replica, sequence)
+    return offer
+
+
+def _find(replica: ReplicaState, sequence: Sequence) -> tuple[list[int], list[int]]:
+    """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
+    swapped, size = _swapped(replica, sequence), replica.block_size
+    # At least one token must be computed, or there would be nothing to sample from.
+    limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
+    cached: list[int] = []
+    looks = _looks_up(replica, sequence)
+    if looks:
+        sequence.extend_hashes(size)
+        cached = replica.index.match(sequence.hashes, limit)
+    if swapped is not None:
+        return cached, swapped.host_blocks[len(cached) :]
+    return cached, replica.tier.match(sequence.hashes, len(cached), limit) if looks else []
+
+
+def _awaits(replica: ReplicaState, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
+    return _looks_up(replica, sequence) and awaits(replica, sequence, len(cached) + len(hosts))
+
+
+def _looks_up(replica: ReplicaState, sequence: Sequence) -> bool:
+    """Whether the sequence takes over what others have computed."""
+    return replica.caching and (_swapped(replica, sequence) is not None or not sequence.scores_prompt)
+
+
+def _swapped(replica: ReplicaState, sequence: Sequence) -> Swapped | None:
+    """The sequence's host blocks, if they are here."""
+    swapped = sequence.swapped
+    return swapped if swapped is not None and swapped.replica == replica.name else None

@@ -1,0 +1,191 @@
+"""One replica: the sequences that it is given, the plans that it makes of them, and the results that it takes in.
+
+Plans are executed strictly in order, and a plan's frees come before its rows. So a slot or block given up while older
+steps that use it are in flight can be used again by the very next plan, and a block of prompt tokens can be shared from
+the next plan on. What may *not* be used early is knowledge: sampled tokens count as known only once the result of their
+step has come.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from pagebus.actors.scheduler.replica.beam_group import (
+    Candidates,
+    advance,
+    candidates,
+    check_integrity,
+    follow,
+    give,
+    settle,
+)
+from pagebus.actors.scheduler.replica.plan_builder import InFlight
+from pagebus.actors.scheduler.replica.preemption import give_back
+from pagebus.actors.scheduler.replica.prefix_match import Offer
+from pagebus.actors.scheduler.replica.slots import Slots
+from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.token_budget import allot_blocks, share_budget
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
+
+
+class Replica(ReplicaState):
+    """One replica as the core drives it: :meth:`bind`, :meth:`plan`, :meth:`take_result`, and how it leaves."""
+
+    # -- admission -----------------------------------------------------------------------------------------------------
+    def bind(self, sequence: Sequence, offer: Offer) -> None:
+        """Give the sequence a slot and what is there of it; the first plan that schedules it tells the executor. What
+        lies on the host is loaded with the next plan; no other replica's host tier may keep any of it."""
+        self.pool.retain(offer.cached_blocks)
+        self.tier.pool.retain(offer.host_blocks)
+        sequence.blocks = offer.cached_blocks + self.pool.allocate(len(offer.host_blocks))
+        if offer.fork is not None and offer.fork.copied is not None:
+            self.pool.retain([offer.fork.copied])
+            sequence.blocks += self.pool.allocate(1)
+            sequence.copied = offer.fork.copied, sequence.blocks[-1]
+        sequence.num_cached = offer.num_tokens
+        sequence.limit = min(sequence.limit, self.max_model_len)
+        sequence.replica = self.name
+        self.running.enter(sequence, sequence.num_cached)
+        self.bound[sequence.slot] = sequence
+        if sequence.beam_group is not None:
+            self.bound.update({member.slot: member for member in settle(self, sequence.beam_group)})
+            self.searches[sequence.id] = sequence.beam_group
+        if offer.host_blocks:
+            self.tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
+        if self.caching and not sequence.looked_up and sequence.leader is None:
+            sequence.looked_up = True
+            found = len(offer.cached_blocks) * self.block_size
+            self.prefix_queries += len(sequence.tokens)
+            self.prefix_hits += found
+            self.tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
+
+    # -- planning ------------------------------------------------------------------------------------------------------
+    def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
+        """The next step and the sequences that enter the batch with it; None if there is nothing to do or the pipeline
+        is full. Sequences that had to give way are added to ``preempted``."""
+        if self.suspended or not self.pipeline.has_room:
+            return None
+        if not len(self.running) and not self.builder.freed_slots:
+            return None  # the usual case of an idle replica, without arrays
+        for group in self.searches.values():
+            if not group.is_complete:
+                follow(self, group)
+        behind = self.tier.hold_back(self.running.behind())
+        slots: Slots = behind.nonzero()[0]
+        counts = behind[slots]
+        num_decodes = len(slots)
+        if num_decodes and int(counts.max()) > 1:
+            slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
+        if len(slots):
+            slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
+        if not len(slots) and (self.in_flight or not self.builder.freed_slots):
+            return None
+        self.tier.finish_plan(self.step + 1)
+        entering = self._enter(slots) if self.bound else []
+        for member in self.builder.rewritten:
+            self.drop_source(member)
+        self._send_off(slots, counts, num_decodes)
+        return self.builder.build(self.step, now_s, num_decodes, slots, counts), entering
+
+    def _enter(self, slots: Slots) -> list[Sequence]:
+        """Sequences whose first rows these are."""
+        entering = [self.bound.pop(slot) for slot in slots.tolist() if slot in self.bound]
+        for sequence in entering:
+            self.tier.entered(sequence)
+            self.builder.enter(sequence)
+            self.drop_source(sequence)
+        return entering
+
+    def _send_off(self, slots: Slots, counts: Int32Array, num_decodes: int) -> None:
+        """Count the rows as computed and remember them until their result comes."""
+        self.step += 1
+        if self.pacer is not None:
+            self.pacer.planned(self.running.computed[slots], counts, num_decodes)
+        ids = self.running.ids[slots]
+        samples = self.running.advance(slots, counts, self.step)
+        sample_slots, sample_ids = slots, ids
+        if np.count_nonzero(samples) < len(slots):
+            sample_slots, sample_ids = slots[samples], ids[samples]
+        self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids))
+        self.pipeline.planned(len(slots), num_decodes)
+        if self.caching and num_decodes < len(slots):
+            self.list_blocks(slots[num_decodes:])
+
+    # -- results -------------------------------------------------------------------------------------------------------
+    def take_result(self, result: StepResult) -> list[tuple[Sequence, int]]:
+        """Tokens and blocks of one step are known now; returns the sequences that ended, each with ``ends``.
+
+        Raises:
+            ProtocolError: the result contradicts the plans; nothing has changed.
+        """
+        if result.step <= self.landing.landed:
+            return []  # a repeat
+        arrival = self.landing.match(self.in_flight[0] if self.in_flight else None, result)
+        found = candidates(self, arrival, result) if self.searches else []
+        self.tier.copied_step = max(self.tier.copied_step, min(result.copied_step, result.step))
+        self.pipeline.done(result.launched_s, result.done_s)
+        if self.pacer is not None:
+            self.pacer.done(result.launched_s, result.done_s)
+        self.landing.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
+        return self.landing.take(arrival, result) + self._advance_beams(found)
+
+    def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
+        """Make the choices whose last candidates these are; returns the leaders whose searches are over."""
+        over = []
+        for each in found:
+            group = each.member.beam_group
+            assert group is not None
+            if give(group, each) and advance(self, group):
+                over.append((group.leader, END_LENGTH))
+        return over
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+    def suspend(self) -> None:
+        """Plan nothing more here. What was swapped out may run elsewhere at once."""
+        self.suspended = True
+        self.tier.forget_all()
+
+    def take_back(self) -> list[Sequence]:
+        """Sequences that have a slot but were never started: they give it up."""
+        sequences = [sequence for sequence in self.bound.values() if not sequence.started]  # no beam but the leader
+        for sequence in sequences:
+            give_back(self, sequence)
+        return sequences
+
+    def give_up(self) -> list[Sequence]:
+        """The replica is gone: all its sequences, with the tokens that are known, ready to run elsewhere. Those that
+        were landing are not among them (they are queued already)."""
+        sequences = [sequence for sequence in self.running.occupied() if sequence is sequence.head]
+        for sequence in sequences:
+            give_back(self, sequence)
+        self.tier.forget_all()
+        self.landing.land_all()
+        self.in_flight.clear()
+        self.suspended = True
+        return sequences
+
+    def check_integrity(self) -> None:
+        """Slots, blocks, index and pipeline agree.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        self.running.check_integrity()
+        sequences = self.running.occupied()
+        sources = [sequence.copied[0] for sequence in sequences if sequence.copied is not None]
+        self.pool.check_integrity(chain(sources, *(sequence.blocks for sequence in sequences)))
+        assert all(sequence.replica == self.name for sequence in sequences)
+        assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
+        self.tier.check_integrity(sequences)
+        assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
+        assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
+        self.landing.check_integrity()
+        assert sum(group.width for group in self.searches.values()) == self.running.num_beams
+        for group in self.searches.values():
+            check_integrity(self, group)
+        for sequence in sequences:
+            listed = int(self.running.indexed[sequence.slot])
+            assert len(sequence.hashes) >= listed or not self.caching

@@ -1,0 +1,245 @@
+"""The slots of one replica: one row of each array per slot, so that a step of any size is planned by array operations.
+
+The one idea: computed tokens catch up with tokens. Chunked prefill, prefix hits, resume after a preemption and decode
+differ only in how far ``computed`` is behind ``total``. Positions of a sequence's tokens::
+
+    0 ............ computed ............ known ............ total ........ limit
+    | planned, if not yet | their values are | sampled by steps in |
+    | computed            | known too        | flight              |
+
+Where decodes are planned ahead, ``computed`` may be beyond ``known``. Full blocks of tokens that are both are listed.
+
+The last token is never computed (it would only be needed for a token beyond the limit), so a sequence is behind by
+``min(total, limit - 1) - computed`` tokens. Values are int32; empty slots hold 0 everywhere and are behind by nothing.
+
+A beam that has sampled is *held*, and behind by nothing, until its search has chosen what it becomes.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.actors.scheduler.states import State
+from pagebus.bus.messages import Int32Array
+
+Slots = NDArray[np.intp] | Int32Array
+
+
+class Running:
+    """Slot state. ``tail`` [num_slots, block_size] holds each sequence's newest tokens, at position % block_size: what
+    is known since its last full block."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.ids = np.zeros(num_slots, np.int32)
+        self.prompt = np.zeros(num_slots, np.int32)
+        self.known = np.zeros(num_slots, np.int32)
+        self.total = np.zeros(num_slots, np.int32)
+        self.last = np.zeros(num_slots, np.int32)
+        self.computed = np.zeros(num_slots, np.int32)
+        self.indexed = np.zeros(num_slots, np.int32)
+        self.capacity = np.zeros(num_slots, np.int32)
+        self.planned = np.zeros(num_slots, np.int32)
+        self.job = np.zeros(num_slots, np.bool_)
+        self.beam = np.zeros(num_slots, np.bool_)
+        self.held = np.zeros(num_slots, np.bool_)
+        self.num_beams = 0
+        self.tail = np.zeros((num_slots, block_size), np.int32)
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.num_jobs = 0
+        self._backlogs: dict[int, int] = {}
+        self._free = list(range(num_slots))
+        heapify(self._free)
+
+    def __len__(self) -> int:
+        return self.num_slots - len(self._free)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free)
+
+    def behind(self) -> Int32Array:
+        """How many tokens each slot can still compute, without what is planned already [num_slots]."""
+        tokens = np.minimum(self.total, self.last)
+        tokens -= self.computed
+        if self.num_beams:
+            tokens[self.held] = 0
+        return tokens
+
+    def backlog(self, level: int) -> int:
+        """The sum of :meth:`behind` over sequences up to this level, kept until it changes."""
+        if not self.num_jobs:
+            level = JOB
+        known = self._backlogs.get(level)
+        if known is None:
+            behind = self.behind()
+            if level != JOB:
+                behind[self.job] = 0
+            known = self._backlogs[level] = int(behind.sum())
+        return known
+
+    def promote(self, slot: int) -> None:
+        """The job in a slot is an interactive request from now on."""
+        self.num_jobs -= bool(self.job[slot])
+        self.job[slot] = False
+        self._backlogs.clear()
+
+    def num_missing_blocks(self) -> int:
+        """Blocks that the tokens of running sequences will need and have not got yet."""
+        missing = self.total - self.capacity
+        missing = missing[missing > 0]
+        return int((-(-missing // self.block_size)).sum()) if len(missing) else 0
+
+    def at(self, slot: int) -> Sequence:
+        """The sequence in an occupied slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has a slot somewhere has it here."""
+        return sequence.slot < self.num_slots and self.sequences[sequence.slot] is sequence
+
+    def occupied(self) -> list[Sequence]:
+        """All running sequences, best first: the order in which they get blocks, and the reverse of preemption."""
+        return sorted((sequence for sequence in self.sequences if sequence is not None), key=lambda each: each.key)
+
+    def enter(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """Give the sequence the lowest free slot. Its ``blocks`` hold ``num_cached_tokens`` computed tokens."""
+        slot = heappop(self._free)
+        self.ids[slot] = sequence.id
+        self.prompt[slot] = len(sequence.request.prompt)
+        self.last[slot] = sequence.limit - 1
+        self.planned[slot] = 0
+        self.job[slot] = sequence.request.level == JOB
+        self.num_jobs += sequence.request.level == JOB
+        self.beam[slot] = sequence.beam_group is not None
+        self.num_beams += sequence.beam_group is not None
+        self.sequences[slot] = sequence
+        sequence.slot = slot
+        sequence.become(State.BOUND)
+        self.place(sequence, num_cached_tokens)
+
+    def place(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        """The sequence in a slot has these ``tokens`` now, and ``blocks`` with so many of them computed."""
+        slot, size = sequence.slot, self.block_size
+        self._backlogs.clear()
+        self.known[slot] = self.total[slot] = len(sequence.tokens)
+        self.computed[slot] = num_cached_tokens
+        self.indexed[slot] = num_cached_tokens // size
+        self.capacity[slot] = len(sequence.blocks) * size
+
+    def leave(self, sequence: Sequence) -> None:
+        """Empty the sequence's slot; its known tokens are all in ``sequence.tokens`` afterwards."""
+        slot = sequence.slot
+        self.flush(slot)
+        self._backlogs.clear()
+        sequence.last_step = int(self.planned[slot])
+        for column in (self.ids, self.prompt, self.known, self.total, self.last):
+            column[slot] = 0
+        for column in (self.computed, self.indexed, self.capacity, self.planned):
+            column[slot] = 0
+        self.num_jobs -= int(self.job[slot])
+        self.num_beams -= int(self.beam[slot])
+        for flag in (self.job, self.beam, self.held):
+            flag[slot] = False
+        self.sequences[slot] = None
+        sequence.slot = -1
+        heappush(self._free, slot)
+
+    def flush(self, slot: int) -> None:
+        """Move tokens known only here to ``sequence.tokens``. Call it at least at every block boundary."""
+        tokens = self.at(slot).tokens
+        start = len(tokens)
+        count = int(self.known[slot]) - start
+        if count > 0:
+            offset = start % self.block_size
+            tokens.frombytes(self.tail[slot, offset : offset + count].tobytes())
+
+    def advance(self, slots: Slots, counts: Int32Array, step: int) -> NDArray[np.bool_]:
+        """``counts`` more tokens of each slot are planned in ``step``; returns which rows sample a token [rows]."""
+        self._backlogs.clear()
+        computed = self.computed[slots] + counts
+        total = self.total[slots]
+        samples: NDArray[np.bool_] = computed == total
+        self.computed[slots] = computed
+        self.total[slots] = total + samples
+        self.planned[slots] = step
+        if self.num_beams:
+            self.held[slots] = self.beam[slots] & samples
+        return samples
+
+    def take_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
+        """One sampled token of each slot has become known."""
+        known, size = self.known[slots], self.block_size
+        offsets = known % size
+        self.tail[slots, offsets] = token_ids
+        known += 1
+        self.known[slots] = known
+        full = slots[offsets == size - 1]
+        if len(full):
+            self._flush_full(full)
+
+    def _flush_full(self, slots: Slots) -> None:
+        """What :meth:`flush` does, for slots that have reached the end of a block."""
+        rows = self.tail[slots].tobytes()
+        width = 4 * self.block_size
+        for end, slot in enumerate(slots.tolist(), 1):
+            tokens = self.at(slot).tokens
+            start = 4 * (len(tokens) % self.block_size)
+            tokens.frombytes(rows[(end - 1) * width + start : end * width])
+
+    def choose_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
+        """The next token of each beam [beams] is known: they are held no longer."""
+        self._backlogs.clear()
+        self.take_tokens(slots, token_ids)
+        self.total[slots] = self.known[slots]
+        self.held[slots] = False
+
+    def check_integrity(self) -> None:
+        """Arrays, sequences and free slots agree.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        free = sorted(self._free)
+        assert free == [slot for slot, each in enumerate(self.sequences) if each is None]
+        assert not self.ids[free].any()
+        assert not self.behind()[free].any()
+        assert self.num_jobs == np.count_nonzero(self.job)
+        assert self.num_beams == np.count_nonzero(self.beam), "beams are counted wrongly"
+        assert not (self.held & ~self.beam).any(), "a sequence is held that is no beam"
+        kept, self._backlogs = self._backlogs, {}
+        assert all(self.backlog(level) == tokens for level, tokens in kept.items()), "a backlog is out of date"
+        for sequence in self.sequences:
+            if sequence is not None:
+                self._check_row(sequence)
+
+    def _check_row(self, sequence: Sequence) -> None:
+        """The row of one sequence agrees with it. Every simulated step comes here: each number is read once."""
+        slot = sequence.slot
+        computed, known, total = int(self.computed[slot]), int(self.known[slot]), int(self.total[slot])
+        capacity = len(sequence.blocks) * self.block_size
+        checks = {
+            "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
+            "does not run": sequence.in_slot,
+            "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
+            "wrong level": self.job[slot] == (sequence.request.level == JOB),
+            "wrong capacity": self.capacity[slot] == capacity,
+            "computed too much": computed <= total and computed <= capacity,
+            "beyond its limit": known <= total <= self.last[slot] + 1,
+            "tokens not flushed": 0 <= known - len(sequence.tokens) < self.block_size,
+            "listed too early": self.indexed[slot] * self.block_size <= min(computed, known),
+        }
+        wrong = [what for what, right in checks.items() if not right]
+        assert not wrong, f"sequence {sequence.id} in slot {slot}: {', '.join(wrong)}"

@@ -1,0 +1,111 @@
+"""Who computes how much in a step, and the blocks for it."""
+
+from __future__ import annotations
+
+from itertools import compress
+
+import numpy as np
+
+from pagebus.actors.scheduler.replica.plan_builder import decodes_first
+from pagebus.actors.scheduler.replica.preemption import preempt
+from pagebus.actors.scheduler.replica.prefill_pacing import prefill_of
+from pagebus.actors.scheduler.replica.slots import Slots
+from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.step_time import Work
+from pagebus.bus.messages import Int32Array
+
+Shared = tuple[Slots, Int32Array, int]
+"""The slots [rows] of a step, decodes first, how many tokens each computes [rows], and the number of decodes."""
+CHUNK_END_TOKENS = 1024
+"""A chunk that is not a prompt's last ends at a multiple of it, so that the chunks behind it begin there: the fastest
+attention is that of whole pieces (docs/attention.md)."""
+LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
+"""A smaller one is not shortened for that."""
+
+
+def share_budget(replica: ReplicaState, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
+    """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
+    run, is_decode = replica.running, behind == 1
+    decodes, prompts = slots[is_decode], ~is_decode
+    budget = replica.budget - len(decodes)
+    wanted = dict(zip(slots[prompts].tolist(), behind[prompts].tolist(), strict=True))
+    others = sorted(wanted, key=lambda each: run.at(each).key)
+    if replica.pacer is not None and len(decodes):
+        work = Work(decodes=len(decodes), decode_context=int(run.computed[decodes].sum()))
+        prefills = [prefill_of(run.at(slot), int(run.computed[slot]), wanted[slot]) for slot in others]
+        amounts = replica.pacer.share(now_s, work, prefills, budget)
+    else:
+        amounts = []
+        for slot in others:
+            amounts.append(_chunk(int(run.computed[slot]), wanted[slot], budget))
+            budget -= amounts[-1]
+    chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
+    rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
+    counts = np.ones(len(rows), np.int32)
+    counts[len(decodes) :] = list(chosen.values())
+    return rows, counts, len(decodes)
+
+
+def _chunk(start: int, wanted: int, budget: int) -> int:
+    """How many of the ``wanted`` tokens behind ``start`` others are computed in a step that has room for ``budget``."""
+    if wanted <= budget or budget < LEAST_CHUNK_TOKENS:
+        return min(wanted, budget)
+    return budget - (start + budget) % CHUNK_END_TOKENS
+
+
+def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
+    """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
+    run, size = replica.running, replica.block_size
+    missing = run.computed[slots] + counts
+    missing -= run.capacity[slots]
+    rows = (missing > 0).nonzero()[0]
+    if not len(rows):
+        return slots, counts, num_decodes
+    needed = -(-missing[rows] // size)
+    total = int(needed.sum())
+    if total > replica.pool.num_free:
+        return _contend(replica, slots, counts)
+    blocks = replica.pool.allocate(total)
+    short = slots[rows]
+    run.capacity[short] += needed * size
+    append, start = replica.builder.append, 0
+    for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
+        append(run.at(slot), blocks[start : start + count])
+        start += count
+    return slots, counts, num_decodes
+
+
+def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
+    """Too few blocks: the best sequence takes what it needs, then the next.
+
+    To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any
+    that only waits for its last token). If there are none it keeps its blocks and waits. So the best one always
+    goes on, and there is no deadlock.
+    """
+    run, pool, size = replica.running, replica.pool, replica.block_size
+    wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
+    behind = run.behind()
+    order = run.occupied()
+    heads = [each for each in order if each is each.head]
+    needy = [each.beam_group is not None or bool(behind[each.slot]) for each in heads]
+    victims = list(compress(heads, needy)) + [each for each, needs in zip(heads, needy, strict=True) if not needs]
+    granted: dict[int, int] = {}
+    for sequence in order:
+        slot = sequence.slot
+        if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
+            continue
+        start, have = int(run.computed[slot]), int(run.capacity[slot])
+        while start == have and not pool.num_free and victims[-1] is not sequence.head:
+            preempt(replica, victims.pop())
+        count = min(wanted[slot], have + pool.num_free * size - start)
+        if count <= 0:
+            continue
+        blocks = max(0, -(-(start + count - have) // size))
+        replica.builder.append(sequence, pool.allocate(blocks))
+        run.capacity[slot] += blocks * size
+        granted[slot] = count
+    rows = np.fromiter(granted, np.intp, len(granted))
+    amounts = np.fromiter(granted.values(), np.int32, len(granted))
+    is_decode = behind[rows] == 1
+    first = decodes_first(is_decode)
+    return rows[first], amounts[first], int(is_decode.sum())

@@ -1,0 +1,65 @@
+"""What a sequence has produced, as messages carry it: tokens, and for clients that asked their log probabilities."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagebus.bus.messages import END_NONE, Int32Array, StepResult
+
+
+def _ints() -> array[int]:
+    return array("i")
+
+
+@dataclass(slots=True)
+class Scores:
+    """Log probabilities of a sequence's first output tokens, as the bits of float32: ``bits`` of the token itself,
+    ``top_counts`` entries of ``top_ids`` and ``top_bits`` for each."""
+
+    bits: array[int] = field(default_factory=_ints)
+    top_counts: array[int] = field(default_factory=_ints)
+    top_ids: array[int] = field(default_factory=_ints)
+    top_bits: array[int] = field(default_factory=_ints)
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def add(self, score: RowScore) -> None:
+        """The next token's."""
+        self.bits.append(score.bits)
+        self.top_counts.append(len(score.top_ids))
+        self.top_ids.frombytes(score.top_ids.tobytes())
+        self.top_bits.frombytes(score.top_bits.tobytes())
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """The output of one sequence: ``tokens``, how they ended, and the scores there are."""
+
+    tokens: array[int] = field(default_factory=_ints)
+    end: int = END_NONE
+    scores: Scores = field(default_factory=Scores)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """What a result says of one of its tokens. ``row`` is its place in the columns of the result."""
+
+    row: int
+    bits: int
+    top_ids: Int32Array
+    top_bits: Int32Array
+
+
+def row_scores(result: StepResult) -> Iterator[RowScore]:
+    """The log probabilities in a result, by ascending row."""
+    ends = np.cumsum(result.top_counts).tolist()
+    starts = [0, *ends]
+    for row, bits, start, end in zip(
+        result.logprob_rows.tolist(), result.logprob_bits.tolist(), starts, ends, strict=False
+    ):
+        yield RowScore(row, bits, result.top_ids[start:end], result.top_bits[start:end])

@@ -1,0 +1,1 @@
+"""What the scheduler tells and reads beside its core: members, streams, figures, failures."""

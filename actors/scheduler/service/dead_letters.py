@@ -1,0 +1,100 @@
+"""What nobody can process: messages that make this scheduler fail, and requests that schedulers have failed at.
+
+The message is kept aside with the reason, as a dead letter, and its client gets an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.scheduler.service.blame import MOST_BLAMES, blamed
+from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import Bus, BusError, Entry
+from pagebus.bus.messages import RequestBlamed, RequestFailed, TokenizedRequest
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.streams import Names
+
+STAGE = "scheduler"
+
+
+class Poison:
+    """Gives up what has to be. Nobody waits for it: what has to wait for the bus, is spawned.
+
+    Attributes:
+        blamed: by id, the requests that are not over and that schedulers have failed at.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        outbox: Outbox,
+        work: Work,
+        *,
+        patience: Patience,
+        meters: Meters,
+        log: Log,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self.blamed: dict[str, RequestBlamed] = {}
+        self._bus = bus
+        self._names = names
+        self._outbox = outbox
+        self._work = work
+        self._patience = patience
+        self._meters = meters
+        self._log = log
+        self._spawn = spawn
+
+    def blame(self, error: BaseException) -> RequestBlamed | None:
+        """What to tell the next scheduler of the request that this one fails at by ``error``; None if it is none."""
+        request = None if isinstance(error, BusError) else blamed(error)
+        if request is None:
+            return None
+        times = self.blamed[request.id].times + 1 if request.id in self.blamed else 1
+        self._log.error("request blamed", request_id=request.id, times=times)
+        return RequestBlamed(request_id=request.id, reason=describe(error), times=times)
+
+    def verdict(self, request_id: str) -> str:
+        """Why a request is not tried again; "" if it is."""
+        blame = self.blamed.get(request_id)
+        return blame.reason if blame is not None and blame.times >= MOST_BLAMES else ""
+
+    def over(self, request_id: str) -> None:
+        """The request needs nothing more."""
+        self.blamed.pop(request_id, None)
+
+    def give_up(self, entry: Entry, reason: str, *, others: Iterable[str] = ()) -> None:
+        """Nobody can process this entry: keep it aside, tell its client if we know it (and those at ``others``, further
+        ingresses), go on."""
+        message = entry.message
+        request_id = getattr(message, "request_id", None)
+        self._log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
+        if isinstance(message, TokenizedRequest):
+            self._work.requests.pop(message.request_id, None)
+            self.over(message.request_id)
+            text = "The server failed to schedule this request."
+            failed = RequestFailed(request_id=message.request_id, status=500, error_type="internal_error", message=text)
+            for ingress in (message.ingress, *others):
+                self._outbox.publish(self._names.replies(ingress), failed)
+        self._bury(entry, reason)
+
+    def given_up(self, request_id: str, reason: str) -> None:
+        """The core has given a request up, and answered it: keep its entry aside."""
+        entry = self._work.requests[request_id]
+        self._log.error("dead letter", id=str(entry.id), request_id=request_id, reason=reason)
+        self._bury(entry, reason)
+
+    def _bury(self, entry: Entry, reason: str) -> None:
+        self._meters.dead.inc()
+        self._spawn(self._keep(entry, reason), "dead letter")
+
+    async def _keep(self, entry: Entry, reason: str) -> None:
+        await self._patience.until_taken(lambda: self._bus.dead_letter(STAGE, entry, reason), "dead letters")
+        if entry.stream in self._work.streams:
+            self._work.settled(entry)

@@ -1,0 +1,224 @@
+"""Who is there: turns leases into the core's events.
+
+A replica is taken over from its executor in three moves, so that no token is counted twice or lost. It is suspended
+(no more plans); a fence is written at the end of its results (a late write of the old executor is refused from then
+on); and once the results have been read up to the fence, it is lost: its sequences run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
+
+from pagebus.actors.scheduler.events import (
+    DetokenizerLost,
+    DetokenizersLive,
+    HostTierGrown,
+    IngressLost,
+    Input,
+    ReplicaJoined,
+    ReplicaSuspended,
+)
+from pagebus.bus.contract import EntryId, LeaseInfo
+from pagebus.bus.streams import address_of, is_address
+
+DEFAULT_BUDGET_TOKENS = 2048
+CLIENTS = ("ingress", "jobs")
+"""Kinds of actor that requests come from and replies go to. What is said of ingresses here, holds for both."""
+
+
+@dataclass(slots=True)
+class Member:
+    """An executor that plans go to, or that is on its way out. ``set_back``: the bus has been started anew since it is
+    there, and may have lost results that the scheduler has read."""
+
+    epoch: int
+    suspended: bool = False
+    fenced: bool = False
+    num_host_blocks: int = 0
+    set_back: bool = False
+
+
+class Membership:
+    """What the last look at the leases showed.
+
+    Args:
+        emit: takes an event for the core.
+        fence: writes the fence of (replica, epoch, reason).
+    """
+
+    def __init__(self, emit: Callable[[Input], None], fence: Callable[[str, int, str], None]) -> None:
+        self.members: dict[str, Member] = {}
+        self.joining: deque[ReplicaJoined] = deque()
+        self.refused: dict[str, int] = {}
+        """Executors that are not taken (again), by the epoch of their lease."""
+        self.positions: dict[str, dict[str, EntryId]] = {}
+        self._emit = emit
+        self._fence = fence
+        self._detokenizers: dict[str, int] = {}
+        self._taking: tuple[str, ...] = ()
+        self._ingresses: set[str] = set()
+
+    def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str] = ()) -> None:
+        """Actors that were there without having been seen here, so that their absence is noticed. Ingresses by
+        address."""
+        self._ingresses.update(filter(is_address, ingresses))
+        for name in detokenizers:
+            self._detokenizers.setdefault(name, 0)
+
+    @property
+    def ingresses(self) -> Iterable[str]:
+        """Addresses of those that were there at the last look."""
+        return self._ingresses
+
+    @property
+    def live_detokenizers(self) -> Iterable[str]:
+        return self._detokenizers.keys()
+
+    def deaf_to(self, replica: str) -> tuple[str, ...]:
+        """Detokenizers that have not said yet that they read this replica's results, or to whom some may be lost."""
+        if replica in self.members and self.members[replica].set_back:
+            return tuple(self.positions)
+        return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
+
+    def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
+        """(kind, name) of all who were there and have no lease among these. They may only be frozen: nobody is given up
+        before its lease is revoked, so that it cannot take it back unaware."""
+        known = [("executor", name) for name, member in self.members.items() if not member.fenced]
+        known += [("detokenizer", name) for name in self._detokenizers]
+        live = {(lease.kind, lease.name) for lease in leases}
+        names = [address.rpartition("@")[0] for address in self._ingresses]
+        gone = [name for name in names if not any((kind, name) in live for kind in CLIENTS)]
+        known += [(kind, name) for name in gone for kind in CLIENTS]
+        return [who for who in dict.fromkeys(known) if who not in live]
+
+    def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
+        """Take in all live leases, and that those of ``revoked`` (kind, name) will not come back."""
+        by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
+        for lease in leases:
+            kind = "ingress" if lease.kind in CLIENTS else lease.kind
+            if kind in by_kind:
+                by_kind[kind][lease.name] = lease
+        self._look_at_executors(by_kind["executor"], revoked)
+        self._look_at_detokenizers(by_kind["detokenizer"], revoked)
+        self._look_at_ingresses(by_kind["ingress"], revoked)
+
+    def distrust(self, replica: str, reason: str) -> None:
+        """Shut the executor of a replica out."""
+        member = self.members.get(replica)
+        if member is None or member.fenced:
+            return
+        self._suspend(replica, member)
+        member.fenced = True
+        self.refused[replica] = member.epoch  # it may live on, and must not come back before it notices
+        self._fence(replica, member.epoch, reason)
+
+    def bus_restarted(self) -> None:
+        """What has been read here, others may miss. (Whoever wrote it ends then, if it has not died already.)"""
+        for member in self.members.values():
+            member.set_back = True
+
+    def lost(self, replica: str) -> None:
+        """The replica's results have been read to the end. Its name is free for a new executor."""
+        self.members.pop(replica, None)
+
+    def _look_at_executors(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
+        for name, member in list(self.members.items()):
+            lease = leases.get(name)
+            if lease is None:
+                if ("executor", name) in revoked:
+                    self.distrust(name, "its lease has ended")
+            elif lease.epoch != member.epoch:
+                self.distrust(name, "a new executor has taken its place")
+            elif lease.info.get("state") == "draining":  # not "loading", which a server set back may say once more
+                self._suspend(name, member)
+            elif (num_host_blocks := _count(lease, "num_host_blocks")) > member.num_host_blocks:
+                member.num_host_blocks = num_host_blocks
+                self._grow(name, num_host_blocks)
+        for name, lease in leases.items():
+            if name in self.members or lease.info.get("state") != "ready" or self.refused.get(name) == lease.epoch:
+                continue
+            joined = _capacities(lease)
+            if joined is None:
+                continue
+            self.members[name] = Member(lease.epoch, num_host_blocks=joined.num_host_blocks)
+            self.joining.append(joined)
+
+    def _grow(self, name: str, num_host_blocks: int) -> None:
+        """A replica has more host blocks now; the core may not have heard of it yet."""
+        for at, joined in enumerate(self.joining):
+            if joined.replica == name:
+                self.joining[at] = replace(joined, num_host_blocks=num_host_blocks)
+                return
+        self._emit(HostTierGrown(name, num_host_blocks))
+
+    def _suspend(self, name: str, member: Member) -> None:
+        if not member.suspended:
+            member.suspended = True
+            self._emit(ReplicaSuspended(name))
+
+    def _look_at_ingresses(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
+        live = {address_of(name, lease.epoch) for name, lease in leases.items()}
+        for address in sorted(self._ingresses - live):
+            name = address.rpartition("@")[0]
+            if name in leases or all((kind, name) in revoked for kind in CLIENTS):
+                self._ingresses.discard(address)
+                self._emit(IngressLost(address))
+        self._ingresses |= live
+
+    def _look_at_detokenizers(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
+        taking = tuple(sorted(name for name, lease in leases.items() if lease.info.get("state") == "ready"))
+        for name, epoch in list(self._detokenizers.items()):
+            now = leases.get(name)
+            if now.epoch != epoch != 0 if now is not None else ("detokenizer", name) in revoked:
+                del self._detokenizers[name]
+                self.positions.pop(name, None)
+                self._emit(DetokenizerLost(name))
+                self._taking = ()  # told again below: the core has struck it off
+        for name in taking:
+            self._detokenizers[name] = leases[name].epoch
+        for name, lease in leases.items():
+            self.positions[name] = positions_of(lease)
+        if taking != self._taking:
+            self._taking = taking
+            self._emit(DetokenizersLive(taking))
+
+
+def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
+    """What an executor says it can hold; None if it does not say so yet."""
+    names = ("num_blocks", "block_size", "max_num_seqs", "max_model_len")
+    values = [lease.info.get(name) for name in names]
+    if not all(isinstance(value, int) for value in values):
+        return None
+    budget = lease.info.get("max_num_batched_tokens")
+    num_blocks, block_size, max_num_seqs, max_model_len = (int(str(value)) for value in values)
+    return ReplicaJoined(
+        replica=lease.name,
+        epoch=lease.epoch,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget if isinstance(budget, int) else DEFAULT_BUDGET_TOKENS,
+        num_host_blocks=_count(lease, "num_host_blocks"),
+        block_bytes=_count(lease, "block_bytes"),
+        copy_bytes_per_s=_rate(lease, "copy_bytes_per_s"),
+        prefill_tokens_per_s=_rate(lease, "prefill_tokens_per_s"),
+    )
+
+
+def _count(lease: LeaseInfo, name: str) -> int:
+    value = lease.info.get(name)
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _rate(lease: LeaseInfo, name: str) -> float:
+    value = lease.info.get(name)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+def positions_of(lease: LeaseInfo) -> dict[str, EntryId]:
+    """How far a detokenizer has read, by ``results:<replica>``."""
+    told = lease.info.get("positions")
+    return {str(name): EntryId.parse(str(at)) for name, at in told.items()} if isinstance(told, dict) else {}

@@ -1,0 +1,124 @@
+"""The scheduler's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Request
+from pagebus.actors.telemetry.metrics import (
+    FINE_BUCKETS_S,
+    ITERATION_TOKENS_BUCKETS,
+    LATENCY_BUCKETS_S,
+    Histogram,
+    Metrics,
+)
+from pagebus.bus.messages import StepPlan
+
+_COUNTERS = {
+    "prefix_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once a request."),
+    "prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
+    "tier.num_queries": (
+        "vllm:external_prefix_cache_queries",
+        "Tokens beyond the device's prefix, looked up on the host.",
+    ),
+    "tier.num_hits": ("vllm:external_prefix_cache_hits", "Tokens found in the host tier's prefix cache."),
+    "tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
+    "tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
+    "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
+    "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
+    "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
+    "num_parked": ("pagebus:parked_sequences", "Sequences that left the batch because their listener had gone."),
+}
+
+
+PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+
+
+class Meters:
+    """Series with the label ``engine`` belong to one replica. ``on_over`` is called when a request is over."""
+
+    def __init__(self, metrics: Metrics, on_over: Callable[[], None] = lambda: None) -> None:
+        self._metrics = metrics
+        self.on_over = on_over
+        self._seen: dict[tuple[str, int, str], int] = {}
+        self._waiting = metrics.gauge("vllm:num_requests_waiting", "Sequences waiting for a slot.")
+        name, text = "vllm:num_requests_waiting_by_reason", "Sequences waiting for a slot, by what they wait for."
+        self._waiting_for_room = metrics.gauge(name, text, reason="capacity")
+        name, text = (
+            "vllm:request_queue_time_seconds",
+            "From the end of tokenizing to the first step planned, a request.",
+        )
+        self._queue_time = metrics.histogram(name, text, LATENCY_BUCKETS_S, FINE_BUCKETS_S)
+        name, text = "vllm:request_prefill_time_seconds", "From the first step planned to the first token, a request."
+        self._prefill_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        name, text = "vllm:request_inference_time_seconds", "From the first step planned to the last token, a request."
+        self._inference_time = metrics.histogram(name, text, LATENCY_BUCKETS_S)
+        name, text = "vllm:request_num_preemptions", "How often a request had to give its blocks up."
+        self._preemptions = metrics.histogram(name, text, PREEMPTION_BUCKETS)
+        self._engines: set[str] = set()
+        self._step_tokens: dict[str, Histogram] = {}
+        self.failed = metrics.counter("pagebus:scheduler_failed_requests", "Requests ended with an error here.")
+        self.dead = metrics.counter("pagebus:scheduler_dead_letters", "Messages that could not be processed here.")
+        self.busy = metrics.counter("pagebus:scheduler_busy_seconds_total", "Seconds of taking in, planning, sending.")
+        self.refused_results = metrics.counter("pagebus:scheduler_false_results", "Executors shut out for a result.")
+
+    def planned(self, engine: str, plan: StepPlan) -> None:
+        """One step has been planned."""
+        tokens = int(plan.num_scheduled.sum())
+        if tokens:
+            if (seen := self._step_tokens.get(engine)) is None:
+                name, text = "vllm:iteration_tokens_total", "Tokens per step."
+                seen = self._metrics.histogram(name, text, ITERATION_TOKENS_BUCKETS, engine=engine)
+                self._step_tokens[engine] = seen
+            seen.observe(tokens)
+
+    def lost(self, engine: str, error: str) -> None:
+        """An executor is gone; ``error`` is what it said of that, if anything."""
+        name, text = "pagebus:lost_executors_total", "Executors that are gone, by the error they said they ended with."
+        self._metrics.counter(name, text, engine=engine, error=error).inc()
+
+    def over(self, request: Request) -> None:
+        """A request is over. Jobs have times that nobody waits for; tokenizers may have clocks that differ a little."""
+        if request.first_token_s and request.level != JOB:
+            self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
+            self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
+            self._inference_time.observe(max(0.0, (request.ended_s or request.first_token_s) - request.started_s))
+            self._preemptions.observe(request.num_preemptions)
+        self.on_over()
+
+    def update(self, core: Core) -> None:
+        """Show the core's state."""
+        self._waiting.set(len(core.waiting))
+        self._waiting_for_room.set(len(core.waiting))
+        for name in self._engines - core.replicas.keys():
+            self._show(name, 0, 0.0, 0.0)
+        self._engines = set(core.replicas)
+        for name, replica in core.replicas.items():
+            pool = replica.pool
+            self._show(name, len(replica.running), 1 - pool.num_free / pool.num_blocks, replica.tier.pool.usage)
+            self.count(replica)
+
+    def count(self, replica: Replica) -> None:
+        """Take over a replica's counts; call it also before the replica goes."""
+        for attribute, (name, text) in _COUNTERS.items():
+            key = (replica.name, replica.epoch, attribute)
+            value = int(attrgetter(attribute)(replica))
+            self._metrics.counter(name, text, engine=replica.name).inc(value - self._seen.get(key, 0))
+            self._seen[key] = value
+
+    def forget(self, replica: Replica) -> None:
+        """The replica is gone."""
+        self.count(replica)
+        for attribute in _COUNTERS:
+            del self._seen[replica.name, replica.epoch, attribute]
+
+    def _show(self, engine: str, running: int, usage: float, host_usage: float) -> None:
+        gauge = self._metrics.gauge
+        gauge("vllm:num_requests_running", "Sequences that have a slot.", engine=engine).set(running)
+        gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0 to 1).", engine=engine).set(usage)
+        name, text = "pagebus:host_cache_usage_perc", "Share of the host tier's blocks with content (0 to 1)."
+        gauge(name, text, engine=engine).set(host_usage)

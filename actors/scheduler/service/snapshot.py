@@ -1,0 +1,354 @@
+"""What an observer is shown: the core's own state as one message, and what has happened since it last asked.
+
+Nothing is kept, and nothing here is called for a step, unless somebody has asked within :data:`WATCHED_S`. Making a
+state takes time in proportion to the blocks held; who asks sees how long it took, and asks less often.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Request, Sequence
+from pagebus.actors.scheduler.states import State
+from pagebus.bus.messages import (
+    FLASH_COPIED,
+    FLASH_SWAPPED_IN,
+    FLASH_SWAPPED_OUT,
+    OUTCOME_ABORTED,
+    OUTCOME_DONE,
+    OUTCOME_NONE,
+    SEQUENCE_LANDING,
+    SEQUENCE_RUNNING,
+    SEQUENCE_WAITING,
+    BlockRequested,
+    BlockState,
+    Int32Array,
+    ReplicaState,
+    SchedulerState,
+    StateRequested,
+    StepPlan,
+    StepResult,
+)
+
+WATCHED_S = 5.0
+"""How long after a question it is held that somebody looks."""
+SHOWN_WAITING = 256
+"""Waiting sequences, and requests that are not delivered yet, that are told one by one: the first ones."""
+KEPT_OVER = 512
+KEPT_STEPS = 4096
+KEPT_FLASHES = 4096
+STATES = {
+    State.WAITING: SEQUENCE_WAITING,
+    State.SWAPPED: SEQUENCE_WAITING,
+    State.PREEMPTED_IN_FLIGHT: SEQUENCE_LANDING,
+    State.BOUND: SEQUENCE_RUNNING,
+    State.ENTERED: SEQUENCE_RUNNING,
+    State.ENDED: SEQUENCE_WAITING,
+}
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan on its way; ``flashes`` (kind, block)."""
+
+    decodes: int
+    prefill: int
+    planned_s: float
+    copied: int
+    swapped_out: int
+    swapped_in: int
+    flashes: list[tuple[int, int]]
+
+
+class Portrait:
+    """Watches one core while it is looked at. ``now_s`` is the time of the wall clock."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._until_s = 0.0
+        self._planned: dict[tuple[str, int], _Step] = {}
+        self._steps: deque[tuple[str, list[int], tuple[float, ...], list[tuple[int, int]]]] = deque(maxlen=KEPT_STEPS)
+        self._over: deque[tuple[int, float, Request]] = deque(maxlen=KEPT_OVER)
+        self._num_steps = self._num_over = 0
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+    def is_watched(self, now_s: float) -> bool:
+        """Whether anybody wants to know; forgets everything once nobody does."""
+        if now_s < self._until_s:
+            return True
+        if self._until_s:
+            self._until_s = 0.0
+            for kept in (self._planned, self._steps, self._over):
+                kept.clear()
+        return False
+
+    def planned(self, replica: str, plan: StepPlan) -> None:
+        """A plan is sent."""
+        flashes = [(FLASH_COPIED, block) for block in plan.copy_targets.tolist()]
+        flashes += [(FLASH_SWAPPED_OUT, block) for block in plan.swap_out_blocks.tolist()]
+        flashes += [(FLASH_SWAPPED_IN, block) for block in plan.swap_in_blocks.tolist()]
+        self._planned[replica, plan.step] = _Step(
+            plan.num_decodes,
+            int(plan.num_scheduled.sum()) - plan.num_decodes,
+            plan.planned_s,
+            len(plan.copy_targets),
+            len(plan.swap_out_blocks),
+            len(plan.swap_in_blocks),
+            flashes[:KEPT_FLASHES],
+        )
+        if len(self._planned) > KEPT_STEPS:  # of replicas that are gone
+            del self._planned[next(iter(self._planned))]
+
+    def landing(self, name: str, result: StepResult, now_s: float) -> None:
+        """A result has come, and the core has not taken it in yet."""
+        step = self._planned.pop((name, result.step), None)
+        replica = self.core.replicas.get(name)
+        if step is None or replica is None or not replica.in_flight or replica.in_flight[0].step != result.step:
+            return
+        self._num_steps += 1
+        wasted = num_unwanted(replica)
+        row = [self._num_steps, 0, result.step, step.decodes, step.prefill, wasted, step.copied, step.swapped_out,
+               step.swapped_in]  # fmt: skip
+        marks = (step.planned_s, result.received_s, result.launched_s, result.done_s, now_s)
+        self._steps.append((name, row, (*marks, result.busy_s), step.flashes))
+
+    def over(self, request: Request, now_s: float) -> None:
+        """A request is with its client, or nobody wants it any more."""
+        self._num_over += 1
+        self._over.append((self._num_over, now_s, request))
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+    def draw(self, asked: StateRequested, now_s: float) -> SchedulerState:
+        """The whole state, and what has happened since the last one that was asked for."""
+        began_s = time.thread_time()
+        self._until_s = now_s + WATCHED_S
+        core, replicas = self.core, list(self.core.replicas.values())
+        same = asked.epoch == core.config.epoch
+        over = [each for each in self._over if each[0] > (asked.over_seen if same else 0)]
+        sequences = [sequence for replica in replicas for sequence in replica.running.sequences if sequence is not None]
+        sequences += islice(core.waiting, SHOWN_WAITING)
+        living = {id(sequence.request): sequence.request for sequence in sequences}
+        living |= {id(request): request for request in islice(core.delivery.finished.values(), SHOWN_WAITING)}
+        requests = [request for _, _, request in over] + list(living.values())
+        places = {id(request): place for place, request in enumerate(requests)}
+        numbers = {replica.name: number for number, replica in enumerate(replicas)}
+        hosts = [_hosts_of(core.replicas, sequence) for sequence in sequences]
+        rows = [
+            _sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
+            for sequence, held in zip(sequences, hosts, strict=True)
+        ]
+        marks = [_marks(request, over_s) for _, over_s, request in over]
+        marks += [_marks(request, 0.0) for request in living.values()]
+        pinned = [
+            [each.copied[0] for each in replica.running.sequences if each and each.copied] for replica in replicas
+        ]
+        cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
+        cached_hosts = [_ints(replica.tier.pool.cached) for replica in replicas]
+        steps = self._steps_after(asked.steps_seen if same else 0, numbers)
+        return SchedulerState(
+            serial=asked.serial,
+            epoch=core.config.epoch,
+            at_s=now_s,
+            replicas=tuple(
+                _replica_state(replica, len(cached[i]), len(cached_hosts[i]), len(pinned[i]))
+                for i, replica in enumerate(replicas)
+            ),
+            request_ids=tuple(request.id for request in requests),
+            clients=tuple(request.client for request in requests) if any(each.client for each in requests) else (),
+            num_waiting=len(core.waiting),
+            num_over=len(over),
+            over_seen=self._num_over,
+            steps_seen=self._num_steps,
+            requests=_ints(chain.from_iterable(_request_row(core.replicas, request) for request in requests)),
+            request_marks=_ages(marks, now_s),
+            sequences=_ints(chain.from_iterable(rows)),
+            blocks=_ints(chain.from_iterable(sequence.blocks for sequence in sequences)),
+            host_blocks=_ints(chain.from_iterable(hosts)),
+            cached_blocks=_joined(cached),
+            cached_hosts=_joined(cached_hosts),
+            pinned_blocks=_ints(chain.from_iterable(pinned)),
+            steps=_ints(chain.from_iterable(row for row, _, _ in steps)),
+            step_marks=_step_marks([each for _, each, _ in steps], now_s),
+            flashed=_ints(chain.from_iterable((row[1], *flash) for row, _, flashes in steps for flash in flashes)),
+            took_s=time.thread_time() - began_s,
+        )
+
+    def _steps_after(
+        self, seen: int, numbers: dict[str, int]
+    ) -> list[tuple[list[int], tuple[float, ...], list[tuple[int, int]]]]:
+        found = []
+        for name, row, marks, flashes in reversed(self._steps):
+            if row[0] <= seen:
+                break
+            if name in numbers:
+                found.append(([row[0], numbers[name], *row[2:]], marks, flashes))
+        found.reverse()
+        return found
+
+    def block(self, asked: BlockRequested) -> BlockState:
+        """What is in one block."""
+        replica = self.core.replicas.get(asked.replica)
+        if replica is None or asked.block < 0:
+            return BlockState(serial=asked.serial)
+        waiting = self.core.waiting if asked.on_host else ()
+        everybody = [each for each in chain(replica.running.sequences, waiting) if each is not None]
+        tables = [(each, _hosts_of(self.core.replicas, each) if asked.on_host else each.blocks) for each in everybody]
+        owners = [(sequence, table) for sequence, table in tables if asked.block in table]
+        if not owners:
+            index = replica.tier.pool.index if asked.on_host else replica.index
+            content = index.hash_of(asked.block)
+            return BlockState(serial=asked.serial, hashes=() if content is None else (content.hex(),))
+        sequence, table = owners[0]
+        place = table.index(asked.block)
+        return BlockState(
+            serial=asked.serial,
+            owners=tuple(dict.fromkeys(each.request.id for each, _ in owners)),
+            hashes=tuple(each.hex() for each in sequence.hashes[: place + 1]),
+            place=place,
+            table=_ints(table),
+        )
+
+
+def num_unwanted(replica: Replica) -> int:
+    """Rows of the oldest step in flight that sample a token for a sequence that is over."""
+    flight = replica.in_flight[0]
+    unknown = flight.sample_ids[replica.running.ids[flight.sample_slots] != flight.sample_ids]
+    return sum(not replica.landing.awaits(sequence_id) for sequence_id in unknown.tolist())
+
+
+def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
+    """The sequence's host blocks: those it was swapped out to, or that are being loaded."""
+    if sequence.swapped is not None:
+        return sequence.swapped.host_blocks
+    return [] if sequence.replica is None else replicas[sequence.replica].tier.loading(sequence)
+
+
+def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
+    """Free blocks whose content can still be found."""
+    listed, held = _ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
+    held[pinned] = True
+    for sequence in replica.running.sequences:
+        if sequence is not None:
+            held[sequence.blocks] = True
+    return np.asarray(listed[~held[listed]], np.int32)
+
+
+def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_pinned: int) -> ReplicaState:
+    pool, tier = replica.pool, replica.tier
+    return ReplicaState(
+        name=replica.name,
+        epoch=replica.epoch,
+        step=replica.step,
+        num_in_flight=len(replica.in_flight),
+        num_slots=replica.running.num_slots,
+        num_running=len(replica.running),
+        token_budget=replica.budget,
+        block_size=replica.block_size,
+        num_blocks=pool.num_blocks,
+        num_free=pool.num_free,
+        num_cached=num_cached,
+        num_pinned=num_pinned,
+        num_host_blocks=tier.pool.num_blocks,
+        num_host_free=tier.pool.num_free,
+        num_cached_hosts=num_cached_hosts,
+        num_swaps=replica.num_swaps,
+        num_recomputes=replica.num_recomputes,
+        prefix_queries=replica.prefix_queries,
+        prefix_hits=replica.prefix_hits,
+        swapped_out_blocks=tier.num_out,
+        swapped_in_blocks=tier.num_in,
+        suspended=replica.suspended,
+        num_parked=replica.num_parked,
+    )
+
+
+def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int, ...]:
+    sampling = request.sampling
+    num_tokens = sum(_num_tokens(replicas, each) for each in request.sequences)
+    num_output = num_tokens - len(request.prompt) * len(request.sequences) or request.num_output
+    outcome = OUTCOME_NONE if request.num_live else OUTCOME_DONE
+    if request.aborted or not request.started_s:
+        outcome = OUTCOME_ABORTED
+    return (
+        int(request.level == JOB),
+        request.priority,
+        len(request.prompt),
+        request.num_cached or 0,
+        -1 if sampling.max_tokens is None else sampling.max_tokens,
+        sampling.n,
+        request.num_live,
+        request.num_preemptions,
+        num_output,
+        outcome,
+    )
+
+
+def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
+    """Prompt and output as far as their values are known."""
+    if sequence.in_slot and sequence.replica is not None:
+        return int(replicas[sequence.replica].running.known[sequence.slot])
+    return len(sequence.tokens)
+
+
+def _sequence_row(
+    replicas: Mapping[str, Replica], sequence: Sequence, request: int, numbers: dict[str, int], num_hosts: int
+) -> tuple[int, ...]:
+    name = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
+    computed = 0
+    if sequence.replica is not None and sequence.in_slot:
+        computed = int(replicas[sequence.replica].running.computed[sequence.slot])
+    return (
+        sequence.id,
+        request,
+        sequence.choice_index,
+        STATES[sequence.state],
+        -1 if name is None else numbers.get(name, -1),
+        sequence.slot,
+        _num_tokens(replicas, sequence),
+        computed,
+        len(sequence.blocks),
+        num_hosts,
+        sequence.num_cached,
+    )
+
+
+def _marks(request: Request, over_s: float) -> tuple[float, ...]:
+    ended_s = 0.0 if request.num_live else request.ended_s
+    return (
+        request.arrived_s,
+        request.taken_s,
+        request.tokenized_s,
+        request.started_s,
+        request.first_token_s,
+        ended_s,
+        over_s,
+    )
+
+
+def _ages(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
+    """Times as seconds before ``now_s``: float32 bits, NaN where there is no time."""
+    times = np.array(marks, np.float64).reshape(-1)
+    return np.where(times > 0, now_s - times, np.nan).astype("<f4").view(np.int32)
+
+
+def _step_marks(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
+    times = np.array(marks, np.float64).reshape(-1, 6)
+    times[:, :5] = now_s - times[:, :5]
+    return times.reshape(-1).astype("<f4").view(np.int32)
+
+
+def _ints(values: Iterable[int]) -> Int32Array:
+    return np.array(list(values), np.int32)
+
+
+def _joined(parts: list[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -1,0 +1,42 @@
+"""What an operator has the scheduler do: hold the work, let it go on, empty the caches."""
+
+from __future__ import annotations
+
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import CachesReset, WorkHeld
+from pagebus.bus.contract import Bus
+from pagebus.bus.messages import HOLD_STATE, HOLDS, CacheResetRequested, HoldRequested, HoldState
+from pagebus.bus.outbox import Outbox
+from pagebus.bus.streams import Names
+
+
+class Steering:
+    """Answers are given once everything before them has been taken in and planned."""
+
+    def __init__(self, core: Core, outbox: Outbox, names: Names) -> None:
+        self._core = core
+        self._outbox = outbox
+        self._names = names
+        self._asked: list[HoldRequested | CacheResetRequested] = []
+
+    async def recall(self, bus: Bus) -> None:
+        """Hold what the scheduler before this one has held."""
+        (held,) = await bus.get_state(HOLD_STATE)
+        mode = "" if held is None else held.get("mode")
+        if mode in HOLDS:
+            self._core.take(WorkHeld(str(mode)))
+
+    def ask(self, message: HoldRequested | CacheResetRequested) -> None:
+        """Do it, and answer with the next plan."""
+        if isinstance(message, CacheResetRequested):
+            self._core.take(CachesReset(host=message.host, running=message.running))
+        elif message.mode in HOLDS:
+            self._core.take(WorkHeld(str(message.mode)))
+        self._asked.append(message)
+
+    def answer(self) -> None:
+        """Tell those who have asked how it is now."""
+        for message in self._asked:
+            state = HoldState(serial=message.serial, mode=self._core.held, at_rest=self._core.at_rest)
+            self._outbox.publish(self._names.replies(message.ingress), state)
+        self._asked.clear()

@@ -1,0 +1,1 @@
+"""Traces of real deployments: their format, how they are recorded and shown."""

@@ -1,0 +1,324 @@
+"""Writes down what a running deployment does: its requests as a trace, and a log of its steps.
+
+A pure reader: it joins no group, acks nothing and trims nothing; it only reads streams from their ends on, like one
+more detokenizer would. ``tokenized`` is deleted as the scheduler takes it in, so an entry may be missed there; whatever
+starts is seen again in ``sequences`` and ``steps``, which are kept for a while. What was refused or aborted before it
+started may be missing in the trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from pagebus.actors.model.block_hash import hash_blocks, hashes_from_array
+from pagebus.actors.runtime.process import make_bus
+from pagebus.actors.settings import Settings
+from pagebus.bus.contract import Bus, BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import (
+    END_NONE,
+    Int32Array,
+    NewSequence,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    TokenizedRequest,
+)
+from pagebus.bus.streams import Names
+
+LOOK_S = 0.5
+READ_BLOCK_MS = 200
+MAX_PENDING_STEPS = 4096
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: _Request
+    num_output: int = 0
+    over: bool = False
+    """Ended, or out of its slot when the recording ended."""
+
+
+@dataclass(slots=True)
+class _Request:
+    arrived_s: float
+    max_tokens: int
+    num_prompt: int
+    tokenized: TokenizedRequest | None = None
+    blocks: list[bytes] = field(default_factory=list)
+    sequences: list[_Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Replica:
+    """The persistent batch as far as it is known, and the plans whose results have not come."""
+
+    sequences: dict[int, int] = field(default_factory=dict)
+    computed: dict[int, int] = field(default_factory=dict)
+    pending: deque[tuple[StepPlan, dict[str, Any]]] = field(default_factory=deque)
+
+
+class Recording:
+    """Takes entries of streams in; writes lines to ``out``. Times are seconds after ``start_s``."""
+
+    def __init__(self, out: IO[str], names: Names, start_s: float, block_size: int, num_blocks: int = 0) -> None:
+        self.num_requests = self.num_steps = 0
+        self._out, self._names, self._start_s, self._block_size = out, names, start_s, block_size
+        self._tokenized: dict[str, TokenizedRequest] = {}
+        self._requests: dict[str, _Request] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._replicas: dict[str, _Replica] = {}
+        self._block_numbers: dict[bytes, int] = {}
+        head = {"pagebus_trace": 1, "block_size": block_size, "started_s": round(start_s, 3)}
+        self._write(head | ({"num_blocks": num_blocks} if num_blocks else {}))
+
+    def take(self, entry: Entry) -> None:
+        """One entry of a stream."""
+        match entry.message:
+            case TokenizedRequest() as tokenized:
+                self._tokenized[tokenized.request_id] = tokenized
+                if len(self._tokenized) > MAX_PENDING_STEPS:
+                    del self._tokenized[next(iter(self._tokenized))]
+            case SequenceStarted() as started:
+                self._start(started)
+                if started.output_end != END_NONE:  # it comes as a whole: a beam, which no result names
+                    self._sequences[started.sequence_id].num_output = len(started.output_token_ids)
+                    self._end(started.sequence_id)
+            case SequenceEnded() as ended:
+                self._end(ended.sequence_id)
+            case StepPlan() as plan:
+                self._plan(self._replica(entry.stream, self._names.steps("")), plan)
+            case StepResult() as result:
+                name = entry.stream.removeprefix(self._names.results(""))
+                self._result(name, self._replica(entry.stream, self._names.results("")), result)
+            case _:
+                pass
+
+    def _replica(self, stream: str, prefix: str) -> _Replica:
+        return self._replicas.setdefault(stream.removeprefix(prefix), _Replica())
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+    def _start(self, started: SequenceStarted) -> None:
+        request = self._requests.get(started.request_id)
+        if request is None:
+            request = _Request(started.arrived_s, started.max_tokens, started.num_prompt_tokens)
+            request.tokenized = self._tokenized.pop(started.request_id, None)
+            if request.tokenized is not None:
+                request.blocks = hashes_from_array(request.tokenized.block_hashes)
+            self._requests[started.request_id] = request
+        sequence = _Sequence(request)
+        request.sequences.append(sequence)
+        self._sequences[started.sequence_id] = sequence
+
+    def _enter(self, new: NewSequence, tokens: Int32Array) -> None:
+        sequence = self._sequences.get(new.sequence_id)
+        if sequence is None:
+            return
+        sequence.over = False
+        request = sequence.request
+        if not request.blocks:  # of a request that was not seen, or without prefix caching
+            request.blocks = hash_blocks(tokens[: new.num_prompt_tokens], self._block_size)
+
+    def _end(self, sequence_id: int) -> None:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return
+        sequence.over = True
+        request = sequence.request
+        expected = request.tokenized.sampling.n if request.tokenized is not None else len(request.sequences)
+        if len(request.sequences) >= expected and all(each.over for each in request.sequences):
+            self._write_request(request)
+
+    def _write_request(self, request: _Request) -> None:
+        for name in [name for name, each in self._requests.items() if each is request]:
+            del self._requests[name]
+        numbers = self._block_numbers
+        row: dict[str, Any] = {
+            "arrival_s": round(max(0.0, request.arrived_s - self._start_s), 6),
+            "prompt_tokens": request.num_prompt,
+            "output_tokens": max(1, *(each.num_output for each in request.sequences)),
+            "max_tokens": request.max_tokens,
+            "blocks": [numbers.setdefault(each, len(numbers)) for each in request.blocks],
+        }
+        if len(request.sequences) > 1:
+            row["n"] = len(request.sequences)
+        if request.tokenized is not None and request.tokenized.priority:
+            row["priority"] = request.tokenized.priority
+        if request.tokenized is not None and request.tokenized.is_job:
+            row["job"] = 1
+        self.num_requests += 1
+        self._write(row)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+    def _plan(self, replica: _Replica, plan: StepPlan) -> None:
+        for slot in plan.freed_slots.tolist():
+            sequence = self._sequences.get(replica.sequences.pop(slot, 0))
+            if sequence is not None:
+                sequence.over = True  # unless it comes back
+        at = 0
+        for new in plan.new_sequences:
+            replica.sequences[new.slot] = new.sequence_id
+            self._enter(new, plan.new_token_ids[at : at + new.num_tokens])
+            at += new.num_tokens
+        replica.pending.append((plan, plan_work(replica.computed, plan) | _tables(plan)))
+        if len(replica.pending) > MAX_PENDING_STEPS:  # of an executor that is gone
+            replica.pending.popleft()
+
+    def _result(self, name: str, replica: _Replica, result: StepResult) -> None:
+        for sequence_id, end in zip(result.sequence_ids.tolist(), result.ends.tolist(), strict=True):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is None:
+                continue
+            sequence.num_output += 1
+            if end != END_NONE:
+                self._end(sequence_id)
+        while replica.pending and replica.pending[0][0].step < result.step:
+            replica.pending.popleft()
+        if not replica.pending or replica.pending[0][0].step != result.step:
+            return
+        plan, work = replica.pending.popleft()
+        times = {"planned_s": plan.planned_s, "received_s": result.received_s}
+        times |= {"launched_s": result.launched_s, "done_s": result.done_s}
+        self.num_steps += 1
+        self._write(
+            {"step": result.step, "replica": name}
+            | {key: round(value - self._start_s, 6) for key, value in times.items()}
+            | {"busy_s": round(result.busy_s, 6)}
+            | work
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def finish(self) -> int:
+        """Write the requests that are not known to have ended; returns how many of them were cut short."""
+        cut = 0
+        for request in list(self._requests.values()):
+            cut += not all(each.over for each in request.sequences)
+            self._write_request(request)
+        self._out.flush()
+        return cut
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._out.write(json.dumps(row, separators=(",", ":")) + "\n")
+
+
+def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
+    """What one plan computes: tokens and pairs. ``decode_context`` is None where sequences ran before the recording.
+
+    ``slots`` holds the computed tokens of every slot that is known, and is brought up to date.
+    """
+    for slot in plan.freed_slots.tolist():
+        slots.pop(slot, None)
+    for new in plan.new_sequences:
+        slots[new.slot] = new.num_computed_tokens
+    context, tokens, pairs, known = 0, 0, 0.0, True
+    for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)):
+        computed = slots.get(slot)
+        if computed is None:
+            known = False
+            continue
+        slots[slot] = computed + count
+        if row < plan.num_decodes:
+            context += computed + 1
+        else:
+            tokens += count
+            pairs += count * (computed + (count + 1) / 2)
+    return {
+        "decodes": plan.num_decodes,
+        "decode_context": context if known else None,
+        "prefill_rows": len(plan.slots) - plan.num_decodes,
+        "prefill_tokens": tokens,
+        "prefill_pairs": pairs,
+        "copies": len(plan.copy_sources),
+        "swapped_out": len(plan.swap_out_blocks),
+        "swapped_in": len(plan.swap_in_blocks),
+    }
+
+
+def _tables(plan: StepPlan) -> dict[str, Any]:
+    """What one plan changes in the block tables, where it does: who owns which block follows from all of them. Slots
+    are ``freed``; ``entered`` holds slot, sequence id, number of tokens computed before and block table of each new
+    sequence, ``appended`` slot and block."""
+    entered, at = [], 0
+    for new in plan.new_sequences:
+        blocks = plan.new_block_ids[at : at + new.num_blocks].tolist()
+        entered.append([new.slot, new.sequence_id, new.num_computed_tokens, blocks])
+        at += new.num_blocks
+    appended = np.stack((plan.appended_slots, plan.appended_blocks), axis=1).tolist()
+    changes = {"freed": plan.freed_slots.tolist(), "entered": entered, "appended": appended}
+    return {name: each for name, each in changes.items() if each}
+
+
+class Follower:
+    """Reads the streams of whoever is there, each from where it ended when it was first seen."""
+
+    def __init__(self, bus: Bus, names: Names) -> None:
+        self._bus, self._names = bus, names
+        self._positions: dict[str, EntryId] = {}
+        self._looked_s = float("-inf")
+        self.block_size = 16
+        self.num_blocks = 0
+        """Of the first executor."""
+
+    async def read(self, block_ms: int = READ_BLOCK_MS) -> list[Entry]:
+        """What has come since the last call; waits a while for something."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            await self._look()
+        entries = await self._bus.read(dict(self._positions), count=512, block_ms=block_ms)
+        for entry in entries:
+            self._positions[entry.stream] = entry.id
+        return entries
+
+    async def _look(self) -> None:
+        names = self._names
+        streams = [names.tokenized]
+        for lease in await self._bus.leases():
+            if lease.kind == "detokenizer":
+                streams.append(names.sequences(lease.name))
+            elif lease.kind == "executor":
+                streams += [names.steps(lease.name), names.results(lease.name)]
+                block_size = lease.info.get("block_size")
+                self.block_size = block_size if isinstance(block_size, int) else self.block_size
+                num_blocks = lease.info.get("num_blocks")
+                self.num_blocks = self.num_blocks or (num_blocks if isinstance(num_blocks, int) else 0)
+        for stream in streams:
+            if stream not in self._positions:
+                self._positions[stream] = await self._bus.last_id(stream)
+
+
+async def record(settings: Settings, path: Path, seconds: float | None) -> int:
+    """Record until ``seconds`` have passed or the task is cancelled (Ctrl-C)."""
+    bus = make_bus(settings)
+    await bus.connect()
+    follower = Follower(bus, Names(settings.name))
+    await follower.read(0)
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            recording = Recording(out, Names(settings.name), time.time(), follower.block_size, follower.num_blocks)
+            with suppress(asyncio.CancelledError, TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await _follow(follower, recording)
+            cut = recording.finish()
+    finally:
+        await bus.close()
+    print(f"{path}: {recording.num_requests} requests ({cut} not ended yet), {recording.num_steps} steps")
+    return 0
+
+
+async def _follow(follower: Follower, recording: Recording) -> None:
+    while True:
+        try:
+            for entry in await follower.read():
+                recording.take(entry)
+        except BusUnavailable:
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,1 @@
+"""What actors say of themselves: logs, metrics, traces."""

@@ -1,0 +1,307 @@
+"""Consumer groups on Redis: reading one's own pending entries first, acks, claims."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, chain
+from math import inf
+from time import monotonic
+
+from pagebus.bus.codec import encode
+from pagebus.bus.contract import Answer, BusUnavailable, Entry, EntryId
+from pagebus.bus.redis.link import Command, RedisLink
+from pagebus.bus.redis.replies import (
+    checked,
+    exec_results,
+    is_group_exists,
+    is_no_group,
+    is_no_key,
+    pairs,
+    refusal,
+    stream_parts,
+    to_entry,
+)
+from pagebus.bus.redis.stream import Reply
+from pagebus.bus.redis.transaction import RedisWatch
+
+_PAGE = 256
+LOOK_AGAIN_S = 5.0
+"""How often a consumer looks for entries that it was given and never got."""
+
+
+_Reader = tuple[str, str, str]
+"""(stream, group, consumer)."""
+
+
+class RedisGroups:
+    """The consumer-group half of the bus.
+
+    ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` says when all left-over ones
+    of a reader had been handed out. A failed read takes its streams out again, because what it was given, if anything,
+    is in the pending list now; what is held is not handed out twice. After a while it is looked again in any case: a
+    server may serve a read whose connection we have given up after we looked. ``_left_over`` is what an earlier life of
+    a reader was given, and how often that makes with this one: what a lost connection took along has been given to
+    nobody, and does not count.
+    """
+
+    def __init__(self, link: RedisLink, answer_link: RedisLink) -> None:
+        self._link = link
+        self._watch = RedisWatch(answer_link)
+        self._held: dict[tuple[str, str], set[EntryId]] = {}
+        self._recovered: dict[_Reader, float] = {}
+        self._left_over: dict[_Reader, dict[bytes, int]] = {}
+        self._looked_once: set[_Reader] = set()
+        self._reading: dict[tuple[str, str, tuple[str, ...]], asyncio.Future[list[Reply]]] = {}
+
+    async def create(self, streams: Iterable[str], group: str) -> None:
+        """Create groups that read from the start, and their streams; those that exist stay as they are."""
+        replies = await self._link.call(*(("XGROUP", "CREATE", stream, group, "0", "MKSTREAM") for stream in streams))
+        for reply in replies:
+            if not is_group_exists(reply):
+                checked(reply, f"group {group}")
+
+    async def read(
+        self, reader: RedisLink, group: str, consumer: str, streams: tuple[str, ...], count: int, block_ms: int
+    ) -> list[Entry]:
+        """One round: pending entries while there are any, else new ones; [] when ``block_ms`` (0: none) pass."""
+        key = (group, consumer, streams)
+        with self._handing_out(streams, group, consumer) as entries:
+            if (under_way := self._reading.get(key)) is None:
+                await self._recover(group, consumer, streams, count, entries)
+                if entries:
+                    return entries
+                block: Command = ("BLOCK", block_ms) if block_ms > 0 else ()
+                command = ("XREADGROUP", "GROUP", group, consumer, "COUNT", count, *block, "STREAMS", *streams)
+                under_way = reader.submit([(*command, *([">"] * len(streams)))], block_s=block_ms / 1000)
+                self._reading[key] = under_way
+            elif not under_way.done():
+                await asyncio.wait((under_way,), timeout=block_ms / 1000)
+                if not under_way.done():
+                    return []
+            try:
+                # A cancelled caller leaves the read in place: the next call gets its entries, so none is stranded.
+                (reply,) = await asyncio.shield(under_way)
+            except BusUnavailable:
+                self._reading.pop(key, None)
+                raise
+        self._reading.pop(key, None)
+        if is_no_group(reply):
+            await self.create(streams, group)
+            return await self.read(reader, group, consumer, streams, count, block_ms)
+        parts = stream_parts(checked(reply, f"read of group {group}"))
+        return self._hold(group, [to_entry(name, raw, flat) for name, items in parts for raw, flat in items if flat])
+
+    @contextmanager
+    def _handing_out(self, streams: Iterable[str], group: str, consumer: str) -> Iterator[list[Entry]]:
+        """Entries collected inside are held at once, so that nobody else finds them. If it fails half-way nobody has
+        been given them: they are let go, and the next read has to look for them."""
+        entries: list[Entry] = []
+        try:
+            yield entries
+        except BaseException:
+            for entry in entries:
+                self._held[entry.stream, group].discard(entry.id)
+            for stream in streams:
+                self._recovered.pop((stream, group, consumer), None)
+            raise
+
+    def _hold(self, group: str, entries: list[Entry]) -> list[Entry]:
+        for entry in entries:
+            self._held.setdefault((entry.stream, group), set()).add(entry.id)
+        return entries
+
+    async def _recover(
+        self, group: str, consumer: str, streams: Iterable[str], count: int, entries: list[Entry]
+    ) -> None:
+        """Add to ``entries`` what is pending for the consumer and not held, at most ``count`` per stream."""
+        since_s = monotonic() - LOOK_AGAIN_S
+        for stream in streams:
+            if self._recovered.get((stream, group, consumer), -inf) < since_s:
+                await self._recover_stream(group, consumer, stream, count, entries)
+
+    async def _recover_stream(self, group: str, consumer: str, stream: str, count: int, entries: list[Entry]) -> None:
+        reader = (stream, group, consumer)
+        room, start = count, "-"
+        while True:
+            (reply,) = await self._link.call(("XPENDING", stream, group, start, "+", _PAGE, consumer))
+            if is_no_group(reply):
+                await self.create([stream], group)
+                break
+            rows = checked(reply, f"pending entries of {stream}")
+            if not rows:
+                break
+            start = f"({rows[-1][0].decode()}"
+            held = self._held.get((stream, group), set())
+            left = {row[0]: int(row[3]) for row in rows if EntryId.parse(row[0]) not in held}
+            known = self._left_over.setdefault(reader, {})
+            if reader not in self._looked_once:
+                known.update({raw: times + 1 for raw, times in left.items() if raw not in known})
+            deliveries = [(raw, known.get(raw, times)) for raw, times in left.items()]
+            while deliveries and room:
+                # Claiming one's own entries returns them, and forgets those that were deleted.
+                batch, deliveries = dict(deliveries[:room]), deliveries[room:]
+                room -= await self._claim_rows(stream, group, consumer, batch, entries)
+            if not room:
+                return
+        self._looked_once.add(reader)
+        self._recovered[reader] = monotonic()
+
+    async def ack(self, group: str, entries: Iterable[Entry]) -> None:
+        """Ack and delete, in one transaction."""
+        by_stream: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_stream.setdefault(entry.stream, []).append(entry)
+        if not by_stream:
+            return
+        commands: list[Command] = [("MULTI",)]
+        for stream, acked in by_stream.items():
+            ids = [str(entry.id) for entry in acked]
+            commands += [("XACK", stream, group, *ids), ("XDEL", stream, *ids)]
+        exec_results(await self._link.call(*commands, ("EXEC",)), f"ack in group {group}")
+        for stream, acked in by_stream.items():
+            self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)
+
+    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+        """Many in a transaction. Of two who answer the same entry, the later one finds that the other one has touched a
+        key which it watches, and looks again."""
+        told = [""] * len(answers)
+        async with self._watch.lock:
+            for start in range(0, len(answers), _PAGE):
+                left = dict(enumerate(answers[start : start + _PAGE], start))
+                while left:
+                    for place, problem in (await self._answer(group, left)).items():
+                        told[place] = problem
+        for answer, problem in zip(answers, told, strict=True):
+            if not problem:
+                self._held.get((answer.entry.stream, group), set()).discard(answer.entry.id)
+        return told
+
+    async def _answer(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+        """See what is still pending, and which streams there can be; then store the rest. What needs no more is taken
+        out of ``left``; returns why some of it cannot be stored."""
+        streams = dict.fromkeys(each.stream for each in left.values())
+        entries = [each.entry for each in left.values()]
+        replies = await self._watch.look(
+            list(map(_touched, entries)),
+            *(("XPENDING", each.stream, group, str(each.id), str(each.id), 1) for each in entries),
+            *(("XLEN", stream) for stream in streams),
+        )
+        lengths = replies[len(left) :]
+        problems = {
+            stream: refusal(reply, f"answers in {stream}") for stream, reply in zip(streams, lengths, strict=True)
+        }
+        refused: dict[int, str] = {}
+        for (place, each), reply in zip(list(left.items()), replies, strict=False):
+            is_pending = not is_no_group(reply) and checked(reply, "answers")
+            if is_pending and problems[each.stream]:
+                refused[place] = problems[each.stream]
+            if not is_pending or place in refused:
+                del left[place]
+        return refused | (await self._store(group, left) if left else {})
+
+    async def _store(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+        """The transaction. Nothing happens, and all are left, if one of the entries has been answered meanwhile; if
+        some answers are refused, the others are left."""
+        commands = {place: _answer_commands(group, each) for place, each in left.items()}
+        ends = accumulate(map(len, commands.values()))
+        spans = {place: slice(end - len(each), end) for (place, each), end in zip(commands.items(), ends, strict=True)}
+        _, *queued, results = await self._watch.exec([*chain.from_iterable(commands.values())])
+        refused = {place: _refusal(queued[span], left[place]) for place, span in spans.items()}
+        if not any(refused.values()) and results is not None:
+            added = {place: checked(results, "answers")[span.start] for place, span in spans.items()}
+            refused = {place: _refusal([reply], left[place]) for place, reply in added.items()}
+            left.clear()
+        refused = {place: problem for place, problem in refused.items() if problem}
+        for place in refused:
+            left.pop(place, None)
+        return refused
+
+    async def claim(self, stream: str, group: str, consumer: str, dead: str) -> list[Entry]:
+        """Take over by consumer name: idle times follow the server's wall clock and prove nothing."""
+        with self._handing_out([stream], group, consumer) as entries:
+            while True:
+                (pending,) = await self._link.call(("XPENDING", stream, group, "-", "+", _PAGE, dead))
+                if is_no_group(pending):
+                    return entries
+                rows = checked(pending, f"claim from {dead}")
+                if not rows:
+                    break
+                await self._claim_rows(stream, group, consumer, _delivered_again(rows), entries)
+            # Should the dead one wake up and read just now, deleting it would strand what it was given: take that too.
+            replies = await self._link.call(
+                ("MULTI",),
+                ("XPENDING", stream, group, "-", "+", _PAGE, dead),
+                ("XGROUP", "DELCONSUMER", stream, group, dead),
+                ("EXEC",),
+            )
+            results = exec_results(replies, f"claim from {dead}")
+            if results and results[0]:
+                await self._claim_rows(stream, group, consumer, _delivered_again(results[0]), entries)
+        return entries
+
+    async def _claim_rows(
+        self, stream: str, group: str, consumer: str, deliveries: Mapping[bytes, int], entries: list[Entry]
+    ) -> int:
+        """Make pending entries ours, each with so many deliveries, and add them to ``entries``; returns how many."""
+        by_count: dict[int, list[bytes]] = {}
+        for raw, times in deliveries.items():
+            by_count.setdefault(times, []).append(raw)
+        commands: list[Command] = [
+            ("XCLAIM", stream, group, consumer, 0, *ids, "RETRYCOUNT", times, "FORCE")
+            for times, ids in by_count.items()
+        ]
+        items = [
+            item
+            for reply in (await self._link.call(*commands) if commands else ())
+            for item in checked(reply, f"claim for {consumer}")
+            if item and item[1]
+        ]
+        claimed = [to_entry(stream, raw, flat, deliveries[raw]) for raw, flat in items]
+        entries += self._hold(group, sorted(claimed, key=lambda entry: entry.id))
+        return len(claimed)
+
+    async def consumers(self, stream: str, group: str) -> dict[str, int]:
+        """Pending counts by consumer; {} if there is no such group."""
+        (reply,) = await self._link.call(("XINFO", "CONSUMERS", stream, group))
+        if is_no_key(reply) or is_no_group(reply):
+            return {}
+        rows = map(pairs, checked(reply, f"consumers of {group}"))
+        return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
+
+    async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
+        """Of each entry, the consumer that has it pending."""
+        replies = await self._link.call(*(("XPENDING", stream, group, str(i), str(i), 1) for i in ids)) if ids else []
+        found = [() if is_no_group(reply) else checked(reply, f"holders in {stream}") for reply in replies]
+        return {each: rows[0][1].decode() for each, rows in zip(ids, found, strict=True) if rows}
+
+
+def _touched(entry: Entry) -> str:
+    """A key that is never there; but whoever answers this entry touches it, and who watches it learns that."""
+    return f"{entry.stream}:answered:{entry.id}"
+
+
+def _refusal(replies: Iterable[Reply], answer: Answer) -> str:
+    """Why one of the commands of an answer is refused for good; "" if none is."""
+    return next(filter(None, (refusal(reply, f"answer to {answer.entry.id}") for reply in replies)), "")
+
+
+def _answer_commands(group: str, answer: Answer) -> list[Command]:
+    """The answer first. A key of counters that is no hash makes its own command alone fail."""
+    stream, entry_id, touched = answer.entry.stream, str(answer.entry.id), _touched(answer.entry)
+    frame = chain.from_iterable(encode(answer.message).items())
+    count: list[Command] = [("HINCRBY", answer.counters, answer.counter, 1)] if answer.counter else []
+    return [
+        ("XADD", answer.stream, "*", *frame),
+        ("XACK", stream, group, entry_id),
+        ("XDEL", stream, entry_id),
+        ("SET", touched, ""),
+        ("DEL", touched),
+        *count,
+    ]
+
+
+def _delivered_again(rows: Sequence[Reply]) -> dict[bytes, int]:
+    """Rows of XPENDING: how often each entry has been delivered once it is handed out now."""
+    return {row[0]: int(row[3]) + 1 for row in rows}

@@ -1,0 +1,40 @@
+"""Transactions that happen only if what they build on has not changed: WATCH, look, MULTI ... EXEC.
+
+There are no scripts: a Redis user of an actor may not run any. Between the look and the transaction nothing else may go
+over the connection, so it is one of its own, and who has begun holds the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pagebus.bus.redis.link import Command, RedisLink
+from pagebus.bus.redis.replies import checked
+from pagebus.bus.redis.stream import Reply
+
+
+class RedisWatch:
+    """One such connection: :meth:`look`, then perhaps :meth:`exec`, with the ``lock`` held."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self.lock = asyncio.Lock()
+        self._generation = 0
+
+    async def look(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
+        """Watch keys, and no others any more; then the replies to commands."""
+        unwatched, watched, *replies = await self._link.call(("UNWATCH",), ("WATCH", *keys), *commands)
+        checked(unwatched, "unwatch")
+        checked(watched, "watch")
+        self._generation = self._link.generation
+        return replies
+
+    async def exec(self, commands: Sequence[Command]) -> list[Reply]:
+        """The replies to MULTI, the commands, and EXEC, which is None if a watched key has changed: then nothing has
+        happened. Only on the connection that watches.
+
+        Raises:
+            BusUnavailable: that is lost.
+        """
+        return await self._link.call(("MULTI",), *commands, ("EXEC",), generation=self._generation)

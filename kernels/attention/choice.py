@@ -1,0 +1,209 @@
+"""Which path attention takes: one value per step, from one table, by what the host knows before it launches anything.
+
+Two tables are asked. :data:`PATHS` gives the path of a step: the first row that is possible for the engine and applies
+to the step. :data:`LONG_PROMPTS` gives the kernel for long prompts that an engine has beside its own prefill kernel.
+The engine, its metrics and ``pagebus explain`` all ask :class:`AttentionChooser`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+
+from pagebus.kernels.attention import cudnn_prefill, hopper_prefill, rotary_attention
+from pagebus.kernels.attention.rotary_attention import MOST_ROWS
+from pagebus.kernels.common.target import Target
+
+
+class AttentionPath(StrEnum):
+    """How the tokens of a step attend."""
+
+    CPU = "cpu"
+    REFERENCE = "reference"
+    DETERMINISTIC = "deterministic"
+    HOPPER_PREFILL = "hopper_prefill"
+    CUDNN_PREFILL = "cudnn_prefill"
+    DECODE_PREFILL = "decode_prefill"
+    PREFILL = "prefill"
+    FUSED_DECODE = "fused_decode"
+    DECODE = "decode"
+
+
+class StepRows(NamedTuple):
+    """What the rows of a step are, as they are launched: padded, if they run from a graph.
+
+    ``decodes`` is how many rows have one token, ``prompts`` whether others may be there, ``long_rows`` whether a kernel
+    for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet.
+    """
+
+    decodes: int
+    prompts: bool
+    long_rows: bool = False
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSetup:
+    """What an engine's attention is like, as far as a path depends on it. ``target`` None is a CPU; ``windows`` are
+    those of all layers (0: none); ``backend`` and ``deterministic`` are the settings of these names."""
+
+    target: Target | None
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    windows: frozenset[int] = frozenset({0})
+    backend: str = "auto"
+    deterministic: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a CPU can attend to the cache where it lies."""
+        return self.target is None and self.dtype == self.cache_dtype == torch.float32
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the decode kernel can norm, rotate and store heads like these."""
+        return rotary_attention.supports(self.q_heads, self.kv_heads, self.head_dim)
+
+    @property
+    def long_prompts_apart(self) -> bool:
+        """Whether any kernel for long prompts may take some: they know no windows, and change a result's bits."""
+        return self.target is not None and not self.deterministic and not any(self.windows)
+
+    @property
+    def has_hopper(self) -> bool:
+        """Whether our kernel for long prompts runs on this GPU, over heads like these."""
+        return hopper_prefill.supports(self.dtype, self.head_dim, self.target)
+
+    @property
+    def has_cudnn(self) -> bool:
+        """Whether cuDNN has a kernel for heads like these."""
+        return cudnn_prefill.supports(self.dtype, self.cache_dtype, self.head_dim)
+
+
+class LongPromptRule(NamedTuple):
+    """A kernel for long prompts: the setups it is ``possible`` for, and ``why`` it is taken there."""
+
+    possible: Callable[[AttentionSetup], bool]
+    why: str
+
+
+LONG_PROMPTS = {
+    AttentionPath.HOPPER_PREFILL: LongPromptRule(
+        lambda setup: setup.long_prompts_apart and setup.backend != "torch" and setup.has_hopper,
+        "sm_90, bfloat16, heads of 128, no sliding window: rows that this kernel computes faster by measured rates",
+    ),
+    AttentionPath.CUDNN_PREFILL: LongPromptRule(
+        lambda setup: setup.long_prompts_apart and setup.backend != "triton" and setup.has_cudnn,
+        "no Hopper kernel here: parts of rows that cuDNN computes faster by measured rates (all, with "
+        "--attention-backend torch), once it has plans for their shapes",
+    ),
+}
+"""Kernels for long prompts; the first that is possible is the engine's."""
+
+
+class PathRule(NamedTuple):
+    """A row of the table of paths: the setups it is ``possible`` for, the steps it ``applies`` to, ``why`` it is taken,
+    and the ``kernels`` by which each layer stores keys and values and attends."""
+
+    possible: Callable[[AttentionSetup], bool]
+    applies: Callable[[StepRows], bool]
+    why: str
+    kernels: tuple[str, ...] = ()
+
+
+def _on_gpu(setup: AttentionSetup) -> bool:
+    return setup.target is not None
+
+
+STORE, DECODE, PREFILL = "rotary_kv_write", "decode", "prefill"
+
+PATHS = {
+    AttentionPath.CPU: PathRule(
+        lambda setup: setup.in_place,
+        lambda rows: True,
+        "a CPU in float32: decodes read the cache where it lies, prompts take the reference",
+    ),
+    AttentionPath.REFERENCE: PathRule(
+        lambda setup: setup.target is None,
+        lambda rows: True,
+        "a CPU in another format than float32: plain torch",
+    ),
+    AttentionPath.DETERMINISTIC: PathRule(
+        lambda setup: setup.deterministic,
+        lambda rows: True,
+        "--deterministic: decodes are prompts of one token, and no keys are cut",
+        (STORE, PREFILL),
+    ),
+    AttentionPath.HOPPER_PREFILL: PathRule(
+        lambda setup: long_prompts_of(setup) is AttentionPath.HOPPER_PREFILL,
+        lambda rows: rows.long_rows,
+        LONG_PROMPTS[AttentionPath.HOPPER_PREFILL].why,
+        (STORE, "hopper"),
+    ),
+    AttentionPath.CUDNN_PREFILL: PathRule(
+        lambda setup: long_prompts_of(setup) is AttentionPath.CUDNN_PREFILL,
+        lambda rows: rows.long_rows,
+        LONG_PROMPTS[AttentionPath.CUDNN_PREFILL].why,
+        (STORE, "cudnn"),
+    ),
+    AttentionPath.DECODE_PREFILL: PathRule(
+        _on_gpu,
+        lambda rows: rows.prompts and rows.decodes > 0,
+        "decodes and prompts in one step, or a graph that holds both: each have their kernel",
+        (STORE, DECODE, PREFILL),
+    ),
+    AttentionPath.PREFILL: PathRule(_on_gpu, lambda rows: rows.prompts, "prompts alone", (STORE, PREFILL)),
+    AttentionPath.FUSED_DECODE: PathRule(
+        lambda setup: setup.target is not None and setup.fuses,
+        lambda rows: rows.whole and 0 < rows.decodes <= MOST_ROWS,
+        f"decodes alone, at most {MOST_ROWS} rows: one kernel norms and rotates the heads, stores keys and values, and "
+        "attends",
+        (DECODE,),
+    ),
+    AttentionPath.DECODE: PathRule(_on_gpu, lambda rows: True, "decodes alone", (STORE, DECODE)),
+}
+"""Paths of a step; the first that is possible for the setup and applies to the rows is taken."""
+
+
+def long_prompts_of(setup: AttentionSetup) -> AttentionPath | None:
+    """The kernel for long prompts that an engine has; None: its prefill kernel takes them all."""
+    return next((path for path, rule in LONG_PROMPTS.items() if rule.possible(setup)), None)
+
+
+class AttentionChooser:
+    """Chooses the paths of one engine's steps."""
+
+    def __init__(self, setup: AttentionSetup) -> None:
+        self.setup = setup
+        self.long_prompts = long_prompts_of(setup)
+        self._possible = [(path, rule.applies) for path, rule in PATHS.items() if rule.possible(setup)]
+
+    @property
+    def possible(self) -> list[AttentionPath]:
+        """Every path that some step may take."""
+        first_for_all = next(place for place, (_, applies) in enumerate(self._possible) if applies(NO_ROWS))
+        return [path for path, _ in self._possible[: first_for_all + 1]]
+
+    def choose(self, rows: StepRows) -> AttentionPath:
+        """The path of a step with these rows."""
+        return next(path for path, applies in self._possible if applies(rows))
+
+    def why(self, rows: StepRows) -> str:
+        """Why :meth:`choose` gives what it gives."""
+        path = self.choose(rows)
+        if path is not AttentionPath.DECODE or not rows.whole:
+            return PATHS[path].why
+        if rows.decodes > MOST_ROWS:
+            return f"decodes alone, more than {MOST_ROWS} rows: two kernels are as fast or faster"
+        return "decodes alone, but one kernel needs fewer than 8 query heads per KV head, of a power of two"
+
+
+NO_ROWS = StepRows(0, False)
+"""To which only rows of the table apply that apply to every step."""

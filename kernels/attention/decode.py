@@ -1,0 +1,380 @@
+"""Paged attention of rows with one query each: programs take the pieces a plan gives them, a second kernel merges.
+
+All query heads of a KV head are computed together. Keys and values are the left factors of both products, queries and
+weights the right ones: tensor cores take 16 rows of the left and 8 columns of the right, so few heads waste little.
+See :mod:`pagebus.kernels.attention.decode_plan` for who computes what.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
+from pagebus.kernels.attention.decode_plan import DecodePlan
+from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
+from pagebus.kernels.attention.merge import merge_pieces
+from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
+from pagebus.kernels.common.int8 import (
+    ONES,
+    PER_UNIT,
+    VALUE_BIAS,
+    split_queries,
+    token_scales,
+    unpack_value_pairs,
+    value_pairs,
+)
+from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+
+LOG2_E = 1.4426950408889634
+LEAST_DIM = 32
+"""Of products of int8."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head."""
+
+    tile: int
+    programs: int
+    num_warps: int
+    num_stages: int
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; a small number for a CPU (the interpreter)."""
+    target = target_of(device)
+    return target.num_multiprocessors if target is not None else 4
+
+
+def decode_config(
+    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False
+) -> DecodeConfig:
+    """The launch shape; element_size in bytes, of queries. As many programs as the device holds at once."""
+    if element_size > 2:
+        return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
+    programs = (4 if next_power_of_2(head_dim) <= 128 else 2) * processors // kv_heads
+    return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
+
+
+def merge_shape(plan: DecodePlan) -> tuple[int, int]:
+    """(pieces per step, warps) of the merge: few rows have many pieces each, of many rows each has few."""
+    return (64, 4) if plan.num_rows < 4 else (8, 1)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _decode_kernel(
+    q_ptr,  # [T, Hq, D], or [T, Hq + 2 Hkv, D] as the projections left it, if RAW
+    k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
+    v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
+    out_ptr,  # [T, Hq, D]
+    partial_ptr,  # [I, Hq, D] float32: normalised results of items
+    lse_ptr,  # [I, Hq] float32: log2 of their sums of exponentials
+    items_ptr,  # [I, 8]
+    program_items_ptr,  # [P + 1]
+    tables_ptr,  # [S, MB]
+    scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
+    # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
+    cos_sin_ptr,  # [max_position, D] float32 if RAW, else None; the next two as well
+    q_norm_ptr,  # [D] or None
+    k_norm_ptr,  # [D] or None
+    eps,
+    scale_log2,
+    window,
+    stride_qt,
+    stride_qh,
+    stride_block,
+    stride_ot,
+    stride_oh,
+    stride_table,
+    STRIDE_TOKEN: tl.constexpr,  # known when compiling, a tile's addresses are a few registers and constants
+    STRIDE_HEAD: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PART: tl.constexpr,  # tokens that never lie in two blocks
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NATIVE: tl.constexpr,
+    INT8: tl.constexpr,  # the cache
+    LARGEST: tl.constexpr,  # of the cache's format
+    SETTLED: tl.constexpr,  # the plan may be read before waiting
+    PDL: tl.constexpr,
+):
+    # Values of one byte are read two at a time, as numbers of 16 bits: tensor cores want them transposed, which
+    # loads do for 16 bits only. Even and odd columns of the result are then summed up apart.
+    PAIRS: tl.constexpr = scales_ptr is not None
+    FLOAT8: tl.constexpr = PAIRS and not INT8
+    ELEMENT: tl.constexpr = q_ptr.dtype.element_ty
+    WIDE: tl.constexpr = tl.float16 if PAIRS and tl.bfloat16 == ELEMENT else ELEMENT
+    # Over int8 products of queries and keys are of whole numbers, and values are multiplied as they are stored.
+    WHOLE: tl.constexpr = INT8 and tl.float16 == WIDE
+    RAW: tl.constexpr = cos_sin_ptr is not None
+    STEP: tl.constexpr = 2 if PAIRS else 1
+    COLUMNS: tl.constexpr = BLOCK_DIM // STEP
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    num_heads = tl.num_programs(0) * GROUP
+    if PDL and not SETTLED:
+        gdc_wait()
+    member = tl.arange(0, BLOCK_HEADS)
+    head = kv_head * GROUP + member
+    dim = tl.arange(0, BLOCK_DIM)
+    column = tl.arange(0, COLUMNS)
+    token = tl.arange(0, TILE)
+    mask_dim = dim < HEAD_DIM
+    mask_columns = column < HEAD_DIM // STEP
+    mask_member = (member < GROUP)[None, :]
+    mask_out = mask_member & mask_columns[:, None]
+    k_head_ptr = k_ptr + kv_head * STRIDE_HEAD
+    k_inside = (token % PART)[:, None] * STRIDE_TOKEN + dim[None, :]
+    v_scale, k_per_scale, v_per_scale = 1.0, None, None
+    if WHOLE:
+        v_scale = PER_UNIT
+    if FLOAT8:
+        k_scale = tl.load(scales_ptr + kv_head)
+        v_scale = tl.load(scales_ptr + tl.num_programs(0) + kv_head)
+        scale_log2 *= k_scale
+        if RAW:
+            k_per_scale, v_per_scale = tl.div_rn(1.0, k_scale), tl.div_rn(1.0, v_scale)
+    v_ptr_pairs = v_ptr
+    if PAIRS:
+        v_ptr_pairs = v_ptr.to(tl.pointer_type(tl.int16))
+    if INT8:
+        words_ptr = scales_ptr.to(tl.pointer_type(tl.int32)) + kv_head * BLOCK_SIZE
+    v_head_ptr = v_ptr_pairs + kv_head * (STRIDE_HEAD // STEP)
+    v_inside = (token % PART)[None, :] * (STRIDE_TOKEN // STEP) + column[:, None]
+    item = tl.load(program_items_ptr + program)
+    end_item = tl.load(program_items_ptr + program + 1)
+    fields = items_ptr + item * 8
+    live = item < end_item
+    row = tl.load(fields, mask=live, other=0).to(tl.int64)
+    slot = tl.load(fields + 1, mask=live, other=0).to(tl.int64)
+    length = tl.load(fields + 2, mask=live, other=0)
+    tile_begin = tl.load(fields + 3, mask=live, other=0)
+    tile_end = tl.load(fields + 4, mask=live, other=0)
+    divided = tl.load(fields + 5, mask=live, other=0)
+    table_ptr = tables_ptr + slot * stride_table
+    blocks = tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
+    if PDL:
+        gdc_launch_dependents()
+    while item < end_item:
+        # The next item's numbers are asked for before this one's tiles, its first blocks before this one's result.
+        fields = items_ptr + (item + 1) * 8
+        live = item + 1 < end_item
+        next_row = tl.load(fields, mask=live, other=0).to(tl.int64)
+        next_slot = tl.load(fields + 1, mask=live, other=0).to(tl.int64)
+        next_length = tl.load(fields + 2, mask=live, other=0)
+        next_begin = tl.load(fields + 3, mask=live, other=0)
+        next_end = tl.load(fields + 4, mask=live, other=0)
+        next_divided = tl.load(fields + 5, mask=live, other=0)
+        if RAW:
+            # The program with the row's last tile puts the newest key and value into the cache, and reads them there.
+            newest = tl.maximum(length - 1, 0)
+            kept = (length > 0) & (tile_end * TILE >= length)
+            block = tl.load(table_ptr + newest // BLOCK_SIZE, mask=kept, other=-1).to(tl.int64)
+            target = kv_head * STRIDE_HEAD + block * stride_block + newest % BLOCK_SIZE * STRIDE_TOKEN
+            token_ptr = q_ptr + row * stride_qt
+            first, second = turn_group(
+                token_ptr, kv_head, tl.num_programs(0), newest, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps,
+                GROUP, HEAD_DIM // 2, BLOCK_HEADS, PDL and SETTLED,
+            )  # fmt: skip
+            q = select_halves(first, second) if WHOLE else join_halves(first, second)
+            value_ptr = token_ptr + (num_heads + tl.num_programs(0) + kv_head) * HEAD_DIM
+            if INT8:
+                pair = kv_head * BLOCK_SIZE + block * (stride_block // 4) + newest % BLOCK_SIZE
+                cache_token_int8(
+                    first, second, value_ptr, k_ptr + target, v_ptr + target, scales_ptr + 2 * pair,
+                    kept & (block >= 0), GROUP, HEAD_DIM // 2,
+                )  # fmt: skip
+            else:
+                cache_token(
+                    first, second, value_ptr, k_ptr + target, v_ptr + target, k_per_scale, v_per_scale,
+                    kept & (block >= 0), GROUP, HEAD_DIM // 2, LARGEST,
+                )  # fmt: skip
+        else:
+            if PDL and SETTLED:
+                gdc_wait()
+            if WHOLE:
+                q = q_ptr + row * stride_qt + head[:, None] * stride_qh + dim[None, :]
+                q = tl.load(q, mask=(member < GROUP)[:, None] & mask_dim[None, :], other=0.0)
+            else:
+                q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
+                q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
+        if FLOAT8:
+            q = float8_query(q)
+        if WHOLE:
+            q_high, q_low, q_scale = split_queries(q)
+            q_scale *= scale_log2
+        highest = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
+        # Sums over a tile's tokens need all warps; those over tiles are made first.
+        totals = tl.zeros([TILE, BLOCK_HEADS], tl.float32)
+        plain_totals = tl.zeros([TILE, BLOCK_HEADS], tl.float32)
+        acc = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
+        acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
+        for tile in tl.range(tile_begin, tile_end):
+            place = tile * TILE + token
+            seen = place < length
+            if WINDOWED:
+                seen &= place >= length - window
+            offsets = part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
+            if INT8:
+                words = words_ptr + pair_offsets(blocks, tile, stride_block, TILE, BLOCK_SIZE, PART)
+                words = tl.load(words, mask=seen, other=ONES)
+            blocks = tile_blocks(table_ptr, tile + 1, length, TILE, BLOCK_SIZE, PART)
+            k = tl.load((k_head_ptr + offsets[:, None]) + k_inside, mask=seen[:, None] & mask_dim[None, :], other=0.0)
+            v = (v_head_ptr + offsets[None, :] // STEP) + v_inside
+            v = tl.load(v, mask=seen[None, :] & mask_columns[:, None], other=0)
+            if WHOLE:
+                scores = tl.dot(k, tl.trans(q_low), tl.dot(k, tl.trans(q_high)) * 254, out_dtype=tl.int32)
+                scores = scores.to(tl.float32) * q_scale[None, :]
+            else:
+                scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION) * scale_log2
+            if INT8:
+                k_scale, v_log, per_v_scale = token_scales(words, NATIVE and WHOLE)
+                scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
+            scores = tl.where(seen[:, None], scores, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(scores, axis=0))
+            weights = tl.exp2(scores - new_highest[None, :])
+            decay = tl.exp2(highest - new_highest)
+            if INT8:
+                totals = tl.fma(totals, decay[None, :], weights * per_v_scale[:, None])
+            else:
+                totals = tl.fma(totals, decay[None, :], weights)
+            weights = weights.to(WIDE)
+            if WHOLE:
+                plain_totals = tl.fma(plain_totals, decay[None, :], weights.to(tl.float32))
+                v, odd = unpack_value_pairs(v, NATIVE)
+                acc_odd = tl.fma(acc_odd, decay[None, :], tl.dot(odd, weights))
+                acc = tl.fma(acc, decay[None, :], tl.dot(v, weights))
+            else:
+                if INT8:
+                    v, odd = value_pairs(v, WIDE)
+                elif FLOAT8:
+                    v, odd = unpack_pairs(v, v_ptr.dtype.element_ty, NATIVE)
+                if PAIRS:
+                    acc_odd = tl.dot(odd.to(WIDE), weights, acc_odd * decay[None, :], input_precision=PRECISION)
+                acc = tl.dot(v.to(WIDE), weights, acc * decay[None, :], input_precision=PRECISION)
+            highest = new_highest
+
+        table_ptr = tables_ptr + next_slot * stride_table
+        blocks = tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
+        total = tl.sum(totals, axis=0)
+        share = (v_scale / tl.where(total > 0, total, 1.0))[None, :]
+        if WHOLE:
+            bias = tl.sum(plain_totals, axis=0)[None, :] * VALUE_BIAS
+            acc, acc_odd = acc - bias, acc_odd - bias
+        if divided == 0:
+            out = out_ptr + row * stride_ot + head[None, :] * stride_oh + column[:, None] * STEP
+            tl.store(out, (acc * share).to(out_ptr.dtype.element_ty), mask=mask_out)
+            if PAIRS:
+                tl.store(out + 1, (acc_odd * share).to(out_ptr.dtype.element_ty), mask=mask_out)
+        else:
+            part = item * num_heads + head
+            partial = partial_ptr + part[None, :] * HEAD_DIM + column[:, None] * STEP
+            tl.store(partial, acc * share, mask=mask_out)
+            if PAIRS:
+                tl.store(partial + 1, acc_odd * share, mask=mask_out)
+            tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < GROUP)
+        item += 1
+        row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
+    if PDL:
+        gdc_wait()  # also without any item: who waits for this kernel, waits for those before it
+
+
+@triton.jit
+def _merge_kernel(
+    out_ptr,  # [T, Hq, D]
+    partial_ptr,  # [I, Hq, D] float32
+    lse_ptr,  # [I, Hq] float32
+    merges_ptr,  # [M, 4]
+    stride_ot,
+    stride_oh,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    SETTLED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One divided row and head: the sum of its pieces, each weighted by its share of the exponentials."""
+    if PDL:
+        gdc_launch_dependents()
+        if not SETTLED:
+            gdc_wait()
+    head = tl.program_id(0)
+    fields = merges_ptr + tl.program_id(1) * 4
+    row = tl.load(fields).to(tl.int64)
+    first = tl.load(fields + 1)
+    count = tl.load(fields + 2)
+    if PDL and SETTLED:
+        gdc_wait()
+    if count == 0:
+        return
+    dim = tl.arange(0, BLOCK_DIM)
+    num_heads = tl.num_programs(0)
+    merged = merge_pieces(
+        partial_ptr, lse_ptr, first * num_heads + head, count, num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM
+    )
+    out = out_ptr + row * stride_ot + head * stride_oh + dim
+    tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    sliding_window: int,
+    plan: DecodePlan,
+    config: DecodeConfig | None = None,
+    kv_scales: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`.
+
+    With ``cos_sin`` q is [T, Hq + 2 Hkv, D], and its keys and values go into the cache: see `rotary_attention`.
+    """
+    q_heads, head_dim = out.shape[1], out.shape[2]
+    block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
+    group = q_heads // kv_heads
+    stride_block, stride_token, stride_head, _ = k_cache.stride()
+    config = config or decode_config(
+        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None
+    )
+    assert config.tile == plan.tile
+    block_heads = max(8, next_power_of_2(group if cos_sin is None else group + 1))  # a key lies beside its queries
+    common = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_DIM": max(LEAST_DIM, next_power_of_2(head_dim)),
+        "SETTLED": plan.settled,
+        **pdl(q.device),
+    }
+    _decode_kernel[(kv_heads, plan.num_programs)](
+        q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
+        kv_scales, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
+        q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
+        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
+        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window > 0,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
+        INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+        maxnreg=128 if common["BLOCK_DIM"] <= 128 and config.num_warps == 4 and q.element_size() == 2 else None,
+        enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
+    )  # fmt: skip
+    block_pieces, warps = merge_shape(plan)
+    _merge_kernel[(q_heads, len(plan.merges))](
+        out, plan.partial, plan.lse, plan.merges, out.stride(0), out.stride(1),
+        BLOCK_PIECES=block_pieces, **common, num_warps=warps,
+    )  # fmt: skip

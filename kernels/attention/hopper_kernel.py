@@ -1,0 +1,320 @@
+"""Attention of long prompts on Hopper GPUs, in Gluon, after FlashAttention-3 (arXiv 2407.08608).
+
+A program has three parts. One warp copies keys and values, tile by tile, into a ring of buffers in shared memory (TMA,
+guarded by mbarriers). Two warpgroups compute 64 queries each: scores of a tile, and beside its softmax the product of
+the weights before with their values. They take turns in issuing products, so that the softmax of one runs beside the
+products of the other. Programs stay, one on each multiprocessor, and go from one piece of work to the next, whose
+first keys come while the last results are still written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper
+
+LOG2_E = 1.4426950408889634
+ROWS, TILE = 64, 128
+"""Queries of a warpgroup, keys of a tile."""
+SPAN_FIELDS = 8
+STAGES = 3
+"""Tiles in shared memory, of keys and of values."""
+REGISTERS, COPY_REGISTERS = 240, 24
+"""Of a thread that computes, and of one that copies; the first warpgroup gets what the others leave, as many."""
+
+
+@gluon.jit
+def _work(spans, index, num_spans, Q_HEADS: gl.constexpr, SPAN_FIELDS: gl.constexpr):
+    """The index-th piece of work of this program: whether there is one, where its span is, and its head. Every other
+    time programs take work in the opposite order, so that none has always the longest."""
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    place = index * programs + gl.where(index % 2 == 0, program, programs - 1 - program)
+    return place < num_spans * Q_HEADS, spans + place // Q_HEADS * SPAN_FIELDS, place % Q_HEADS
+
+
+@gluon.jit
+def _queries(exists, span):
+    """Of a span what a warpgroup needs at once: position of its first token, its first tile, and the one behind the
+    last."""
+    return (
+        gl.load(span + 3, mask=exists, other=0),
+        gl.load(span + 4, mask=exists, other=0),
+        gl.load(span + 5, mask=exists, other=0),
+    )
+
+
+@gluon.jit
+def _copy(
+    q_desc, k_desc, v_desc, spans, num_spans, rounds,
+    q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+    Q_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr,
+):  # fmt: skip
+    """The warp that copies: as many tiles ahead as there are buffers."""
+    count = 0
+    for index in range(rounds):
+        exists, span, head = _work(spans, index, num_spans, Q_HEADS, SPAN_FIELDS)
+        token = gl.load(span, mask=exists, other=0)
+        key = gl.load(span + 2, mask=exists, other=0)
+        begin = gl.load(span + 4, mask=exists, other=0)
+        end = gl.load(span + 5, mask=exists, other=0)
+        column = head // GROUP * HEAD_DIM
+        for tile in range(begin, end):
+            stage, phase = count % STAGES, (count // STAGES) & 1
+            row = key + tile * TILE
+            hopper.mbarrier.wait(k_empty.index(stage), phase ^ 1)
+            hopper.mbarrier.expect(k_ready.index(stage), k_desc.block_type.nbytes)
+            hopper.tma.async_copy_global_to_shared(k_desc, [row, column], k_ready.index(stage), k_smem.index(stage))
+            if tile == begin:  # behind the first keys, which need not wait for the queries before
+                for part in gl.static_range(2):
+                    hopper.mbarrier.wait(q_empty.index(part), (index & 1) ^ 1)
+                    hopper.mbarrier.expect(q_ready.index(part), q_desc.block_type.nbytes)
+                    hopper.tma.async_copy_global_to_shared(
+                        q_desc, [token + part * ROWS, head * HEAD_DIM], q_ready.index(part), q_smem.index(part)
+                    )
+            hopper.mbarrier.wait(v_empty.index(stage), phase ^ 1)
+            hopper.mbarrier.expect(v_ready.index(stage), v_desc.block_type.nbytes)
+            hopper.tma.async_copy_global_to_shared(v_desc, [row, column], v_ready.index(stage), v_smem.index(stage))
+            count += 1
+
+
+@gluon.jit
+def _wait_for_turn(PART: gl.constexpr):
+    """Until the other warpgroup has given it. Named barriers of all 256 threads: 10 for the first's turn, 11 for the
+    second's."""
+    if PART == 0:
+        gl.inline_asm_elementwise("bar.sync 10, 256; mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+    else:
+        gl.inline_asm_elementwise("bar.sync 11, 256; mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _give_turn(PART: gl.constexpr):
+    if PART == 0:
+        gl.inline_asm_elementwise("bar.arrive 11, 256; mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+    else:
+        gl.inline_asm_elementwise("bar.arrive 10, 256; mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _hide(scores, tile, position, TILE: gl.constexpr):
+    """Scores of the keys that a query sees; of others, minus infinity."""
+    place = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
+    return gl.where(place[None, :] <= position[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def _attend(
+    q, acc, weights, decay, highest, total, count, begin, end, last, position, scale_log2,
+    k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
+    MASKED: gl.constexpr, PART: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, P_LAYOUT: gl.constexpr,
+    dtype: gl.constexpr,
+):  # fmt: skip
+    """Take the tiles begin..end of keys, of which the first has come, and the values of the tiles before them."""
+    for tile in range(begin, end):
+        stage, before = count % STAGES, (count - 1) % STAGES
+        p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
+        acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
+        hopper.mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
+        _wait_for_turn(PART)
+        # The scores take the registers of the weights.
+        later = hopper.warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), weights, use_acc=False, is_async=True)
+        acc_later = hopper.warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+        _give_turn(PART)
+        scores = hopper.warpgroup_mma_wait(1, deps=[later])
+        hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+        if MASKED:
+            scores = _hide(scores, tile, position, TILE)
+        new_highest = gl.maximum(highest, gl.max(scores, axis=1) * scale_log2)
+        weights = gl.exp2(scores * scale_log2 - new_highest[:, None])
+        decay = gl.exp2(highest - new_highest)
+        total = total * decay + gl.sum(weights, axis=1)
+        highest = new_highest
+        count += 1
+        # Its branch keeps the assembler from moving the exponentials behind the wait for the product beside them.
+        hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=tile + 1 < last)
+        acc = hopper.warpgroup_mma_wait(0, deps=[acc_later])
+        hopper.mbarrier.arrive(v_empty.index(before), count=1)
+    return acc, weights, decay, highest, total, count
+
+
+@gluon.jit
+def _compute(
+    out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+    q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+    PART: gl.constexpr, Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr,
+):  # fmt: skip
+    """One of the two warpgroups that compute."""
+    dtype: gl.constexpr = q_smem.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    q = q_smem.index(PART)
+    if PART == 1:
+        _give_turn(1)
+    count = 0
+    exists, span, head = _work(spans, 0, num_spans, Q_HEADS, SPAN_FIELDS)
+    first, begin, end = _queries(exists, span)
+    for index in range(rounds):
+        if exists:
+            position = first + PART * ROWS + gl.arange(0, ROWS, S_ROWS)
+            stage = count % STAGES
+            hopper.mbarrier.wait(q_ready.index(PART), index & 1)
+            hopper.mbarrier.wait(k_ready.index(stage), (count // STAGES) & 1)
+            _wait_for_turn(PART)
+            zeros = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
+            later = hopper.warpgroup_mma(q, k_smem.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+            _give_turn(PART)
+            scores = hopper.warpgroup_mma_wait(0, deps=[later])
+            hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+            scores = _hide(scores, begin, position, TILE)
+            highest = gl.max(scores, axis=1) * scale_log2
+            weights = gl.exp2(scores * scale_log2 - highest[:, None])
+            total = gl.sum(weights, axis=1)
+            decay = gl.full([ROWS], 1.0, gl.float32, S_ROWS)
+            acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, O_LAYOUT)
+            count += 1
+            hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=begin + 1 < end)
+            masked = gl.maximum(gl.minimum((first + 1) // TILE, end), begin + 1)  # all queries see every key before
+            acc, weights, decay, highest, total, count = _attend(
+                q, acc, weights, decay, highest, total, count, begin + 1, masked, end, position, scale_log2,
+                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, False, PART, TILE, STAGES, P_LAYOUT, dtype,
+            )  # fmt: skip
+            acc, weights, decay, highest, total, count = _attend(
+                q, acc, weights, decay, highest, total, count, masked, end, end, position, scale_log2,
+                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, True, PART, TILE, STAGES, P_LAYOUT, dtype,
+            )  # fmt: skip
+            hopper.mbarrier.arrive(q_empty.index(PART), count=1)
+            token, members = gl.load(span), gl.load(span + 1)
+            piece, pieces = gl.load(span + 6), gl.load(span + 7)
+            last_head = head
+            exists, span, head = _work(spans, index + 1, num_spans, Q_HEADS, SPAN_FIELDS)
+            first, begin, end = _queries(exists, span)
+            stage = (count - 1) % STAGES
+            acc = acc * gl.convert_layout(decay, O_ROWS)[:, None]
+            p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
+            hopper.mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
+            acc = hopper.warpgroup_mma_wait(0, deps=[hopper.warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
+            hopper.mbarrier.arrive(v_empty.index(stage), count=1)
+
+            acc = acc * gl.convert_layout(1 / total, O_ROWS)[:, None]
+            member = gl.arange(0, ROWS, O_ROWS)
+            dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, O_LAYOUT))[None, :]
+            exist = (PART * ROWS + member < members)[:, None]
+            if piece >= 0:
+                part = ((piece + PART * pieces) * ROWS + gl.arange(0, ROWS, S_ROWS)) * Q_HEADS + last_head
+                gl.store(lse_ptr + part, highest + gl.log2(total))
+                part = gl.convert_layout(part, O_ROWS).to(gl.int64) * HEAD_DIM
+                gl.store(partial_ptr + part[:, None] + dim, acc, mask=exist)
+            else:
+                out = (token + PART * ROWS + member).to(gl.int64) * stride_ot + last_head * HEAD_DIM
+                gl.store(out_ptr + out[:, None] + dim, acc.to(dtype), mask=exist)
+    if PART == 0:
+        _wait_for_turn(0)  # which the other gave last
+
+
+@gluon.jit(do_not_specialize=["num_spans", "rounds"])
+def _attention_kernel(
+    q_desc,  # [T, Hq * D]
+    k_desc,  # [N, Hkv * D]
+    v_desc,  # [N, Hkv * D]
+    out_ptr,  # [T, Hq, D]
+    partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
+    lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
+    spans,  # [num_spans, SPAN_FIELDS] int32, see `hopper_attention`
+    num_spans,
+    rounds,
+    scale_log2,
+    stride_ot,
+    Q_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    ROWS: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+    SPAN_FIELDS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    COPY_REGISTERS: gl.constexpr,
+):
+    dtype: gl.constexpr = q_desc.dtype
+    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], v_desc.layout)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        hopper.mbarrier.init(q_ready.index(i), count=1)
+        hopper.mbarrier.init(q_empty.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(k_ready.index(i), count=1)
+        hopper.mbarrier.init(v_ready.index(i), count=1)
+        hopper.mbarrier.init(k_empty.index(i), count=2)
+        hopper.mbarrier.init(v_empty.index(i), count=2)
+    hopper.fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_compute, (
+                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+                0, Q_HEADS, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+            )),
+            (_compute, (
+                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+                1, Q_HEADS, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+            )),
+            (_copy, (
+                q_desc, k_desc, v_desc, spans, num_spans, rounds,
+                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+                Q_HEADS, GROUP, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+            )),
+        ],
+        [4, 1],
+        [REGISTERS, COPY_REGISTERS],
+    )  # fmt: skip
+
+
+def hopper_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    lse: torch.Tensor,
+    spans: torch.Tensor,
+    scale: float,
+    programs: int,
+) -> None:
+    """out = causal attention of the queries in ``spans`` of q, both [T, Hq, D]; all others stay.
+
+    k and v [N, Hkv, D], with any stride of tokens: each row's keys begin at a multiple of TILE, and zeros follow them
+    up to the next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up
+    to 2 ROWS), the row's first key in k, position of the first token in its row, the first tile of keys (whose first
+    key the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of
+    pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first ROWS tokens as that piece, of the
+    others as many pieces later. If the piece is -1, they go to out.
+    """
+    q_heads, head_dim = q.shape[1:]
+    kv_heads = k.shape[1]
+    assert q.stride()[1:] == out.stride()[1:] == k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+    def rows(of: torch.Tensor, count: int) -> LayoutDescriptor:
+        shape = [of.shape[0], of.shape[1] * head_dim]
+        return LayoutDescriptor(of, shape, [of.stride(0), 1], [count, head_dim], layout)
+
+    work = len(spans) * q_heads
+    grid = min(programs, work)
+    _attention_kernel[(grid,)](
+        rows(q, ROWS), rows(k, TILE), rows(v, TILE), out, partial, lse, spans, len(spans), -(-work // grid),
+        scale * LOG2_E, out.stride(0),
+        Q_HEADS=q_heads, GROUP=q_heads // kv_heads, HEAD_DIM=head_dim, ROWS=ROWS, TILE=TILE, STAGES=STAGES,
+        SPAN_FIELDS=SPAN_FIELDS, REGISTERS=REGISTERS, COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Long prompts on Hopper GPUs: by a kernel that needs the keys of a row together; they are copied out of the pages,
+but for those of prompts that fill whole tiles, which lie where the projections left them.
+
+Rows go together until their keys fill a buffer. Their queries are cut into blocks; each block and head is a piece of
+work for the kernel's programs, which stay. Where the last round of work would leave many of them idle, the keys of some
+blocks are cut as well, and the results merged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.gather import gather_tokens
+from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, TILE, hopper_attention
+from pagebus.kernels.attention.prefill import merge_blocks
+from pagebus.kernels.attention.prefill_plan import Ints
+from pagebus.kernels.common.target import Target, target_of
+from pagebus.kernels.common.triton import LayoutDescriptor
+
+QUERIES = 2 * ROWS
+"""Of a block, which two warpgroups share."""
+TOGETHER = 65536
+"""Keys of rows that go together; a longer row goes alone."""
+HEAD_DIM = 128
+MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
+"""Blocks whose keys may be cut, into how many pieces, of how many tiles at least."""
+WORK_TILES = 2
+"""What it takes to begin and to end a piece of work, in tiles."""
+OWN_RATE, OWN_HALF = 400e12, 550
+"""FLOP/s on a busy H200 of our other kernel, for long rows, and keys seen by a query at which half of it is reached."""
+RATE, WORK_S, ROW_S, OVERHEAD_S = 620e12, 45e-9, 4e-6, 10e-6
+"""Of this one, and what a block and head, a row, and a call cost beside it."""
+COPIED_PER_S = 4e12
+"""Bytes of keys and values, read and written."""
+
+
+def supports(dtype: torch.dtype, head_dim: int, target: Target | None) -> bool:
+    """Whether there is a kernel for such queries, without a window, on this GPU."""
+    fits = dtype == torch.bfloat16 and head_dim == HEAD_DIM
+    return fits and target is not None and target.capability == 90 and LayoutDescriptor is not None
+
+
+once_per_step = lru_cache(maxsize=16)
+"""For what every layer of a step asks again."""
+
+
+def faster_rows(rows: tuple[LongRow, ...], q_heads: int, kv_heads: int) -> tuple[LongRow, ...]:
+    """The rows that take this less time than our other kernel, by measured rates."""
+    gains = {row._replace(own=True): gain_s(row, q_heads, kv_heads) for row in rows}
+    faster = tuple(row for row, gained_s in gains.items() if gained_s > 0)
+    return faster if sum(gains[row] for row in faster) > OVERHEAD_S else ()
+
+
+def gain_s(row: LongRow, q_heads: int, kv_heads: int) -> float:
+    """Seconds by which a row takes this less time, in one layer."""
+    seen = 2 * row.context_len - row.num_queries  # by a query, twice the mean: its length, of a prompt without past
+    operations = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
+    gained_s = operations * ((seen + OWN_HALF) / (OWN_RATE * seen) - 1 / RATE)
+    copied = 8 * kv_heads * HEAD_DIM * row.context_len
+    return gained_s - ROW_S - WORK_S * q_heads * -(-row.num_queries // QUERIES) - copied / COPIED_PER_S
+
+
+def scratch_bytes(num_tokens: int, longest: int, q_heads: int, kv_heads: int, element_size: int) -> int:
+    """The most that `long_attention` takes for up to so many new tokens in contexts up to ``longest``."""
+    keys = max(min(TOGETHER, longest * num_tokens), _padded(longest))
+    pieces = MOST_CUT * PIECES[-1] * QUERIES * q_heads * (HEAD_DIM + 1) * 4
+    return 2 * kv_heads * keys * HEAD_DIM * element_size + pieces
+
+
+def _padded(count: int) -> int:
+    """Whole tiles."""
+    return -(-count // TILE) * TILE
+
+
+@once_per_step
+def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
+    """Which rows go together."""
+    found: list[list[LongRow]] = []
+    room = 0
+    for row in rows:
+        keys = _padded(row.context_len)
+        if keys > room:
+            found.append([])
+            room = TOGETHER
+        found[-1].append(row)
+        room -= keys
+    return [tuple(group) for group in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the kernel does for a group of rows: ``spans`` [N, 8] as in `hopper_attention`, and ``merges`` [M, 4] of
+    ``pieces`` of ROWS queries as in `QuerySpans`."""
+
+    spans: Ints
+    merges: Ints
+    pieces: int
+
+
+def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int) -> Work:
+    """Cut the rows, whose keys lie one behind the other in whole tiles, such that no program has much more to do than
+    others."""
+    blocks = np.concatenate([_blocks(row) for row in rows])
+    keys = np.cumsum([0, *(_padded(row.context_len) for row in rows)])
+    blocks[:, 2] = np.repeat(keys[:-1], [-(-row.num_queries // QUERIES) for row in rows])
+    blocks = blocks[np.argsort(-blocks[:, 5], kind="stable")]
+    count, parts = _what_to_cut(blocks[:, 5], q_heads, programs)
+    if count == 0:
+        return Work(blocks, np.empty((0, 4), np.int32), 0)
+    divided = blocks[-count:]
+    bounds = _bounds(divided[:, 5], parts)
+    first = 2 * parts * np.arange(count)
+    pieces = np.repeat(divided, parts, axis=0)
+    pieces[:, 4], pieces[:, 5] = bounds[:, :-1].ravel(), bounds[:, 1:].ravel()
+    pieces[:, 6], pieces[:, 7] = (first[:, None] + np.arange(parts)).ravel(), parts
+    spans = np.concatenate((blocks[:-count], pieces))
+    longest_first = np.argsort(spans[:, 4] - spans[:, 5], kind="stable")
+    merges = np.empty((2, count, 4), np.int32)
+    for half in range(2):
+        queries = np.minimum(divided[:, 1] - half * ROWS, ROWS)
+        merges[half] = np.stack((divided[:, 0] + half * ROWS, first + half * parts, 0 * first + parts, queries), axis=1)
+    return Work(spans[longest_first], merges[merges[:, :, 3] > 0], 2 * count * parts)
+
+
+def _what_to_cut(tiles: Ints, q_heads: int, programs: int) -> tuple[int, int]:
+    """How many of the blocks with the least ``tiles``, which come last, are cut, and into how many pieces."""
+    least, found = 0.99 * _longest(tiles, q_heads, programs), (0, 1)
+    for count in range(1, min(MOST_CUT, len(tiles)) + 1):
+        for parts in PIECES:
+            if tiles[-1] >= parts * LEAST_TILES:
+                pieces = np.append(tiles[:-count], np.diff(_bounds(tiles[-count:], parts)))
+                longest = _longest(np.sort(pieces)[::-1], q_heads, programs)
+                if longest < least:
+                    least, found = longest, (count, parts)
+    return found
+
+
+def _blocks(row: LongRow) -> Ints:
+    """The row's queries in blocks, as spans whose keys begin at 0."""
+    first = np.arange(0, row.num_queries, QUERIES)
+    blocks = np.zeros((len(first), SPAN_FIELDS), np.int32)
+    blocks[:, 0] = row.first_token + first
+    blocks[:, 1] = np.minimum(row.num_queries - first, QUERIES)
+    blocks[:, 3] = row.context_len - row.num_queries + first
+    blocks[:, 5] = -(-(blocks[:, 3] + blocks[:, 1]) // TILE)
+    blocks[:, 6] = -1
+    return blocks
+
+
+def _bounds(tiles: Ints, parts: int) -> Ints:
+    """Where each of so many ``tiles`` is cut: [N, parts + 1]."""
+    return tiles[:, None] * np.arange(parts + 1) // parts
+
+
+def _longest(tiles: Ints, q_heads: int, programs: int) -> int:
+    """What the program with the most work has to do, in tiles: every other round begins with the last program."""
+    work = np.repeat(tiles, q_heads) + WORK_TILES
+    rounds = np.zeros((-(-len(work) // programs), programs), np.int64)
+    rounds.reshape(-1)[: len(work)] = work
+    rounds[1::2] = rounds[1::2, ::-1].copy()
+    return int(rounds.sum(axis=0).max())
+
+
+@once_per_step
+def _work_on(
+    rows: tuple[LongRow, ...], q_heads: int, programs: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    work = make_work(rows, q_heads, programs)
+    spans, merges = (torch.from_numpy(part).to(device, non_blocking=True) for part in (work.spans, work.merges))
+    return spans, merges, work.pieces
+
+
+def long_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor,
+    slots: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    rows: Sequence[LongRow],
+    kv_scales: torch.Tensor | None = None,
+    projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Attention of ``rows`` of q, written to ``out``; other tokens stay. Arguments as in `paged_attention`."""
+    target = target_of(q.device)
+    assert isinstance(target, Target)
+    programs, (q_heads, head_dim) = target.num_multiprocessors, q.shape[1:]
+    for group in groups(tuple(rows)):
+        if projected is not None and kv_scales is None and _lie_together(group):
+            k, v = (part[group[0].first_token : group[-1].tokens.stop] for part in projected)
+        else:
+            k, v = _copied(k_cache, v_cache, q.dtype, slots, block_tables, group, kv_scales)
+        spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
+        partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
+        lse = torch.empty((pieces, ROWS, q_heads), **floats)
+        hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
+        if pieces:
+            merge_blocks(out, partial, lse, merges)
+        del k, v  # before the next are copied
+
+
+@once_per_step
+def _lie_together(rows: tuple[LongRow, ...]) -> bool:
+    """Whether the rows' new tokens are all there is of them, and fill tiles one behind the other."""
+    first = rows[0].first_token
+    starts = itertools.accumulate((row.num_queries for row in rows), initial=first)
+    return all(
+        row.past == row.num_queries % TILE == 0 and row.first_token == start
+        for row, start in zip(rows, starts, strict=False)
+    )
+
+
+def _copied(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
+    rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Keys and values of the rows, one row behind the other in whole tiles."""
+    sizes = [_padded(row.context_len) for row in rows]
+    copies = torch.empty((2, sum(sizes), *k_cache.shape[2:]), dtype=dtype, device=k_cache.device)
+    k, v = copies.unbind()
+    if all(row.row == rows[0].row + i and row.context_len == sizes[0] for i, row in enumerate(rows)):
+        gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, k, v, block_tables, kv_scales)
+        return k, v
+    first = 0
+    for row, size in zip(rows, sizes, strict=True):
+        end = first + row.context_len
+        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k[first:end], v[first:end], block_tables, kv_scales)
+        first += size
+        if end < first:
+            copies[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
+    return k, v

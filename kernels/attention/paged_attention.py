@@ -1,0 +1,275 @@
+"""Attention of a pass's new tokens over the paged cache: decode rows and prefill rows, each by its own kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pagebus.kernels.attention import hopper_prefill
+from pagebus.kernels.attention.cudnn_prefill import LongRow, long_prefill, takes_all
+from pagebus.kernels.attention.decode import decode_attention, decode_config, num_multiprocessors
+from pagebus.kernels.attention.decode_plan import DecodePlan, plan_decodes
+from pagebus.kernels.attention.prefill import PrefillPlan, plan_prefills, prefill_attention
+from pagebus.kernels.attention.prefill_plan import (
+    Ints,
+    PrefillConfig,
+    QuerySpans,
+    fixed_config,
+    most_pieces,
+    num_shares,
+    packed_config,
+    prefill_config,
+    query_ranges,
+    query_spans,
+)
+from pagebus.kernels.attention.reference import paged_attention_reference
+from pagebus.kernels.common.int8 import check_scales
+
+__all__ = [
+    "AttentionPlan",
+    "AttentionShape",
+    "Spans",
+    "cut_prompts",
+    "cut_prompts_invariant",
+    "cut_prompts_reference",
+    "paged_attention",
+    "paged_attention_invariant",
+    "paged_attention_reference",
+    "plan_attention",
+    "plan_attention_invariant",
+    "plan_attention_reference",
+    "prompts_config",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a model's attention is like: heads, their size, bytes of an element of a query, windows (0: none)."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    element_size: int
+    windows: frozenset[int] = frozenset({0})
+    float8: bool = False
+    """Whether the cache has one byte per element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """`QuerySpans` on the device, filled up with negative rows and merges of no pieces in a pass of fixed shape."""
+
+    config: PrefillConfig
+    spans: torch.Tensor
+    merges: torch.Tensor
+
+    @classmethod
+    def copied(cls, cut: QuerySpans, device: torch.device) -> Spans:
+        return cls(cut.config, torch.from_numpy(cut.spans).to(device), torch.from_numpy(cut.merges).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What all layers of a pass share: how decodes are shared out, by sliding window, and how prompts are cut."""
+
+    decodes: dict[int, DecodePlan]
+    prefills: PrefillPlan | None = None
+
+
+def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> PrefillConfig:
+    """The launch shape for prompts of a pass whose lengths are not known when it is launched; ``invariant``: for all
+    rows of any pass, decodes as well, so that a token's result is the same whatever it is computed with."""
+    config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8)
+    return packed_config(config, shape.q_heads // shape.kv_heads) if invariant else config
+
+
+def cut_prompts(
+    query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
+    most_spans: int | None = None, library: Sequence[LongRow] = (),
+) -> QuerySpans:  # fmt: skip
+    """How the rows from first_row on, but what is left to the ``library``, are cut for ``device``, into at most
+    ``most_spans`` spans; see `query_spans`."""
+    ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in library])
+    config = prefill_config(
+        int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
+        shape.head_dim, shape.element_size, float8=shape.float8,
+    )  # fmt: skip
+    shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
+    return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
+
+
+def _range_in_row(part: LongRow, query_start: Ints) -> tuple[int, int, int]:
+    first = part.first_token - int(query_start[part.row])
+    return part.row, first, first + part.num_queries
+
+
+def cut_prompts_invariant(
+    query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
+    most_spans: int | None = None, library: Sequence[LongRow] = (),
+) -> QuerySpans:  # fmt: skip
+    """All rows, decodes as well, cut such that a query's result does not depend on what else is in the pass: in one
+    launch shape, and no keys are cut."""
+    assert not library
+    return query_spans(query_start, context_lens, query_ranges(query_start, 0), prompts_config(shape, invariant=True))
+
+
+cut_prompts_reference = cut_prompts
+
+
+def plan_attention(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
+    *, settled: bool = True,
+) -> AttentionPlan:  # fmt: skip
+    """What all layers of a pass share: decodes with slots and context_lens [R], and prompts cut into ``spans``.
+
+    To be made before all else in the pass: the kernels read it before they wait (`DecodePlan.settled`).
+    """
+    processors = num_multiprocessors(slots.device)
+    prefills = None
+    if spans is not None:
+        pieces = most_pieces(num_shares(spans.config, shape.q_heads, processors))
+        prefills = plan_prefills(
+            spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces
+        )  # fmt: skip
+    if not len(slots):
+        return AttentionPlan({}, prefills)
+    config = decode_config(
+        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8
+    )  # fmt: skip
+    decodes = {
+        window: plan_decodes(
+            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled
+        )
+        for window in shape.windows
+    }  # fmt: skip
+    return AttentionPlan(decodes, prefills)
+
+
+def plan_attention_invariant(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
+) -> AttentionPlan:
+    """`plan_attention` of a pass whose decodes are among the ``spans``."""
+    if spans is None:
+        return AttentionPlan({})
+    return AttentionPlan({}, plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, 0))
+
+
+def plan_attention_reference(
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
+) -> AttentionPlan:
+    """Nothing: the reference needs no plan."""
+    return AttentionPlan({})
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    num_decodes: int,
+    sliding_window: int = 0,
+    decode_lens: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    plan: AttentionPlan | None = None,
+    library: Sequence[LongRow] = (),
+    projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+    invariant: bool = False,
+) -> torch.Tensor:
+    """Attention of new tokens over their sequences' cached tokens, themselves included (they are in the cache already).
+
+    q [T, Hq, D]; k_cache, v_cache [num_blocks, block_size, Hkv, D] (views with any block and token stride; Hq a
+    multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
+    tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each;
+    the others any number. Query i of n sees keys up to position context_len - n + i, and with a
+    sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
+    float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
+
+    Rows with context length 0 and tokens after query_start[R] give anything. Block ids past a row's context are never
+    followed, negative ones read block 0.
+
+    ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
+    long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is
+    marked as our own, to our kernel for long prompts; the plan was made without it. ``projected`` are keys and values
+    [T, Hkv, D] of the new tokens, if they are at hand outside the cache.
+    ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
+    own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
+    A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
+    decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
+    num_decodes is then only an upper bound.
+    """
+    num_tokens, q_heads, head_dim = q.shape
+    num_rows = slots.shape[0]
+    num_decodes, library = 0 if invariant else num_decodes, tuple(library)
+    assert k_cache.shape == v_cache.shape
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.shape[3] == head_dim
+    assert q_heads % k_cache.shape[2] == 0
+    assert q.stride(2) == 1
+    assert k_cache.stride(3) == 1
+    assert v_cache.stride(3) == 1
+    assert block_tables.stride(1) == 1
+    assert query_start.shape == (num_rows + 1,)
+    assert context_lens.shape == (num_rows,)
+    check_scales(k_cache, kv_scales)
+    assert 0 <= num_decodes <= min(num_rows, num_tokens)
+    assert decode_lens is None or plan is not None
+    assert not library or (sliding_window == 0 and not invariant)
+    own = len(library) > 0 and library[0].own
+    if library and not own and out is None and takes_all(library, num_tokens):
+        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales, projected)
+    if out is None:
+        out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
+    assert out.shape == q.shape
+    assert out.stride(2) == 1
+    if plan is None:
+        shape = AttentionShape(
+            q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
+            float8=kv_scales is not None,
+        )  # fmt: skip
+        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, library, invariant=invariant)
+    if num_decodes > 0:
+        decodes = plan.decodes[sliding_window]
+        decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
+    if num_rows > num_decodes or decode_lens is not None:
+        assert plan.prefills is not None
+        prefill_attention(
+            q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
+            plan.prefills, kv_scales,
+        )  # fmt: skip
+    if own:
+        hopper_prefill.long_attention(
+            q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected
+        )
+    elif library:  # after it: blocks of queries that begin before a part end inside
+        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected)
+    return out
+
+
+def _own_plan(
+    slots: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor, num_decodes: int,
+    shape: AttentionShape, library: Sequence[LongRow], *, invariant: bool,
+) -> AttentionPlan:  # fmt: skip
+    """The plan of one call."""
+    spans = None
+    if len(slots) > num_decodes:
+        cut = cut_prompts_invariant if invariant else cut_prompts
+        lengths = query_start.cpu().numpy(), context_lens.cpu().numpy()
+        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device, library=library), slots.device)
+    decodes = slots[:num_decodes], context_lens[:num_decodes]
+    if invariant:
+        return plan_attention_invariant(*decodes, shape, spans)
+    return plan_attention(*decodes, shape, spans, settled=False)
+
+
+def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
+    """`paged_attention` of each token alone; the plan must be `plan_attention_invariant`'s."""
+    return paged_attention(*args, **keywords, invariant=True)

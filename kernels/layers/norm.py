@@ -1,0 +1,180 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+What is added may still be partial sums of a product (`pagebus.kernels.linear.linear.partial_linear`): the norm adds
+them up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+
+
+class HalfNorm(NamedTuple):
+    """A norm that the product behind it completes: ``x`` [T, D] is multiplied by the norm's weight, but not yet divided
+    by its root mean square; that follows from ``squares`` [S, T] float32, sums over S parts of D, and ``eps``."""
+
+    x: torch.Tensor
+    squares: torch.Tensor
+    eps: float
+
+
+class NextNorm(NamedTuple):
+    """The norm behind a product that goes into the residual: ``weight`` [D], ``eps``, and ``counters`` for the product
+    itself, int32 [D], which are 0 between launches."""
+
+    weight: torch.Tensor
+    eps: float
+    counters: torch.Tensor
+
+
+class Addition(NamedTuple):
+    """What a product goes into: ``residual`` [T, D], in place; ``weight`` [D] is that of the norm of the sum, whose
+    ``squares`` [tiles, T] float32 are as in :class:`HalfNorm`. ``split_sums`` [splits, T, D] float32 is where splits of
+    the product leave their sums, if there are several, and ``counters`` are as in :class:`NextNorm`."""
+
+    residual: torch.Tensor
+    weight: torch.Tensor
+    squares: torch.Tensor
+    split_sums: torch.Tensor | None
+    counters: torch.Tensor
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension. x [..., D], weight [D] -> [..., D] (or `out`, which may be x).
+
+    As Hugging Face's Llama: the norm is taken in float32, rounded to x's dtype, then multiplied by the weight.
+    """
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    result = weight * normed.to(x.dtype)
+    return result if out is None else out.copy_(result)
+
+
+def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
+
+    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
+    """
+    residual += x if x.dim() == 2 else x.sum(0).to(residual.dtype)
+    return rms_norm_reference(residual, weight, eps)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x_ptr,  # [outer, INNER, D]; with PARTS > 1 float32 [PARTS, outer, INNER, D]
+    residual_ptr,  # [outer, D] or None: then x is added to it first
+    weight_ptr,  # [D]
+    out_ptr,  # [outer, INNER, D]
+    stride_x_part,
+    stride_x_outer,
+    stride_x_inner,
+    stride_residual,
+    stride_out_outer,
+    stride_out_inner,
+    num_rows,  # outer * INNER
+    eps,
+    INNER: tl.constexpr,
+    SIZE: tl.constexpr,  # D
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,  # D rounded up
+    PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    outer, inner = (row // INNER).to(tl.int64)[:, None], (row % INNER)[:, None]
+    column = tl.arange(0, BLOCK)
+    mask = (row < num_rows)[:, None] & (column < SIZE)[None, :]
+    weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    place = x_ptr + outer * stride_x_outer + inner * stride_x_inner + column[None, :]
+    x = tl.load(place, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(place + part * stride_x_part, mask=mask, other=0.0)
+    x = x.to(weight.dtype)
+    if residual_ptr is not None:
+        residual = residual_ptr + outer * stride_residual + column[None, :]
+        x = (x.to(tl.float32) + tl.load(residual, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
+        tl.store(residual, x, mask=mask)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    normed = (wide * scale[:, None]).to(x.dtype).to(tl.float32) * weight[None, :].to(tl.float32)
+    out = out_ptr + outer * stride_out_outer + inner * stride_out_inner + column[None, :]
+    tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+) -> None:
+    """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D]."""
+    parts, outer, inner, size = x.shape
+    assert x.stride(3) == 1
+    assert out.stride(2) == 1
+    assert out.shape == x.shape[1:]
+    assert weight.shape == (size,)
+    assert weight.is_contiguous()
+    assert weight.dtype == out.dtype
+    assert x.dtype == (out.dtype if parts == 1 else torch.float32)
+    num_rows = outer * inner
+    if num_rows == 0:
+        return
+    block = next_power_of_2(size)
+    block_rows = max(1, 1024 // block) if residual is None else 1
+    _rms_norm_kernel[((num_rows + block_rows - 1) // block_rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        out.stride(1),
+        num_rows,
+        eps,
+        INNER=inner,
+        SIZE=size,
+        BLOCK_ROWS=block_rows,
+        BLOCK=block,
+        PARTS=parts,
+        num_warps=min(16, max(4, block // 512)),
+        **pdl(out.device),
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension, rounded as `rms_norm_reference` does.
+
+    x [..., D]: two or three dimensions may be strided (a view of a fused qkv), more must be contiguous; out may be x.
+    """
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.dim() == 2:
+        views = x.unsqueeze(1), out.unsqueeze(1)
+    else:
+        views = (x, out) if x.dim() == 3 else (x.view(-1, 1, x.shape[-1]), out.view(-1, 1, x.shape[-1]))
+    _launch(views[0].unsqueeze(0), None, weight, eps, views[1])
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
+
+    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
+    """
+    assert x.dim() in (2, 3)
+    assert residual.shape == x.shape[-2:]
+    assert residual.stride(1) == 1
+    out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
+    parts = x.unsqueeze(0) if x.dim() == 2 else x
+    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1))
+    return out

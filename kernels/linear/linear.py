@@ -1,0 +1,251 @@
+"""Products with weights, y = x Wᵀ: of few tokens by our own kernels where these are faster, else by the library.
+
+Which is faster for a shape, and with which launch shape, was measured; `pagebus.kernels.linear.dispatch` keeps that.
+There are five forms: the product, the same in float32, silu(gate) * up of it, partial sums of it, which
+`pagebus.kernels.layers.norm.add_rms_norm` adds up, and the product into the residual, which does half of the norm that
+follows: the first three do the other half.
+The forms ending in ``_invariant`` give a token the same bits whatever other tokens there are in the pass, at any cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from pagebus.kernels.common.target import target_of
+from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
+from pagebus.kernels.linear.activation import silu_mul, silu_mul_reference
+from pagebus.kernels.linear.dispatch import (
+    Config,
+    LinearChoice,
+    LinearKernel,
+    choose_product,
+    choose_residual_product,
+    invariant_config,
+    kernel_of,
+)
+from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
+from pagebus.kernels.linear.hopper_gemm import SpecializedConfig, specialized_linear
+from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
+
+LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
+    LinearKernel.GEMV: vector_linear,
+    LinearKernel.SKINNY_GEMM: tiles_linear,
+    LinearKernel.HOPPER_GEMM: specialized_linear,
+}
+"""Our own kernels."""
+
+
+def linear_reference(
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
+    product = F.linear(_whole(x), weight, bias)
+    return product if dtype is None else product.to(dtype)
+
+
+def gated_linear_reference(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """silu(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
+    return silu_mul_reference(F.linear(_whole(x), weight, bias))
+
+
+def _whole(x: torch.Tensor | HalfNorm) -> torch.Tensor:
+    """Half a norm divided by its root mean square."""
+    if not isinstance(x, HalfNorm):
+        return x
+    inverse = torch.rsqrt(x.squares.sum(0) / x.x.shape[1] + x.eps)
+    return (x.x * inverse.unsqueeze(1)).to(x.x.dtype)
+
+
+def partial_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
+) -> torch.Tensor | HalfNorm | None:
+    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
+    been added to ``residual`` [T, N] already, or that and half of the ``norm`` that follows: kernels do so
+    where it saves time."""
+    return F.linear(x, weight, bias)
+
+
+def residual_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: NextNorm,
+) -> HalfNorm:
+    """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
+    that."""
+    residual.copy_(residual.float() + F.linear(x, weight, bias).float())
+    return HalfNorm(residual * norm.weight, residual.float().pow(2).sum(1).unsqueeze(0), norm.eps)
+
+
+def _run(
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: Config,
+    *,
+    gated: bool = False,
+    after: Addition | None = None,
+) -> torch.Tensor:
+    values, before = (x.x, x) if isinstance(x, HalfNorm) else (x, None)
+    assert values.stride(1) == 1
+    assert weight.is_contiguous()
+    assert bias is None or bias.is_contiguous()
+    norms = {} if before is None and after is None else {"before": before, "after": after}
+    return LAUNCHES[kernel_of(config)](values, weight, bias, out, config, gated=gated, **norms)
+
+
+def _chosen(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
+    """The launch shape of our own kernel; None: the library is faster. That completes no norms."""
+    half_normed = isinstance(x, HalfNorm)
+    values = x.x if isinstance(x, HalfNorm) else x
+    target = target_of(values.device)
+    size = len(weight), weight.shape[1]
+    return choose_product(form, len(values), size[0], size[1], values.dtype, target, half_normed=half_normed).config
+
+
+def linear(
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
+    values = x.x if isinstance(x, HalfNorm) else x
+    wide = dtype == torch.float32 and values.dtype != torch.float32
+    config = config or _chosen("wide" if wide else "plain", x, weight)
+    if config is None:
+        assert isinstance(x, torch.Tensor)
+        if wide and bias is None and target_of(x.device) is not None:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return linear_reference(x, weight, bias, dtype)
+    out = torch.empty((len(values), len(weight)), dtype=dtype or values.dtype, device=values.device)
+    return _run(x, weight, bias, out, config)
+
+
+def gated_linear(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None
+) -> torch.Tensor:
+    """silu(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
+    config = config or _chosen("gated", x, weight)
+    if config is None:
+        assert isinstance(x, torch.Tensor)
+        return silu_mul(F.linear(x, weight, bias))
+    values = x.x if isinstance(x, HalfNorm) else x
+    out = torch.empty((len(values), len(weight) // 2), dtype=values.dtype, device=values.device)
+    return _run(x, weight, bias, out, config, gated=True)
+
+
+def partial_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
+    config: Config | None = None,
+) -> torch.Tensor | HalfNorm | None:
+    """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
+    been added to ``residual`` [T, N] already; or that, and half of the ``norm`` of the sum. What is added here is
+    rounded once, not twice."""
+    if config is not None:
+        return _partial(x, weight, bias, config)
+    chosen = _chosen_for_residual(x, weight, bias, residual, norm)
+    if chosen.form == "residual":
+        assert residual is not None
+        assert norm is not None
+        assert chosen.config is not None
+        return residual_linear(x, weight, bias, residual, norm, chosen.config)
+    if chosen.form == "added":
+        assert residual is not None
+        residual.addmm_(x, weight.t())
+        return None
+    return F.linear(x, weight, bias) if chosen.config is None else _partial(x, weight, bias, chosen.config)
+
+
+def _chosen_for_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    norm: NextNorm | None,
+) -> LinearChoice:  # fmt: skip
+    return choose_residual_product(
+        len(x), len(weight), weight.shape[1], x.dtype, target_of(x.device),
+        biased=bias is not None, adds=residual is not None, norms=norm is not None,
+    )  # fmt: skip
+
+
+def _partial(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: Config) -> torch.Tensor:
+    """The product, or partial sums of it."""
+    if isinstance(config, VectorConfig) or config.splits == 1:
+        return linear(x, weight, bias, config=config)
+    if bias is not None:
+        return linear(x, weight, bias, config=replace(config, splits=1))
+    out = torch.empty((config.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
+    return _run(x, weight, None, out, config)
+
+
+def residual_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    norm: NextNorm,
+    config: Config,
+) -> HalfNorm:
+    """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
+    that."""
+    assert residual.is_contiguous()
+    assert not isinstance(config, SpecializedConfig)
+    out = torch.empty_like(residual)
+    squares = torch.empty((config.tiles(len(weight)), len(x)), dtype=torch.float32, device=x.device)
+    split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1
+    if splits > 1:
+        split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
+    _run(x, weight, bias, out, config, after=Addition(residual, norm.weight, squares, split_sums, norm.counters))
+    return HalfNorm(out, squares, norm.eps)
+
+
+def linear_invariant(
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`linear`, of each token alone."""
+    return linear(x, weight, bias, dtype, config=_invariant_config(x))
+
+
+def gated_linear_invariant(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`gated_linear`, of each token alone."""
+    return gated_linear(x, weight, bias, config=_invariant_config(x))
+
+
+def _invariant_config(x: torch.Tensor | HalfNorm) -> Config:
+    values = x.x if isinstance(x, HalfNorm) else x
+    return invariant_config(len(values), values.dtype)
+
+
+def partial_linear_invariant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: NextNorm | None = None,
+) -> torch.Tensor | HalfNorm | None:
+    """`partial_linear`, of each token alone."""
+    return partial_linear(x, weight, bias, config=_invariant_config(x))

@@ -1,0 +1,252 @@
+"""Products of few tokens with a weight matrix on tensor cores: weights are the rows of the tiles, tokens the columns.
+
+Reading the weights once, at the speed of the memory, is all that counts while tokens are few. So tiles are long in the
+weights and as narrow as the tokens allow, and their rows are chosen so that every multiprocessor gets its share. Where
+that is not enough, K is split over programs. Their float32 sums are left to the next kernel, the norm; or, where the
+product does half of that itself, the last program of a tile to be done adds up those of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
+from pagebus.kernels.layers.norm import Addition, HalfNorm
+from pagebus.kernels.linear.epilogue import (
+    add_bias,
+    inverse_rms,
+    load_squares,
+    prefetch_rows,
+    silu_mul_tile,
+    split_gated,
+    store_residual,
+    store_tile,
+    tile_places,
+    tile_rows,
+)
+
+WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
+"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
+tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
+many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Launch shape: ``rows`` (even) of weights by ``tokens``, ``depth`` of K at a time, K in ``splits`` parts.
+
+    ``tma``: tiles come through the tensor memory accelerator (Hopper and later; ``rows`` is a power of two then).
+    """
+
+    rows: int
+    tokens: int
+    depth: int
+    stages: int
+    warps: int
+    splits: int = 1
+    tma: bool = False
+
+    def tiles(self, num_rows: int) -> int:
+        """How many tiles so many rows of weights are cut into."""
+        return -(-num_rows // self.rows)
+
+    def fits(self, num_inputs: int) -> bool:
+        """Whether K can be cut so."""
+        return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _tiles_kernel(
+    x_ptr,  # [T, K], or with TMA a descriptor of it
+    weight_ptr,  # [N, K], or with TMA a descriptor of it
+    prefetched_ptr,  # the weights themselves, [N, K], if PREFETCHED
+    bias_ptr,  # [N] or None
+    out_ptr,  # [T, N], or [T, N / 2] if GATED; several such sums [SPLITS, T, N] float32
+    squares_ptr,  # None, or [PARTS, T]: x is divided by its root mean square
+    residual_ptr,  # None, or [T, N]: the product is added to it, and out is the sum times norm
+    norm_ptr,  # [N]
+    new_squares_ptr,  # [tiles, T]: sums of squares of the residual
+    split_sums_ptr,  # with SPLITS > 1, [SPLITS, T, N] float32: what the last program of a tile to be done adds up
+    counters_ptr,  # of zeros: for each tile, how many of its splits are done
+    stride_x,
+    num_tokens,  # T
+    num_rows,  # N
+    size,  # K
+    eps,
+    GATED: tl.constexpr,
+    PARTS: tl.constexpr,  # of the norm's sums of squares
+    BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
+    SPLITS: tl.constexpr,  # K is a multiple of SPLITS * BLOCK_K, if > 1
+    EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
+    EVEN_N: tl.constexpr,  # all rows of all tiles exist
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # ROWS rounded up
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PREFETCHED: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile, split = tl.program_id(1), tl.program_id(2)
+    row, exists = tile_rows(tile, num_rows, ROWS, BLOCK_N, GATED)
+    token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_K)
+    part = size // SPLITS
+    begin = split * part
+    if not TMA:
+        first = weight_ptr + row.to(tl.int64)[:, None] * size + begin
+        inputs = x_ptr + token.to(tl.int64)[:, None] * stride_x + begin + column[None, :]
+    if residual_ptr is not None:
+        norm = tl.load(norm_ptr + row)
+    if PDL:
+        gdc_launch_dependents()
+        if PREFETCHED:
+            prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
+        gdc_wait()
+    if squares_ptr is not None:
+        squares = load_squares(squares_ptr, token, num_tokens, PARTS, BLOCK_PARTS)
+    if residual_ptr is not None:
+        places, mask = tile_places(tile, token, num_tokens, num_rows, BLOCK_N, ROWS)
+        residual = tl.load(residual_ptr + places, mask=mask, other=0.0)
+    # Through TMA, gate and up are tiles of their own; otherwise, so that they may be small, two halves of one.
+    PAIR: tl.constexpr = TMA and GATED
+    acc = tl.zeros((BLOCK_N // 2 if PAIR else BLOCK_N, BLOCK_M), tl.float32)
+    up = acc
+    present, exists = (token < num_tokens)[:, None], exists[:, None]
+    for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
+        if PAIR:
+            x = x_ptr.load([tl.program_id(0) * BLOCK_M, k])
+            acc = tl.dot(weight_ptr.load([tile * (BLOCK_N // 2), k]), tl.trans(x), acc)
+            up = tl.dot(weight_ptr.load([num_rows // 2 + tile * (BLOCK_N // 2), k]), tl.trans(x), up)
+        else:
+            if TMA:
+                x = x_ptr.load([tl.program_id(0) * BLOCK_M, begin + k])
+                w = weight_ptr.load([tile * BLOCK_N, begin + k])
+            elif EVEN_K:
+                x = tl.load(inputs + k, mask=present, other=0.0)
+                weights = first + column[None, :] + k
+                w = tl.load(weights) if EVEN_N else tl.load(weights, mask=exists, other=0.0)
+            else:
+                inside = (column + k < part)[None, :]
+                x = tl.load(inputs + k, mask=present & inside, other=0.0)
+                w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+    if residual_ptr is not None and SPLITS > 1:
+        split_sums_ptr += places
+        distance = num_tokens.to(tl.int64) * num_rows
+        tl.store(split_sums_ptr + split * distance, acc, mask=mask)
+        tl.debug_barrier()
+        counter = counters_ptr + tile * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(counter, 0)
+        acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, SPLITS):  # in one order, whoever is last
+            acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
+    if squares_ptr is not None:
+        scale = inverse_rms(squares, size, eps)[None, :]
+        acc *= scale
+        if PAIR:
+            up *= scale
+    if PAIR:
+        column = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        column = tl.where(column < num_rows // 2, column, 0)
+        acc, up = add_bias(acc, bias_ptr, column), add_bias(up, bias_ptr, num_rows // 2 + column)
+    else:
+        acc = add_bias(acc, bias_ptr, row)
+        if GATED:
+            acc, up = split_gated(acc)
+    if GATED:
+        acc = silu_mul_tile(acc, up, out_ptr.dtype.element_ty)
+    if SPLITS > 1 and residual_ptr is None:
+        out_ptr += split * num_tokens.to(tl.int64) * num_rows
+    HALVES: tl.constexpr = 2 if GATED else 1
+    if residual_ptr is None:
+        store_tile(acc, tile, out_ptr, token, num_tokens, num_rows // HALVES, ROWS // HALVES)
+    else:
+        store_residual(
+            acc, residual, norm, tile, residual_ptr, out_ptr, new_squares_ptr, token, num_tokens, num_rows, ROWS
+        )  # fmt: skip
+
+
+def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
+    """How many inputs of each row, from where each split begins, are called into the L2 cache."""
+    part = weight.shape[1] // config.splits
+    if weight.nbytes > PARTLY_PREFETCHED:
+        return 0
+    if weight.nbytes > WHOLLY_PREFETCHED:
+        part = min(part, PREFETCHED_BYTES // (len(weight) * config.splits * weight.itemsize))
+    return part // 64 * 64
+
+
+def tiles_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: TileConfig,
+    *,
+    gated: bool,
+    before: HalfNorm | None = None,
+    after: Addition | None = None,
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: silu(gate) * up into out [T, N / 2].
+
+    With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
+    ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
+    norm's weight.
+    """
+    (num_tokens, size), num_rows = x.shape, weight.shape[0]
+    assert config.fits(size)
+    assert after is None or not gated
+    if config.splits > 1 and after is None:
+        assert out.shape == (config.splits, num_tokens, num_rows)
+        assert bias is None
+        assert not gated
+    block, sources = next_power_of_2(config.rows), (x, weight)
+    if config.tma:
+        assert block == config.rows
+        sources = (
+            TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
+            TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
+        )
+    prefetched = _prefetched(weight, config) if num_tokens <= PREFETCHED_TOKENS else 0
+    parts = 1 if before is None else len(before.squares)
+    grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
+    _tiles_kernel[grid](
+        *sources,
+        weight if prefetched else None,
+        bias,
+        out,
+        None if before is None else before.squares,
+        *((None,) * 5 if after is None else after),
+        x.stride(0),
+        num_tokens,
+        num_rows,
+        size,
+        0.0 if before is None else before.eps,
+        GATED=gated,
+        PARTS=parts,
+        BLOCK_PARTS=next_power_of_2(parts),
+        SPLITS=config.splits,
+        EVEN_K=size % config.depth == 0,
+        EVEN_N=config.rows == block and num_rows % block == 0,
+        ROWS=config.rows,
+        BLOCK_N=block,
+        BLOCK_M=config.tokens,
+        BLOCK_K=config.depth,
+        STAGES=config.stages,
+        TMA=config.tma,
+        PREFETCHED=prefetched,
+        PIECES=max(1, min(8, 32 * config.warps // block)),
+        PRECISION="ieee",
+        num_warps=config.warps,
+        **pdl(x.device),
+    )
+    return out

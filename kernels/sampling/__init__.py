@@ -1,0 +1,1 @@
+"""From logits to tokens: masks, biases, penalties, limits, noise and log probabilities."""

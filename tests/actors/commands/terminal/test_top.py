@@ -1,0 +1,62 @@
+"""`pagebus top`: what a frame shows."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pagebus.actors.commands.cli import main
+from pagebus.actors.commands.terminal.frame import View
+from pagebus.bus.messages import StateRequested
+from tests.web.observatory.test_board import state
+
+
+def test_one_frame(options, server, monkeypatch, capsys) -> None:
+    """Actors, streams, and the replica's blocks as the scheduler tells them."""
+    told = state({7: [0, 1]}, cached=[3])
+    monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
+    assert main(["top", *options, "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Pagebus ")
+    assert lines[0].endswith("fake-model")
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.split()}
+    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0"]
+    assert rows["ingress-0"][0] == "ready"
+    assert rows["requests"] == ["0"]
+
+
+def test_a_silent_scheduler_is_said(options, server, monkeypatch, capsys) -> None:
+    """The rest is shown nevertheless."""
+    monkeypatch.setattr("pagebus.web.observatory.scheduler_queries.ANSWER_TIMEOUT_S", 0.05)
+    assert main(["top", *options, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "The scheduler does not answer." in out
+    assert "ingress-0" in out
+
+
+def test_no_deployment(capsys) -> None:
+    """A frame of nothing is an error."""
+    assert main(["top", "--once", "--url", "http://127.0.0.1:9/v1"]) == 1
+    assert "there is no server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_figures(width: int) -> None:
+    """Times, rates and shares have units; what is not known is a dash; narrow terminals are no error."""
+    view = View()
+    view.take("hello", {"model": "m", "version": "1", "figures": ["ttft_p50_s", "output_tokens_per_s", "kv_usage"]})
+    view.take("vitals", {"figures": [0.0123, 12345.6, 0.25]})
+    view.take("state", {"replicas": [], "requests": []})
+    actor = {"name": "executor-[0]", "state": "loading", "phase": "weights", "rate": None, "unit": "steps/s",
+             "cpu": 0.5, "memory_bytes": 2**30, "gpu": None, "gpu_memory_bytes": None, "restarts": 2}  # fmt: skip
+    assert not view.is_whole
+    view.take("actors", {"actors": [actor], "streams": [{"name": "jobs", "length": 9}]})
+    assert view.is_whole
+    console = Console(file=io.StringIO(), width=width)
+    console.print(view.draw())
+    text = console.file.getvalue()
+    if width == 200:
+        assert [each for each in ("12.3 ms", "12346", "25%", "50%", "1.00", "weights") if each not in text] == []
+        assert "executor-[0]" in text

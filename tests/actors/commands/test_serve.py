@@ -1,0 +1,85 @@
+"""What `pagebus serve` says and chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pagebus.actors.commands.cli import main
+from pagebus.actors.commands.serve import banner, bus_text, ready_text
+from pagebus.actors.runtime.one_machine import check_one_process, uses_one_process
+from pagebus.actors.runtime.readiness import ingress_addresses
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.contract import LeaseInfo
+
+
+def test_one_process_without_redis_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a redis-server on PATH everything runs in one process, and the banner says so and what is lost."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert uses_one_process(Settings())
+    text = banner(Settings(), one_process=True, gpus=0)
+    assert "there is no redis-server on PATH" in text
+    assert "none of them can be restarted" in text
+
+
+def test_given_bus_decides() -> None:
+    """A Redis URL means processes, a memory URL one process."""
+    assert not uses_one_process(Settings(bus="redis://h"))
+    assert uses_one_process(Settings(bus="memory://"))
+
+
+def test_one_process_has_one_gpu() -> None:
+    """Two executors in one process are refused where there are GPUs, and fine on the CPU."""
+    check_one_process(Settings(executors=2), [])
+    check_one_process(Settings(executors=2, device="cpu"), ["0", "1"])
+    with pytest.raises(SettingsError, match="--executors 2: in one process"):
+        check_one_process(Settings(executors=2), ["0", "1"])
+
+
+def test_banner_names_everything() -> None:
+    """Model, device, bus and actors."""
+    settings = Settings(model="m", executors=2, bus="redis://user:pa55@h:1/0")
+    assert banner(settings, one_process=False, gpus=2).splitlines()[1:] == [
+        "  model    m",
+        "  device   cuda",
+        "  bus      redis://h:1/0",
+        "  actors   ingress, jobs, tokenizer, scheduler, 2 x executor, detokenizer",
+    ]
+
+
+def test_passwords_do_not_show() -> None:
+    """Neither in the authority nor in the query of a bus URL."""
+    text = bus_text(Settings(bus="redis+sentinel://:pa55@a:1,b:2/main?sentinel_password=pa55"))
+    assert text == "redis+sentinel://a:1,b:2/main"
+
+
+def test_ready_text_is_a_usable_address() -> None:
+    """An address that listens everywhere is shown as one to connect to."""
+    assert "http://127.0.0.1:8000" in ready_text(Settings(host="0.0.0.0"), ["0.0.0.0:8000"], 1.0)
+    assert "http://[::1]:8000" in ready_text(Settings(host="::"), [":::8000"], 1.0)
+    assert "Authorization" in ready_text(Settings(api_key=("k",)), ["h:1"], 1.0)
+
+
+def test_where_a_socket_answers() -> None:
+    """A path is no address, and the command says how to ask there."""
+    settings = Settings(uds="/run/pagebus.sock")
+    lease = LeaseInfo("ingress", "ingress-0", 1, {"state": "ready"})
+    assert ingress_addresses(settings, [lease]) == [("unix:/run/pagebus.sock", 0)]
+    text = ready_text(settings, ["unix:/run/pagebus.sock:0"], 1.0)
+    assert "curl --unix-socket /run/pagebus.sock http://localhost/v1/models" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("nonsense = [", "it is not valid TOML"), ("", "it has no keys"), (None, "No such file or directory")],
+)
+def test_a_wrong_file_of_keys_is_all_that_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str | None, problem: str
+) -> None:
+    """Nothing has been started by then that could end with anything else."""
+    path = tmp_path / "keys.toml"
+    if content is not None:
+        path.write_text(content)
+    assert main(["serve", "--api-key-file", str(path)]) == 2
+    assert capfd.readouterr() == ("", f"pagebus: --api-key-file {path}: {problem}\n")

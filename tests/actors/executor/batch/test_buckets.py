@@ -1,0 +1,267 @@
+"""The shapes that steps are padded to, and which of them have a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from pagebus.actors.bench.driver.shapes import write_model_folder
+from pagebus.actors.executor.batch.buckets import SLOW_SIZES, Bucket, Buckets, decode_sizes, token_sizes
+from pagebus.actors.executor.batch.step_work import Extras, StepWork
+from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step
+from pagebus.actors.executor.graphs.resampling import Resampling, resampling_of
+from pagebus.actors.executor.loading.loading import graph_tokens, pieces_tokens
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+
+
+def test_decode_buckets_grow_by_eight_and_end_at_the_largest() -> None:
+    """1, 2, 4, 8, 16, 24 ...; the largest batch has its own. Above 256 sixteen of them double the size."""
+    assert decode_sizes(256) == [1, 2, 4, *range(8, 257, 8)]
+    assert decode_sizes(600)[-4:] == [512, 544, 576, 600]
+    assert decode_sizes(3) == [1, 2, 3]
+    assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+
+
+def test_token_buckets_waste_an_eighth_at_most() -> None:
+    """From 256 tokens on; below, less than 32 tokens."""
+    sizes = token_sizes(2048)
+
+    assert sizes[:8] == list(range(32, 257, 32))
+    assert sizes[-1] == 2048
+    steps = {after: after - before for before, after in itertools.pairwise(sizes)}
+    assert all(step <= max(32, (after - step) // 8) for after, step in steps.items() if after - 32 not in SLOW_SIZES)
+    assert token_sizes(20) == [20]
+
+
+def test_no_bucket_has_a_size_that_takes_longer_than_the_next() -> None:
+    """Unless it is the largest that is wanted."""
+    for sizes in (decode_sizes, token_sizes):
+        assert SLOW_SIZES.isdisjoint(sizes(4096))
+        assert sizes(448)[-1] == 448
+
+
+def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
+    """Larger steps compute for as long as they take to launch; decodes of all slots always have one."""
+
+    def tokens(name: str, **settings: Any) -> tuple[int, int]:
+        config = ModelConfig.load(write_model_folder(name, tmp_path))
+        arguments = Settings(model=name, **settings), config, torch.device("cuda")
+        return graph_tokens(*arguments), pieces_tokens(*arguments)
+
+    whole, pieces = tokens("qwen06b")
+    assert (whole, pieces > 8192) == (4096, True)
+    whole, pieces = tokens("llama8b")
+    assert 1024 < whole == pieces < 2048
+    assert tokens("llama8b", max_num_seqs=3000) == (3000, pieces)
+    assert tokens("llama8b", max_cudagraph_capture_size=1000) == (1000, 0)
+    assert tokens("llama8b", enforce_eager=True) == (0, 0)
+    assert tokens("qwen06b", deterministic=True) == (4096, 0)
+
+
+def rows_of(*lengths: int, num_decodes: int = 0) -> StepWork:
+    """A step whose rows compute so many tokens each."""
+    return dataclasses.replace(
+        empty_step(), num_decodes=num_decodes, num_tokens=sum(lengths), max_query_len=max(lengths),
+        slots=np.arange(len(lengths), dtype=np.int32), query_start=np.cumsum([0, *lengths], dtype=np.int32),
+    )  # fmt: skip
+
+
+def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
+    """Steps above the largest have none, decodes have their own."""
+    buckets = Buckets(20, 512, 64)
+
+    assert [buckets.fitting(rows_of(*[1] * rows, num_decodes=rows)) for rows in (1, 3, 9, 17, 20)] == [
+        Bucket(1, 1), Bucket(4, 4), Bucket(16, 16), Bucket(20, 20), Bucket(20, 20)
+    ]  # fmt: skip
+    assert buckets.fitting(rows_of(1)) == Bucket(16, 32, 33)
+    assert buckets.fitting(rows_of(*[1] * 16, 17, num_decodes=16)) == Bucket(20, 64, 33)
+    assert buckets.fitting(rows_of(1, 500)) == Bucket(16, 512, 40)
+    assert buckets.fitting(rows_of(13, 500)) is None
+    assert buckets.fitting(empty_step()) is None
+    assert buckets.first() == [
+        *(Bucket(20, 2**n, 32 + max(1, 2**n // 64)) for n in (9, 8, 7, 6, 5)), Bucket(20, 20), Bucket(2, 2)
+    ]  # fmt: skip
+    assert {each.rows for each in buckets.telling() if not each.spans} == {20, 16, 8, 4, 2, 1}
+    assert [each for each in buckets.later() if each.rows == 20][:2] == [Bucket(20, 96, 34), Bucket(20, 160, 35)]
+    assert Bucket(16, 512, 40) in buckets.later()
+
+
+def test_decodes_that_are_not_apart_have_a_block_of_queries_each() -> None:
+    """In the buckets that prompts have; the first few hold every step, and few rows have a small one."""
+    buckets = Buckets(256, 512, 16, decodes_apart=False)
+
+    assert [buckets.fitting(rows_of(*[1] * rows)) for rows in (1, 32, 33, 256)] == [
+        Bucket(16, 32, 18), Bucket(64, 64, 68), Bucket(64, 64, 68), Bucket(256, 256, 272)
+    ]  # fmt: skip
+    assert buckets.fitting(rows_of(*[1] * 255, 257)) == Bucket(256, 512, 288)
+    assert buckets.fitting(empty_step()) is None
+    assert buckets.first() == [
+        Bucket(256, 512, 288), Bucket(256, 256, 272), Bucket(128, 128, 136), Bucket(64, 64, 68), Bucket(16, 32, 18)
+    ]  # fmt: skip
+    assert len({*buckets.first(), *buckets.later()}) == len(buckets.first()) + len(buckets.later())
+
+
+@pytest.mark.parametrize(("max_num_seqs", "largest"), [(512, 4096), (512, 512), (256, 428), (20, 512), (7, 40)])
+def test_the_first_graphs_at_most_double_a_step_with_prompts(max_num_seqs: int, largest: int) -> None:
+    """However few tokens it has: right after a start it runs from one that is not much larger than its own."""
+    buckets = Buckets(max_num_seqs, largest, 64)
+    captured = set(buckets.first())
+    for tokens in range(2, largest + 1, 13):
+        for rows in {1, min(tokens - 1, max_num_seqs)}:
+            own = buckets.fitting(rows_of(*[1] * (rows - 1), tokens - rows + 1, num_decodes=rows - 1))
+            assert own is not None
+            first = next(each for each in [own, *buckets.above(own)] if each in captured)
+            assert first.tokens <= 2 * own.tokens
+
+
+def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
+    """With prompts or without; what is missing is asked for once."""
+    buckets = Buckets(256, 512, 64)
+    graphs = Graphs(buckets)
+    decodes, mixed = rows_of(*[1] * 70, num_decodes=70), rows_of(1, 100, num_decodes=1)
+
+    def chosen(work: StepWork, *captured: Bucket) -> Bucket | None:
+        graphs._captured = dict.fromkeys(captured)  # type: ignore[assignment]
+        return graphs.bucket(work)
+
+    assert chosen(decodes, Bucket(64, 64), Bucket(256, 256), Bucket(128, 128)) == Bucket(128, 128)
+    assert chosen(decodes, Bucket(72, 72), Bucket(128, 128)) == Bucket(72, 72)
+    assert chosen(mixed, *buckets.first()) == Bucket(128, 128, 34)
+    assert chosen(mixed, *buckets.first(), Bucket(64, 128, 34)) == Bucket(64, 128, 34)
+    assert chosen(rows_of(600), *buckets.first()) is None
+    assert [graphs._missed.get(), graphs._missed.get()] == [Bucket(72, 72), Bucket(16, 128, 34)]
+    assert graphs._missed.empty()
+
+
+class CountingGraphs(Graphs):
+    """Notes what it is to capture."""
+
+    def _capture(self, runner: Runner, bucket: Bucket) -> None:
+        assert bucket not in self._captured
+        self._captured[bucket] = cast("Any", None)
+
+
+def test_missing_graphs_are_captured_until_told_otherwise() -> None:
+    """None twice; one that a step misses goes before those that wait."""
+    buckets = Buckets(256, 512, 64)
+    missed = [Bucket(16, 128, 34), Bucket(64, 128, 34)]
+    graphs = CountingGraphs(buckets)
+    wanted = {*buckets.later(), *missed}
+    graphs._missed.put(missed[0])
+
+    def captured(began_s: float) -> None:
+        if len(graphs._captured) == 3:
+            graphs._missed.put(missed[1])
+        if len(graphs._captured) == len(wanted):
+            graphs.close()
+
+    runner = SimpleNamespace(kv_cache=torch.empty(0, device="meta"))
+    graphs.capture_missing(cast("Any", runner), captured)
+
+    order = list(graphs._captured)
+    assert [order[0], order[3]] == missed
+    assert set(order) == wanted
+
+
+def test_how_many_graphs_are_captured() -> None:
+    """Of those planned; one that a step misses besides is planned from then on."""
+    buckets = Buckets(256, 512, 64)
+    graphs, planned = CountingGraphs(buckets), len(buckets.first()) + len(buckets.later())
+    runner = cast("Any", SimpleNamespace(kv_cache=torch.empty(0, device="meta")))
+    seen = [graphs.progress]
+    for bucket in buckets.first():
+        graphs._capture(runner, bucket)
+    seen.append(graphs.progress)
+    graphs.bucket(rows_of(*[1] * 40, 60, num_decodes=40))
+    seen.append(graphs.progress)
+    assert not graphs.complete
+
+    def captured(began_s: float) -> None:
+        if graphs.complete:
+            graphs.close()
+
+    graphs.capture_missing(runner, captured)
+    few = len(buckets.first())
+    assert [*seen, graphs.progress] == [(0, planned), (few, planned), (few, planned + 1), (planned + 1, planned + 1)]
+
+
+def test_sampling_again_is_captured_once_a_step_has_missed_it() -> None:
+    """For each bucket and what is asked for, once; where it fails steps do without."""
+    graphs = CountingGraphs(Buckets(64, 256, 64))
+    wanted, other = Resampling(Bucket(8, 8), Extras(truncated=True), 0), Resampling(Bucket(8, 8), Extras(), 0)
+    graphs._captured[wanted.bucket] = cast("Any", _Captured(cast("Any", None), torch.empty(0), torch.empty(0)))
+
+    assert [graphs.can_resample(each) for each in (wanted, other, wanted)] == [False] * 3
+    assert [graphs._missed.get(), graphs._missed.get()] == [wanted, other]
+    assert graphs._missed.empty()
+    assert not graphs.complete
+    graphs._capture_resampling(cast("Any", None), wanted)  # there is no GPU here
+    assert not graphs.can_resample(wanted)
+    assert graphs._missed.empty()
+    graphs._captured[other] = graphs._captured[wanted.bucket]
+    assert graphs.can_resample(other)
+
+
+def test_scores_and_penalties_of_many_rows_are_sampled_without_a_graph() -> None:
+    """The first need the logits as they are, the others gigabytes of a graph's own."""
+    work, bucket = rows_of(1, num_decodes=1), Bucket(256, 256)
+
+    assert resampling_of(work, bucket, 3, 150_000) == Resampling(bucket, Extras(), 3)
+    work.extra_penalized = True
+    assert resampling_of(work, bucket, 3, 150_000) is None
+    assert resampling_of(work, Bucket(64, 64), 3, 150_000) == Resampling(Bucket(64, 64), Extras(penalized=True), 3)
+    work.scoring = cast("Any", object())
+    assert resampling_of(work, Bucket(64, 64), 3, 150_000) is None
+
+
+def test_steps_that_do_not_suit_a_bucket_have_none() -> None:
+    """More short prompts than there are blocks of queries for; long chunks behind long contexts."""
+    buckets = Buckets(64, 2048, 64)
+    long = rows_of(1500)
+
+    assert buckets.fitting(rows_of(*[3] * 33)) == Bucket(64, 128, 34)
+    assert buckets.fitting(rows_of(*[3] * 40)) is None
+    assert buckets.fitting(long) == Bucket(16, 1536, 56)
+    assert buckets.fitting(dataclasses.replace(long, max_context_len=8192)) is None
+
+
+def test_what_suits_no_other_bucket_goes_in_pieces() -> None:
+    """From so many tokens on that launching takes longest: all beyond the largest, long chunks behind long contexts,
+    more short prompts than there are blocks of queries for. The largest are captured unasked, and nothing larger
+    stands for one that is missing."""
+    buckets = Buckets(64, 2048, 64, largest_pieces=4000)
+    long = dataclasses.replace(rows_of(1500), max_context_len=8192)
+
+    assert buckets.fitting(rows_of(1, 2048, num_decodes=1)) == Bucket(0, 2304, pieces=True)
+    assert buckets.fitting(rows_of(3900)) == buckets.largest_pieces() == Bucket(0, 4000, pieces=True)
+    assert buckets.fitting(rows_of(4001)) is None
+    assert buckets.fitting(long) == Bucket(0, 1536, pieces=True)
+    assert buckets.fitting(rows_of(*[18] * 64)) == Bucket(0, 1152, pieces=True)
+    assert buckets.fitting(rows_of(*[3] * 64)) is None
+    assert [each.tokens for each in buckets.later() if each.pieces] == [4000, 3840, 3584, 3328, 3072, 2816, 2560, 2304]
+    assert [each for each in buckets.telling() if each.pieces] == [buckets.largest_pieces()]
+    graphs = Graphs(buckets)
+    graphs._captured = dict.fromkeys([Bucket(0, 4000, pieces=True)])  # type: ignore[assignment]
+    assert graphs.bucket(rows_of(3500)) is None
+    assert graphs._missed.get() == Bucket(0, 3584, pieces=True)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "largest"), [(1, 1), (1, 2048), (3, 2), (100, 64), (256, 2048), (8192, 8192)])
+def test_every_bucket_has_a_token_for_each_row(max_num_seqs: int, largest: int) -> None:
+    """Whatever the limits, also those that are captured unasked."""
+    buckets = Buckets(max_num_seqs, largest, 64)
+
+    every = [*buckets.first(), *buckets.later()]
+
+    assert len(set(every)) == len(every)
+    assert all(0 < bucket.rows <= min(bucket.tokens, max_num_seqs) for bucket in every)
+    assert all(bucket.tokens <= largest for bucket in every)

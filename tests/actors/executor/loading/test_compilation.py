@@ -1,0 +1,152 @@
+"""Kernels compiled ahead: a rehearsal foresees everything that an engine launches, and the cache is found again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagebus.actors.executor.loading import kernel_cache
+from pagebus.actors.executor.loading.compile_command import parse_target
+from pagebus.actors.executor.loading.kernel_cache import KernelBuild
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.kernels.common.target import Target
+from tests.helpers.waiting import LIMIT_S
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
+
+ROOT = Path(__file__).parents[4]
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+H200 = Target(90, 132)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
+    """Python without Triton's interpreter, with an own cache of compiled kernels."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=LIMIT_S
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"enforce_eager": True, "max_model_len": 16384, "max_num_batched_tokens": 2048},
+        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int8"},
+    ],
+)
+def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Steps of any mixture, with every kind of sampling, launch nothing that was not launched while rehearsing; and
+    what is compiled once is found by whoever compiles it again."""
+    settings = json.dumps({"max_model_len": 4096, **changes})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {"_decode_kernel", "_prefill_kernel", "_limits_kernel", "_logprobs_kernel"} <= set(found["recorded"])
+    assert found["unforeseen"] == []
+    assert found["hits"] == [False, True]
+
+
+def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other limits, another model or another GPU need other kernels; another port does not."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
+    config = ModelConfig.load(folder)
+
+    def mark(target: Target = H200, **settings: Any) -> Path:
+        return kernel_cache.mark_path(Settings(model=str(folder), **settings), config, target)
+
+    marks = {mark(), mark(max_num_seqs=8), mark(dtype="float16"), mark(Target(80, 108)), mark(kv_cache_dtype="fp8")}
+
+    assert len(marks) == 5
+    assert mark(port=1) == mark()
+    assert {path.parent for path in marks} == {folder / "cache"}
+
+
+def test_a_complete_cache_needs_no_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is started if there is no mark, and none if there is; none after the stop."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    built: list[Target] = []
+
+    def start(build: KernelBuild, target: Target) -> subprocess.Popen[bytes]:
+        built.append(target)
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+
+    monkeypatch.setattr(KernelBuild, "_start", start)
+    settings, config = Settings(model=str(folder)), ModelConfig.load(folder)
+    build = KernelBuild(settings)
+
+    assert not build.run(config, H200)  # the process failed
+    kernel_cache.mark_path(settings, config, H200).touch()
+    assert build.run(config, H200)
+    kernel_cache.mark_path(settings, config, H200).unlink()
+    build.stop()
+    assert not build.run(config, H200)
+
+    assert built == [H200]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_old_cache_hides_no_kernels(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """What an image ships is used if that is all it needs, whatever a volume over the cache holds; else the cache."""
+    (shipped := tmp_path / "shipped").mkdir()
+    (cache := tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    monkeypatch.setattr(KernelBuild, "_start", lambda *_: subprocess.Popen(["true"]))
+    settings, config = Settings(model=str(folder), kernels_dir=str(shipped)), ModelConfig.load(folder)
+    (cache / "pagebus-of-an-older-image").touch()
+    if complete:
+        (shipped / kernel_cache.mark_path(settings, config, H200).name).touch()
+
+    assert KernelBuild(settings).run(config, H200)
+    assert kernel_cache.cache_dir() == (shipped if complete else cache)
+
+
+def test_the_command_says_what_it_needs(folder: Path, tmp_path: Path) -> None:
+    """Without a GPU a target has to be named; a model that cannot be read is refused like by serve."""
+    command = ["-m", "pagebus.actors.commands.cli", "compile-kernels"]
+
+    no_target = run([*command, str(folder)], tmp_path) if not os.path.exists("/dev/nvidiactl") else None
+    no_model = run([*command, str(tmp_path / "nowhere"), "--target", "sm_90"], tmp_path)
+
+    if no_target is not None:
+        assert (no_target.returncode, "--target" in no_target.stderr) == (2, True)
+    assert (no_model.returncode, "nowhere" in no_model.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["90", "sm_90"])
+def test_targets_have_their_usual_names(name: str) -> None:
+    assert parse_target(name, None) == H200
+    assert parse_target(name, 114) == Target(90, 114)
+
+
+@pytest.mark.parametrize("name", ["hopper", "sm_", "sm_12"])
+def test_unknown_targets_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        parse_target(name, None)

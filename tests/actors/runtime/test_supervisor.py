@@ -1,0 +1,312 @@
+"""The supervisor, with small shell processes in place of actors and a memory bus to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from pagebus.actors.runtime.child import Child, Restarts
+from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
+from pagebus.actors.runtime.supervisor import ChildPlan, Supervisor, plan_children
+from pagebus.actors.settings import KINDS, Settings, SettingsError
+from pagebus.actors.telemetry.progress import Progress
+from pagebus.bus.contract import Bus, BusError
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from tests.helpers.waiting import LIMIT_S, until
+
+DRAINS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("up", flush=True)
+signal.sigwait({signal.SIGTERM})
+print("drained")
+"""
+STUBBORN = DRAINS.replace('print("drained")', "signal.sigwait({signal.SIGUSR1})")
+
+
+def plan(name: str, script: str, kind: str = "executor") -> ChildPlan:
+    """A child that runs a shell script, or a Python one if it has lines."""
+    python = (sys.executable, "-I", "-S", "-c", script)
+    command = python if "\n" in script else ("/bin/sh", "-c", script)
+    return ChildPlan(kind, name, command, dict(os.environ))
+
+
+class Watched:
+    """A supervisor over ``plans`` whose output can be waited for."""
+
+    def __init__(self, *plans: ChildPlan, **settings: object) -> None:
+        self.out = io.StringIO()
+        self.progress = Progress(self.out, terminal=False)
+        self.stop = StopSignal()
+        self.ready: list[str] = []
+        self.refusal: BusError | None = None
+        self._changed = asyncio.Event()
+        write = self.progress.line
+
+        def line(text: str) -> None:
+            write(text)
+            self._changed.set()
+
+        self.progress.line = line  # type: ignore[method-assign]
+        self.bus = MemoryBus(MemoryServer())
+        self.supervisor = Supervisor(
+            Settings(**{"port": 1, "drain_timeout_s": 0.1} | settings),  # type: ignore[arg-type]
+            self._connect,
+            plans,
+            self.progress,
+            self.ready.extend,
+        )
+        self.running = asyncio.create_task(self.supervisor.run(self.stop))
+
+    async def _connect(self) -> Bus:
+        if self.refusal is None:
+            return self.bus
+        await self.until("up")
+        raise self.refusal
+
+    async def until(self, text: str, times: int = 1) -> None:
+        """Wait until the output holds ``text``."""
+        async with asyncio.timeout(LIMIT_S):
+            while self.out.getvalue().count(text) < times:
+                assert not self.running.done(), self.out.getvalue()
+                self._changed.clear()
+                await self._changed.wait()
+
+
+async def test_drains_in_order_and_leaves_nothing() -> None:
+    """On a signal the ingress goes first, then the rest; the exit code is 0."""
+    watched = Watched(plan("executor-0", DRAINS), plan("ingress-0", DRAINS.replace("drained", "closed"), "ingress"))
+    await watched.until("up", times=2)
+    watched.stop()
+    assert await watched.running == EXIT_OK
+    lines = watched.out.getvalue().splitlines()
+    assert [line for line in lines if line in ("closed", "drained")] == ["closed", "drained"]
+    assert [child.pid for child in watched.supervisor.children] == [None, None]
+
+
+async def test_a_bus_that_refuses_ends_everything() -> None:
+    """With its error, once the children, which were started before it was asked, have gone."""
+    watched = Watched(plan("executor-0", DRAINS))
+    watched.refusal = BusError("wrong password")
+    with pytest.raises(BusError, match="wrong password"):
+        await watched.running
+    assert "drained" in watched.out.getvalue()
+    assert watched.supervisor.children[0].pid is None
+
+
+async def test_kills_what_does_not_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ignores SIGTERM is killed after the drain timeout."""
+    monkeypatch.setattr("pagebus.actors.runtime.supervisor.LAST_WAVE_S", 0.1)
+    watched = Watched(plan("executor-0", STUBBORN))
+    await watched.until("up")
+    watched.stop()
+    assert await watched.running == EXIT_OK
+    assert watched.supervisor.children[0].pid is None
+
+
+async def test_second_signal_ends_at_once() -> None:
+    """Ctrl-C twice does not wait for the drain."""
+    watched = Watched(plan("executor-0", STUBBORN))
+    await watched.until("up")
+    watched.stop()
+    await asyncio.sleep(0)
+    watched.stop()
+    assert await watched.running == EXIT_OK
+
+
+async def test_restarts_and_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies is started again, and its lease is given up at once."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
+    watched = Watched(plan("executor-0", DRAINS))
+    await watched.bus.acquire_lease("executor", "executor-0", {"actor": "executor-0", "state": "loading"}, ttl_s=60)
+    await watched.until("up")
+    pid = watched.supervisor.children[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await watched.until("up", times=2)
+    assert await watched.bus.leases() == []
+    assert watched.supervisor.children[0].pid not in (None, pid)
+    watched.stop()
+    assert await watched.running == EXIT_OK
+
+
+async def test_crash_loop_at_startup_ends_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five deaths in a row while starting end everything; the last lines of the process are shown."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.001)
+    watched = Watched(plan("executor-0", "echo the very cause; exit 7"), plan("tokenizer-0", DRAINS, "tokenizer"))
+    assert await watched.running == EXIT_FAILED
+    assert "executor-0 keeps dying (exit code 7). Its last lines:\n  the very cause\n" in watched.out.getvalue()
+    assert [child.pid for child in watched.supervisor.children] == [None, None]
+
+
+async def test_unusable_model_ends_at_once() -> None:
+    """Exit code 2 means that a restart is useless."""
+    watched = Watched(plan("executor-0", "echo no such model; exit 2"))
+    assert await watched.running == EXIT_UNUSABLE
+    assert "executor-0 cannot work (exit code 2). Its last lines:\n  no such model\n" in watched.out.getvalue()
+
+
+async def test_grandchildren_are_killed_too() -> None:
+    """What a process left behind in its session ends with it."""
+    watched = Watched(plan("executor-0", "sleep 600 & echo pid=$!; exit 2"))
+    assert await watched.running == EXIT_UNUSABLE
+    pid = int(watched.out.getvalue().partition("pid=")[2].split()[0])
+    await until(lambda: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_children_die_with_the_supervisor() -> None:
+    """SIGKILL for the supervisor is SIGKILL for what it started."""
+    code = (
+        "import subprocess, time; from pagebus.actors.runtime.child import die_with_parent\n"
+        "child = subprocess.Popen(['sleep', '600'], preexec_fn=die_with_parent())\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    assert _runs(pid)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not _runs(pid))
+
+
+async def test_ready_once_health_answers(unused_tcp_port: int) -> None:
+    """The URL is announced when the executors are ready and GET /health says 200."""
+    status = b"503 no"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")
+        asked.set()
+        writer.close()
+
+    asked = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", unused_tcp_port)
+    watched = Watched(plan("executor-0", DRAINS))
+    await watched.bus.acquire_lease("executor", "executor-0", {"state": "ready"}, ttl_s=60)
+    await watched.bus.acquire_lease("ingress", "ingress-0", {"port": unused_tcp_port}, ttl_s=60)
+    await asked.wait()
+    assert watched.ready == []
+    status = b"200 OK"
+    await until(lambda: bool(watched.ready))
+    assert watched.ready == [f"127.0.0.1:{unused_tcp_port}"]
+    watched.stop()
+    assert await watched.running == EXIT_OK
+    server.close()
+    await server.wait_closed()
+
+
+async def test_long_lines_and_the_tail() -> None:
+    """Output is passed on whatever its form, and only the last lines are kept."""
+    lines: list[str] = []
+    script = "head -c 3000000 /dev/zero | tr '\\0' x; for i in $(seq 100); do echo $i; done; printf end"
+    child = Child("c", "executor", ["/bin/bash", "-c", script], os.environ, lines.append)
+    assert await child.run_once() == 0
+    assert lines[-2:] == ["100", "end"]
+    assert sum(line.count("x") for line in lines) == 3_000_000
+    assert len(child.tail) == 20
+
+
+def test_pauses_between_restarts() -> None:
+    """1, 2, 4 ... 30 s; none, and the count from the beginning, for a process that was ready or ran a minute."""
+    now = [0.0]
+    restarts = Restarts(lambda: now[0])
+    pauses = []
+    for _ in range(7):
+        restarts.started()
+        pauses.append(restarts.died())
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert restarts.looping
+    restarts.started()
+    now[0] = 60.0
+    assert restarts.died() == 0
+    assert not restarts.looping
+    restarts.started()
+    pauses = [restarts.died(was_ready=was_ready) for was_ready in (False, False, True, False)]
+    assert pauses == [1, 2, 0, 1]
+
+
+def test_plan_gives_each_executor_a_gpu() -> None:
+    """Executor i sees the i-th GPU only; no other actor's environment is touched."""
+    settings = Settings(model="m", executors=2, device="auto")
+    plans = plan_children(settings, "redis://h", environ={"PATH": "x"}, gpus=["4", "7"], cores=8)
+    gpus = {plan.name: plan.environ.get("CUDA_VISIBLE_DEVICES") for plan in plans}
+    assert gpus == {
+        "ingress-0": None,
+        "jobs-0": None,
+        "tokenizer-0": None,
+        "scheduler-0": None,
+        "executor-0": "4",
+        "executor-1": "7",
+        "detokenizer-0": None,
+    }
+    assert {plan.kind for plan in plans} == set(KINDS)
+
+
+def test_plan_shares_the_cores_out() -> None:
+    """On the CPU each executor computes with its share of the cores."""
+    plans = plan_children(Settings(executors=3), "redis://h", environ={}, gpus=[], cores=8)
+    executors = [plan for plan in plans if plan.kind == "executor"]
+    assert all("--threads=2" in plan.command and plan.environ["OMP_NUM_THREADS"] == "2" for plan in executors)
+    assert "CUDA_VISIBLE_DEVICES" not in executors[0].environ
+
+
+@pytest.mark.parametrize(
+    ("changes", "early"), [({}, True), ({"gpu_lock_dir": "/locks"}, False), ({"device": "cpu"}, False)]
+)
+def test_plan_opens_a_gpu_early(changes: dict[str, Any], early: bool) -> None:
+    """If it is known which: an executor that chooses one itself must not open another before, one on the CPU none."""
+    plans = plan_children(Settings(**changes), "redis://h", environ={}, gpus=["0"], cores=1)
+    for plan in plans:
+        module = (
+            ("pagebus.actors.commands.executor_process",)
+            if early and plan.kind == "executor"
+            else ("pagebus.actors.commands.cli", "actor", plan.kind)
+        )
+        assert plan.command[2 : 3 + len(module)] == ("-m", *module)
+
+
+def test_plan_keeps_secrets_off_the_command_line() -> None:
+    """API keys and bus passwords are in the environment only."""
+    settings = Settings(api_key=("s3cret",))
+    plans = plan_children(settings, "redis://:pa55@h", environ={"PAGEBUS_PORT": "1"}, gpus=[], cores=1)
+    for each in plans:
+        assert not [word for word in each.command if "s3cret" in word or "pa55" in word]
+        assert each.environ["PAGEBUS_API_KEY"] == "s3cret"
+        assert each.environ["PAGEBUS_BUS"] == "redis://:pa55@h"
+        assert "PAGEBUS_PORT" not in each.environ
+
+
+def test_more_executors_than_gpus() -> None:
+    """Said at once, not by a crash later."""
+    with pytest.raises(SettingsError, match="--executors 3: only 1 GPUs are visible"):
+        plan_children(Settings(executors=3), "redis://h", environ={}, gpus=["0"], cores=1)
+
+
+async def test_an_ingress_keeps_the_port_that_it_took() -> None:
+    """With --port 0 it is started again on the port that its clients know; with a port of its own, as before."""
+    for port, told in ((0, "up --port 4711"), (1, "up /bin/sh")):
+        watched = Watched(plan("ingress-0", 'echo "up $0 $1"; exec sleep 60', "ingress"), port=port)
+        await until(lambda watched=watched: watched.supervisor._bus is not None)
+        await watched.until("up")
+        await watched.bus.acquire_lease("ingress", "ingress-0", {"actor": "ingress-0", "port": 4711}, ttl_s=60)
+        watched.supervisor.children[0].signal(signal.SIGKILL)
+        await watched.until("up", times=2)
+        watched.stop()
+        await watched.running
+        assert watched.out.getvalue().splitlines()[-1].strip() == told

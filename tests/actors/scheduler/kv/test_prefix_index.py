@@ -1,0 +1,45 @@
+"""Finding blocks by hash."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+
+
+def test_match_gives_the_longest_prefix() -> None:
+    """The search stops at the first hash that is not listed, and at the limit."""
+    index = PrefixIndex()
+    for block_hash, block in ((b"a", 5), (b"b", 2), (b"d", 7)):
+        assert index.insert(block_hash, block)
+    assert index.match([b"a", b"b", b"c", b"d"], 4) == [5, 2]
+    assert index.match([b"a", b"b"], 1) == [5]
+    assert index.match([b"x"], 1) == []
+
+
+def test_the_first_block_of_equal_content_stays_listed() -> None:
+    """A second copy, or a second hash for a block, is not listed."""
+    index = PrefixIndex()
+    assert index.insert(b"a", 1)
+    assert not index.insert(b"a", 2)
+    assert not index.insert(b"b", 1)
+    assert len(index) == 1
+    assert 2 not in index
+
+
+def test_forgetting_works_once() -> None:
+    """What is forgotten is gone from both directions."""
+    index = PrefixIndex()
+    index.insert(b"a", 1)
+    assert index.forget(1)
+    assert not index.forget(1)
+    assert index.match([b"a"], 1) == []
+    index.check_integrity(2)
+
+
+def test_integrity_finds_a_block_that_does_not_exist() -> None:
+    """Every listed block is one of the pool's."""
+    index = PrefixIndex()
+    index.insert(b"a", 9)
+    with pytest.raises(AssertionError):
+        index.check_integrity(9)

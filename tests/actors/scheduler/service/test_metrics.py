@@ -1,0 +1,51 @@
+"""Where the time of a request went, as metrics."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from pagebus.actors.scheduler.order import Order
+from pagebus.actors.scheduler.request import make_request
+from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.telemetry.metrics import Metrics
+from tests.actors.scheduler.world import request
+
+
+@pytest.mark.parametrize(
+    ("is_job", "first_token_s", "tokenized_s", "expected"),
+    [
+        (False, 17.0, 10.0, ([5.0, 1], [2.0, 1])),
+        (False, 17.0, 15.5, ([0.0, 1], [2.0, 1])),  # a tokenizer whose clock is ahead
+        (False, 0.0, 10.0, ([0.0, 0], [0.0, 0])),  # it never got so far
+        (True, 17.0, 10.0, ([0.0, 0], [0.0, 0])),  # nobody waits for a job
+    ],
+)
+def test_waiting_and_prefill(
+    is_job: bool, first_token_s: float, tokenized_s: float, expected: tuple[list[float], list[float]]
+) -> None:
+    """Seconds from the tokenizer to the first step, and from there to the first token, once a request is over."""
+    metrics = Metrics()
+    over = make_request(replace(request("a", [1, 2, 3]), is_job=is_job), (), Order(False, 0.0))
+    over.tokenized_s, over.started_s, over.first_token_s = tokenized_s, 15.0, first_token_s
+
+    Meters(metrics).over(over)
+
+    found = {
+        name: [data["sum"], sum(data["counts"])] for name, _, data in metrics.snapshot()["series"] if "sum" in data
+    }
+    assert (found["vllm:request_queue_time_seconds"], found["vllm:request_prefill_time_seconds"]) == expected
+
+
+def test_inference_and_preemptions() -> None:
+    """Seconds from the first step to the last token, and how often blocks were given up; who counts is told."""
+    metrics, told = Metrics(), []
+    over = make_request(request("a", [1, 2, 3]), (), Order(False, 0.0))
+    over.tokenized_s, over.started_s, over.first_token_s, over.ended_s = 10.0, 15.0, 17.0, 21.0
+    over.num_preemptions = 2
+
+    Meters(metrics, lambda: told.append("over")).over(over)
+
+    found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
+    assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)
+    assert told == ["over"]

@@ -1,0 +1,65 @@
+"""What is shown while the server starts."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pagebus.actors.telemetry.progress import READY, Progress, ProgressStream, bar, summary
+
+
+def test_bar() -> None:
+    """The bar is as full as the share, and never more."""
+    assert bar(0.5, 4) == "[##..]"
+    assert bar(7.0, 4) == "[####]"
+
+
+@pytest.mark.parametrize(
+    ("infos", "shown"),
+    [
+        ([], ("starting actors", None)),
+        ([{"state": "ready"}], ("starting actors", None)),
+        (
+            [{"state": "ready"}, {"state": "loading", "phase": "weights", "progress": 0.25}],
+            ("weights", 0.25),
+        ),
+        ([{"state": "loading"}, {"state": "loading", "phase": "graphs", "progress": 0.9}], ("loading", 0.0)),
+        ([{"state": "ready"}, {"state": "draining"}], (READY, 1.0)),
+    ],
+)
+def test_summary(infos: list[dict[str, object]], shown: tuple[str, float | None]) -> None:
+    """The slowest executor is what one waits for."""
+    assert summary(infos, 2) == shown
+
+
+def test_terminal_shows_one_line() -> None:
+    """On a terminal the line is replaced, log lines go above it, and it goes away at the end."""
+    out = io.StringIO()
+    progress = Progress(out, terminal=True)
+    progress.show("weights", 0.5)
+    progress.show("weights", 0.5)
+    log = ProgressStream(progress, terminal=True)
+    log.write("a log ")
+    log.write("line\n")
+    progress.done()
+    drawn = "[############............]  50%  weights"
+    clear = "\r\x1b[2K"
+    assert out.getvalue() == f"{clear}{drawn}{clear}a log line\n{drawn}{clear}"
+
+
+def test_without_a_terminal_each_quarter_is_told() -> None:
+    """Logs are not flooded."""
+    out = io.StringIO()
+    progress = Progress(out, terminal=False)
+    progress.show("starting actors")
+    for percent in range(101):
+        progress.show("weights", percent / 100)
+    assert out.getvalue().splitlines() == [
+        "starting actors",
+        "weights: 0%",
+        "weights: 25%",
+        "weights: 50%",
+        "weights: 75%",
+        "weights: 100%",
+    ]

@@ -1,0 +1,169 @@
+"""Ways to reach Redis other than a plain socket: TCP, TLS with passwords, Sentinel with a failover."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pagebus.bus.contract import BusError, BusUnavailable
+from pagebus.bus.messages import AbortRequest
+from pagebus.bus.private_redis.server import find_redis_server
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.redis.link import RedisLink
+from pagebus.bus.redis.url import parse_redis_url, with_tls_files
+from tests.helpers.waiting import LIMIT_S
+
+pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
+Launch = Callable[..., Awaitable[None]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    """Starts redis-server programs; they end with the test."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(*arguments: str) -> None:
+        program = find_redis_server()
+        assert program is not None
+        started.append(
+            await asyncio.create_subprocess_exec(
+                program, *arguments, cwd=tmp_path, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+            )
+        )
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def command(port: int, *words: str) -> object:
+    link = RedisLink(parse_redis_url(f"redis://127.0.0.1:{port}"), "test")
+    try:
+        return (await link.call(words))[0]
+    finally:
+        await link.close()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    """What TLS options of a redis-server and of a client name: a key, and a certificate that vouches for itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl program to make a certificate with")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return {"key": key, "cert": certificate, "ca": certificate}
+
+
+def tls_options(port: int, certificates: dict[str, str]) -> list[str]:
+    files = [("--tls-cert-file", "cert"), ("--tls-key-file", "key"), ("--tls-ca-cert-file", "ca")]
+    return [
+        "--port",
+        "0",
+        "--tls-port",
+        str(port),
+        *(word for flag, name in files for word in (flag, certificates[name])),
+    ]
+
+
+async def test_tls_with_user_and_password(launch: Launch, certificates: dict[str, str]) -> None:
+    """rediss:// checks the server's certificate; an unknown one is refused."""
+    port = free_port()
+    await launch(*tls_options(port, certificates), "--tls-auth-clients", "no", "--requirepass", "p w")
+    url = f"rediss://:p%20w@localhost:{port}"
+    bus = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    await bus.publish([("s", AbortRequest(request_id="r"))])
+    assert await bus.length("s") == 1
+    await bus.close()
+    stranger = RedisBus(url, connect_timeout_s=0)
+    with pytest.raises(BusUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        await stranger.connect()
+    await stranger.close()
+
+
+async def test_tls_with_certificates_of_clients(launch: Launch, certificates: dict[str, str]) -> None:
+    """A server that asks its clients for certificates lets those in who have one, without a password."""
+    port = free_port()
+    await launch(*tls_options(port, certificates), "--tls-auth-clients", "yes")
+    url = f"rediss://localhost:{port}"
+    bus = RedisBus(with_tls_files(url, **certificates), connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    assert await bus.length("s") == 0
+    await bus.close()
+    stranger = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=0)
+    with pytest.raises(BusUnavailable):
+        await stranger.connect()
+    await stranger.close()
+
+
+async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, tmp_path: Path) -> None:
+    """The bus finds the master through Sentinel, and the new master after a failover."""
+    first, second, sentinel = free_port(), free_port(), free_port()
+    await launch("--port", str(first), "--save", "")
+    await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}")
+    for port in (first, second):
+        bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+        await bus.connect()
+        await bus.close()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {sentinel}\nsentinel monitor main 127.0.0.1 {first} 1\n")
+    await launch(str(config), "--sentinel")
+
+    bus = RedisBus(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/main", connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    await bus.publish([("s", AbortRequest(request_id="r"))])
+    assert await command(first, "XLEN", "s") == 1
+
+    # What Sentinel does in a failover, without its waiting: promote one, demote the other, tell clients.
+    await command(second, "REPLICAOF", "NO", "ONE")
+    await command(first, "REPLICAOF", "127.0.0.1", str(second))
+    await command(sentinel, "SENTINEL", "REMOVE", "main")
+    with pytest.raises(BusUnavailable, match=r"READONLY|replica|failover|no connection"):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+    with pytest.raises(BusUnavailable, match="no Redis master"):
+        await bus.ping()
+    await command(sentinel, "SENTINEL", "MONITOR", "main", "127.0.0.1", str(second), "1")
+    await bus.connect()
+    await bus.publish([("t", AbortRequest(request_id="r"))])
+    assert await command(second, "XLEN", "t") == 1
+    await bus.close()
+
+
+async def test_what_is_stored_is_on_the_replica(launch: Launch) -> None:
+    """With ``?replicas=1`` a write is stored once the replica has it; while there is none, nothing is stored."""
+    first, second = free_port(), free_port()
+    await launch("--port", str(first), "--save", "")
+    await launch("--port", str(second), "--save", "", "--replicaof", f"127.0.0.1 {first}", "--repl-diskless-sync", "no")
+    for port in (first, second):
+        one = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+        await one.connect()
+        await one.close()
+    bus = RedisBus(f"redis://127.0.0.1:{first}?replicas=1", connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    for number in range(20):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+        assert await command(second, "XLEN", "s") == number + 1
+    epoch = await bus.acquire_lease("k", "n", {}, ttl_s=100)
+    assert await command(second, "GET", bus.names.epochs) == str(epoch).encode()
+    await command(second, "REPLICAOF", "NO", "ONE")
+    with pytest.raises(BusUnavailable, match="reached 0 of 1 replicas"):
+        await bus.publish([("s", AbortRequest(request_id="r"))])
+    await bus.close()
+    with pytest.raises(BusError, match="must be a number"):
+        RedisBus("redis://127.0.0.1?replicas=all")

@@ -1,0 +1,184 @@
+"""The rooms of the house, top floor first: who may import from whom. The rules are in ``test_rules.py``.
+
+A row's name stands for a folder and what lies in it, or for one module; the longest name counts. A room may import from
+those behind its name, and from itself.
+"""
+
+from __future__ import annotations
+
+ROOMS: dict[str, str] = {
+    "web": (
+        "web.routes.generate web.routes.operate web.routes.store web.routes web.server web.storage web.ingress "
+        "web.observatory web.access web.answers web.requests web.telemetry web.http actors.runtime actors.settings "
+        "bus bus.messages"
+    ),
+    "web.routes.generate": (
+        "web.routes.operate web.routes.store web.routes web.server web.storage web.adapters web.access web.answers "
+        "web.requests web.calls web.http actors.runtime bus bus.messages"
+    ),
+    "web.routes.operate": (
+        "web.routes web.server web.ingress web.observatory web.access web.answers web.requests web.telemetry "
+        "web.http actors.runtime actors.settings bus.messages"
+    ),
+    "web.routes.store": "web.routes web.server web.storage web.access web.answers web.requests web.http bus.messages",
+    "web.routes": "web.access web.answers web.requests web.http",
+    "web.jobs": (
+        "web.server web.storage web.ingress web.answers web.requests web.telemetry web.calls web.http "
+        "actors.runtime actors.telemetry actors.settings bus bus.messages"
+    ),
+    "web.server": (
+        "web.storage web.ingress web.observatory web.access web.answers web.requests web.telemetry web.http "
+        "actors.runtime actors.telemetry actors.settings bus bus.messages"
+    ),
+    "web.storage": "web.adapters web.access web.http actors.settings bus bus.messages",
+    "web.adapters": "web.answers web.requests web.calls web.http",
+    "web.ingress": (
+        "web.observatory web.telemetry web.calls web.http actors.runtime actors.telemetry actors.settings bus "
+        "bus.messages"
+    ),
+    "web.observatory": "web.requests web.http actors.runtime actors.telemetry actors.settings bus bus.messages",
+    "web.access": "web.requests web.http actors.settings bus",
+    "web.answers": "web.requests web.calls web.calls.parsing web.http bus.messages",
+    "web.requests": "web.calls web.calls.parsing web.http actors.model actors.settings bus.messages",
+    "web.telemetry": "web.calls web.http actors.runtime actors.telemetry bus bus.messages",
+    "web.calls": "web.calls.parsing web.http bus.messages",
+    "web.calls.parsing": "actors.model",
+    "web.http": "bus.messages",
+    "actors.commands": (
+        "actors.commands.jobs actors.commands.terminal actors.bench actors.simulator actors.executor "
+        "actors.executor.loading actors.executor.device actors.runtime actors.telemetry actors.settings bus "
+        "bus.messages"
+    ),
+    "actors.commands.jobs": "actors.runtime actors.telemetry actors.settings bus.memory bus bus.messages",
+    "actors.commands.terminal": "actors.settings",
+    "actors.offline": "actors.runtime actors.model actors.telemetry actors.settings",
+    "actors.bench": (
+        "actors.bench.measures actors.bench.driver actors.simulator actors.runtime actors.model actors.telemetry "
+        "actors.settings bus bus.messages"
+    ),
+    "actors.bench.measures": (
+        "actors.bench.driver actors.simulator.recording actors.simulator.drawing actors.runtime actors.model "
+        "actors.telemetry bus bus.messages"
+    ),
+    "actors.bench.driver": (
+        "actors.simulator actors.simulator.recording actors.runtime actors.telemetry actors.settings bus.connect "
+        "bus.private_redis bus bus.messages"
+    ),
+    "actors.simulator": (
+        "actors.simulator.recording actors.simulator.drawing actors.scheduler.core actors.scheduler.replica "
+        "actors.scheduler.events actors.scheduler.request actors.scheduler.config actors.settings bus bus.messages"
+    ),
+    "actors.simulator.recording": (
+        "actors.simulator.drawing actors.runtime actors.model actors.settings bus bus.messages"
+    ),
+    "actors.simulator.drawing": "bus.messages",
+    "actors.tokenizer": "actors.runtime actors.model.grammars actors.model actors.settings bus bus.messages",
+    "actors.detokenizer": "actors.runtime actors.model actors.settings bus bus.messages",
+    "actors.scheduler": (
+        "actors.scheduler.recovery actors.scheduler.service actors.scheduler.core actors.scheduler.events "
+        "actors.scheduler.config actors.runtime actors.model actors.telemetry actors.settings bus bus.messages"
+    ),
+    "actors.scheduler.recovery": (
+        "actors.scheduler.service actors.scheduler.core actors.scheduler.request actors.scheduler.states "
+        "actors.scheduler.sequence_output bus bus.messages"
+    ),
+    "actors.scheduler.service": (
+        "actors.scheduler.core actors.scheduler.replica actors.scheduler.events actors.scheduler.request "
+        "actors.scheduler.states actors.scheduler.order actors.runtime actors.telemetry bus bus.messages"
+    ),
+    "actors.scheduler.core": (
+        "actors.scheduler.replica actors.scheduler.events actors.scheduler.request actors.scheduler.states "
+        "actors.scheduler.readers actors.scheduler.kv actors.scheduler.sequence_output actors.scheduler.order "
+        "actors.scheduler.config actors.model bus.messages"
+    ),
+    "actors.scheduler.replica": (
+        "actors.scheduler.events actors.scheduler.request actors.scheduler.states actors.scheduler.kv "
+        "actors.scheduler.beam_search actors.scheduler.order bus.messages"
+    ),
+    "actors.scheduler.events": "actors.scheduler.request bus.messages",
+    "actors.scheduler.request": (
+        "actors.scheduler.states actors.scheduler.readers actors.scheduler.sequence_output "
+        "actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
+    ),
+    "actors.scheduler.states": "",
+    "actors.scheduler.readers": "",
+    "actors.scheduler.kv": "",
+    "actors.scheduler.sequence_output": "bus.messages",
+    "actors.scheduler.beam_search": "bus.messages",
+    "actors.scheduler.order": "",
+    "actors.scheduler.config": "actors.model actors.settings",
+    "actors.executor": (
+        "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.sampling "
+        "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model.grammars "
+        "actors.model actors.telemetry actors.settings kernels.attention kernels.linear kernels.common bus "
+        "bus.messages"
+    ),
+    "actors.executor.loading": (
+        "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
+        "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model "
+        "actors.settings kernels.attention kernels.linear kernels.common bus.messages"
+    ),
+    "actors.executor.step": (
+        "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
+        "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
+        "actors.settings kernels.attention kernels.linear bus.messages"
+    ),
+    "actors.executor.graphs": (
+        "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
+    ),
+    "actors.executor.sampling": (
+        "actors.executor.models actors.executor.batch actors.executor.device actors.model.grammars "
+        "kernels.sampling bus.messages"
+    ),
+    "actors.executor.models": (
+        "actors.executor.layers actors.executor.device actors.model kernels.attention kernels.common"
+    ),
+    "actors.executor.layers": (
+        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.layers"
+    ),
+    "actors.executor.memory": (
+        "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
+    ),
+    "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
+    "actors.executor.device": (
+        "actors.model actors.settings kernels.attention kernels.linear kernels.sampling kernels.batch "
+        "kernels.layers kernels.common"
+    ),
+    "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
+    "actors.model.grammars": "actors.model bus.messages",
+    "actors.model": "actors.settings actors.shipped_model bus.messages",
+    "actors.telemetry": "actors.settings bus",
+    "actors.settings": "bus.redis",
+    "actors.shipped_model": "",
+    "actors": "",
+    "kernels": "",
+    "kernels.attention": "kernels.layers kernels.common",
+    "kernels.linear": "kernels.layers kernels.common",
+    "kernels.sampling": "kernels.common",
+    "kernels.batch": "kernels.common",
+    "kernels.layers": "kernels.common",
+    "kernels.common": "",
+    "bus.connect": "bus.redis bus.memory bus",
+    "bus.redis": "bus bus.messages",
+    "bus.memory": "bus bus.messages",
+    "bus.private_redis": "bus",
+    "bus": "bus.messages",
+    "bus.messages": "",
+}
+FROM_ACTORS = ("actors.runtime", "actors.telemetry", "actors.settings", "actors.model")
+"""What ``web`` may take from ``actors``."""
+PURE = (
+    "actors.scheduler.core",
+    "actors.scheduler.replica",
+    "actors.scheduler.kv",
+    "actors.scheduler.events",
+    "actors.scheduler.request",
+    "actors.scheduler.states",
+    "actors.scheduler.readers",
+    "actors.scheduler.sequence_output",
+    "actors.scheduler.beam_search",
+    "actors.scheduler.order",
+)
+"""What decides in the scheduler: the same news give the same plans, on any clock and any bus."""
+IMPURE = ("asyncio", "threading", "time", "random", "os", "torch", "bus", "actors.runtime", "actors.telemetry")
+"""What none of these may know; messages of the bus they may."""

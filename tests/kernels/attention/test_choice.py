@@ -1,0 +1,102 @@
+"""The tables that choose attention paths: every row is reachable, and gives what the engine had decided by hand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pagebus.kernels.attention.choice import (
+    LONG_PROMPTS,
+    PATHS,
+    AttentionChooser,
+    AttentionPath,
+    AttentionSetup,
+    StepRows,
+    long_prompts_of,
+)
+from pagebus.kernels.common.target import Target
+
+H200, L40S = Target(90, 132), Target(89, 142)
+BF16 = torch.bfloat16
+LLAMA = AttentionSetup(H200, BF16, BF16, 32, 8, 128)
+SETUPS = [
+    replace(LLAMA, target=target, dtype=dtype, cache_dtype=dtype, windows=windows, backend=backend, deterministic=fixed)
+    for target, dtype, windows, backend, fixed in itertools.product(
+        (None, H200, L40S), (BF16, torch.float32), (frozenset({0}), frozenset({0, 64})), ("auto", "triton", "torch"),
+        (False, True),
+    )
+]  # fmt: skip
+ROWS = [
+    StepRows(decodes, prompts, prompts and long_rows, whole and not prompts)
+    for decodes, (prompts, long_rows, whole) in itertools.product(
+        (0, 1, 64, 65), itertools.product((False, True), repeat=3)
+    )
+    if decodes or prompts
+]
+
+
+def test_every_path_is_reachable() -> None:
+    """Both tables have no row that nothing gets, and a row for every key."""
+    chosen = {AttentionChooser(setup).choose(rows) for setup in SETUPS for rows in ROWS}
+    assert chosen == set(PATHS) == set(AttentionPath)
+    assert {long_prompts_of(setup) for setup in SETUPS} == {*LONG_PROMPTS, None}
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_possible_paths_are_those_that_are_chosen(setup: AttentionSetup) -> None:
+    """What an engine logs at its start is what its steps may take. Rows go to a kernel for long prompts only where
+    there is one."""
+    chooser = AttentionChooser(setup)
+    rows = [each for each in ROWS if chooser.long_prompts is not None or not each.long_rows]
+    assert set(chooser.possible) == {chooser.choose(each) for each in rows}
+
+
+@pytest.mark.parametrize(
+    ("rows", "path"),
+    [
+        (StepRows(1, False), AttentionPath.FUSED_DECODE),
+        (StepRows(64, False), AttentionPath.FUSED_DECODE),
+        (StepRows(65, False), AttentionPath.DECODE),
+        (StepRows(8, False, whole=False), AttentionPath.DECODE),
+        (StepRows(0, True), AttentionPath.PREFILL),
+        (StepRows(3, True), AttentionPath.DECODE_PREFILL),
+        (StepRows(0, True, long_rows=True), AttentionPath.HOPPER_PREFILL),
+        (StepRows(3, True, long_rows=True), AttentionPath.HOPPER_PREFILL),
+    ],
+)
+def test_paths_of_a_llama_on_hopper(rows: StepRows, path: AttentionPath) -> None:
+    chooser = AttentionChooser(LLAMA)
+    assert chooser.choose(rows) is path
+    assert chooser.why(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({}, AttentionPath.HOPPER_PREFILL),
+        ({"backend": "triton"}, AttentionPath.HOPPER_PREFILL),
+        ({"backend": "torch"}, AttentionPath.CUDNN_PREFILL),
+        ({"target": L40S}, AttentionPath.CUDNN_PREFILL),
+        ({"target": L40S, "backend": "triton"}, None),
+        ({"head_dim": 256}, None),
+        ({"head_dim": 64}, AttentionPath.CUDNN_PREFILL),
+        ({"cache_dtype": torch.int8}, AttentionPath.HOPPER_PREFILL),
+        ({"windows": frozenset({4096})}, None),
+        ({"deterministic": True}, None),
+        ({"target": None}, None),
+    ],
+)
+def test_the_kernel_for_long_prompts(changes: dict[str, object], path: AttentionPath | None) -> None:
+    assert long_prompts_of(replace(LLAMA, **changes)) is path  # type: ignore[arg-type]
+
+
+def test_heads_that_are_not_fused() -> None:
+    """Eight query heads of a KV head leave no column for the key, and halves of 48 are no power of two."""
+    for setup in (replace(LLAMA, q_heads=64), replace(LLAMA, head_dim=96)):
+        chooser = AttentionChooser(setup)
+        assert chooser.choose(StepRows(1, False)) is AttentionPath.DECODE
+        assert "query heads" in chooser.why(StepRows(1, False))
+    assert "more than 64" in AttentionChooser(LLAMA).why(StepRows(65, False))

@@ -1,0 +1,189 @@
+"""What the kernel for long prompts is given to do; what it makes of it is tested on the GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pagebus.kernels.attention import hopper_prefill, paged_attention
+from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.hopper_prefill import (
+    LEAST_TILES,
+    QUERIES,
+    ROWS,
+    TILE,
+    TOGETHER,
+    faster_rows,
+    groups,
+    make_work,
+    scratch_bytes,
+    supports,
+)
+from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, Spans, plan_attention
+from pagebus.kernels.attention.prefill_plan import prefill_config
+from pagebus.kernels.common import target
+from pagebus.kernels.common.target import Target
+
+
+def rows_of(*lens: tuple[int, int]) -> tuple[LongRow, ...]:
+    """Rows of (queries, context), one behind the other."""
+    starts = np.cumsum([0, *(queries for queries, _ in lens)])
+    return tuple(LongRow(row, int(start), *of) for row, (start, of) in enumerate(zip(starts, lens, strict=False)))
+
+
+@pytest.mark.parametrize("q_heads", [8, 16, 32])
+@pytest.mark.parametrize(
+    "lens",
+    [[(1, 1)], [(77, 77)], [(300, 1000)], [(8192, 8192)], [(8192, 65536)], [(6872, 15064)], [(128, 5000), (129, 129)],
+     [(2048, 2048)] * 4, [(64, 15064)], [(1000, 40000), (50, 60)]],
+)  # fmt: skip
+def test_work_covers_what_queries_see(lens: list[tuple[int, int]], q_heads: int) -> None:
+    """Each query of a row, with each tile of keys up to its own, once: whole, or in pieces that are merged."""
+    rows = rows_of(*lens)
+    work = make_work(rows, q_heads, 132)
+    tiles = work.spans[:, 5] - work.spans[:, 4]
+    assert (np.diff(tiles) <= 0).all()
+    assert (tiles > 0).all()
+    merged = {int(token): (range(first, first + count), queries) for token, first, count, queries in work.merges}
+    used = [piece for pieces, _ in merged.values() for piece in pieces]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(range(work.pieces))
+    key = 0
+    for row in rows:
+        for first in range(0, row.num_queries, QUERIES):
+            mine = work.spans[work.spans[:, 0] == row.first_token + first]
+            mine = mine[np.argsort(mine[:, 4])]
+            count, position = min(QUERIES, row.num_queries - first), row.context_len - row.num_queries + first
+            assert (mine[:, 1] == count).all()
+            assert (mine[:, 2] == key).all()
+            assert (mine[:, 3] == position).all()
+            assert mine[0, 4] == 0
+            assert mine[-1, 5] == -(-(position + count) // TILE)
+            assert (mine[1:, 4] == mine[:-1, 5]).all()
+            assert (mine[:, 4] * TILE <= position).all()
+            token = row.first_token + first
+            if token not in merged:
+                assert list(mine[:, 6]) == [-1]
+                continue
+            assert merged[token] == (range(mine[0, 6], mine[-1, 6] + 1), min(count, ROWS))
+            assert (mine[:, 7] == len(mine)).all()
+            if count > ROWS:
+                assert merged[token + ROWS] == (range(mine[-1, 6] + 1, mine[-1, 6] + 1 + len(mine)), count - ROWS)
+        key += -(-row.context_len // TILE) * TILE
+    whole = work.spans[work.spans[:, 6] < 0]
+    assert len(whole) + len(work.merges) // 2 <= sum(-(-row.num_queries // QUERIES) for row in rows)
+
+
+@pytest.mark.parametrize(("q_heads", "queries", "context"), [(32, 8192, 131072), (32, 6872, 15064), (16, 8192, 8192)])
+def test_programs_end_together(q_heads: int, queries: int, context: int) -> None:
+    """Within 3% of what each would have to do if work could be cut anywhere; without cuts it can be far more."""
+    spans = make_work(rows_of((queries, context)), q_heads, 132).spans
+    tiles = spans[:, 5] - spans[:, 4]
+    work = np.repeat(tiles, q_heads)
+    mine = [work[place::264].sum() + work[263 - place :: 264].sum() for place in range(132)]
+    assert max(mine) <= 1.03 * work.sum() / 132
+
+
+def test_pieces_are_worth_it() -> None:
+    """None of few tiles, and none where all programs are busy anyway."""
+    work = make_work(rows_of((8192, 131072)), 32, 132)
+    cut = work.spans[work.spans[:, 6] >= 0]
+    assert len(cut)
+    assert (cut[:, 5] - cut[:, 4] >= LEAST_TILES).all()
+    assert make_work(rows_of((8192, 8192)), 32, 132).pieces == 0
+
+
+def test_rows_go_together_while_their_keys_fit() -> None:
+    rows = rows_of((10, 30000), (10, 30000), (10, 70000), (10, 30000), (10, 5000), (10, 30600))
+    assert groups(rows) == [rows[:2], rows[2:3], rows[3:5], rows[5:]]
+    for group in groups(rows):
+        keys = sum(-(-row.context_len // TILE) * TILE for row in group)
+        assert len(group) == 1 or keys <= TOGETHER
+
+
+def test_memory_for_copies_is_known_before() -> None:
+    """Of the longest context alone, or of rows that go together."""
+    assert scratch_bytes(8192, 131072, 32, 8, 2) >= 2 * 131072 * 8 * 128 * 2
+    assert scratch_bytes(8192, 4096, 32, 8, 2) >= 2 * TOGETHER * 8 * 128 * 2
+
+
+def test_where_it_is_taken() -> None:
+    """Heads of 128 in bfloat16, on Hopper."""
+    hopper = Target(90, 132)
+    assert supports(torch.bfloat16, 128, hopper)
+    assert not supports(torch.float16, 128, hopper)
+    assert not supports(torch.float32, 128, hopper)
+    assert not supports(torch.bfloat16, 64, hopper)
+    assert not supports(torch.bfloat16, 128, None)
+    assert not supports(torch.bfloat16, 128, Target(80, 108))
+
+
+def test_rows_are_taken_where_it_is_faster() -> None:
+    """Each by itself, and all of them if they save more than a call costs."""
+
+    def taken(*lens: tuple[int, int]) -> list[int]:
+        found = faster_rows(rows_of(*lens), 32, 8)
+        assert all(row.own for row in found)
+        return [row.row for row in found]
+
+    assert taken((8192, 8192)) == taken((2048, 2048)) == taken((8192, 131072)) == [0]
+    assert taken((100, 100), (4096, 9000), (64, 15064), (2048, 2048)) == [1, 3]
+    assert taken((64, 15064)) == taken((512, 512)) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are marked as our own go to our kernel, others to the library; decodes beside them to theirs."""
+    asked: list[str] = []
+    for name, module, function in (
+        ("decode", paged_attention, "decode_attention"), ("long", hopper_prefill, "long_attention"),
+        ("library", paged_attention, "long_prefill"), ("prefill", paged_attention, "prefill_attention"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, function, lambda *_, name=name, **__: asked.append(name))
+    ints = {"dtype": torch.int32, "device": "meta"}
+    cache, q = (
+        torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 16, 8, 128), (4097, 32, 128))
+    )
+    empty = torch.empty(0, **ints)
+    spans = Spans(prefill_config(4096, 4096, 128, 2), torch.empty(0, 5, **ints), torch.empty(0, 4, **ints))
+    plan = plan_attention(empty, empty, AttentionShape(32, 8, 128, 2), spans)
+    paged_attention.paged_attention(
+        q, cache, cache, slots=torch.empty(2, **ints), query_start=torch.empty(3, **ints),
+        context_lens=torch.empty(2, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1,
+        num_decodes=1, library=[LongRow(1, 1, 4096, 4096, own)],
+        plan=AttentionPlan({0: None}, plan.prefills),  # type: ignore[dict-item]
+    )  # fmt: skip
+    assert asked == ["decode", "prefill", "long" if own else "library"]
+
+
+@pytest.mark.parametrize(
+    ("lens", "copied"),
+    [([(2048, 2048), (2048, 2048)], False), ([(256, 256), (1024, 1024)], False), ([(2048, 4096)], True),
+     ([(2000, 2000)], True), ([(256, 256), (300, 300)], True)],
+)  # fmt: skip
+def test_keys_of_whole_tiles_are_not_copied(
+    lens: list[tuple[int, int]], copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the projections left those of prompts without a past: one behind the other, as copies would be."""
+    monkeypatch.setattr(target, "_absent", Target(90, 132))
+    copies: list[object] = []
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(hopper_prefill, "gather_tokens", lambda *_: copies.append(_))
+    monkeypatch.setattr(hopper_prefill, "hopper_attention", lambda q, k, v, *_: seen.extend((k, v)))
+    monkeypatch.setattr(hopper_prefill, "merge_blocks", lambda *_: None)
+    rows = tuple(row._replace(first_token=row.first_token + 3) for row in rows_of(*lens))
+    tokens = rows[-1].tokens.stop + 5
+    qkv = torch.empty(tokens, 48, 128, dtype=torch.bfloat16, device="meta")
+    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    slots, tables = torch.empty(4, device="meta"), torch.empty(4, 512, device="meta")
+    hopper_prefill.long_attention(
+        qkv[:, :32], cache, cache, qkv[:, :32], slots, tables, 0.1, rows, None, (qkv[:, 32:40], qkv[:, 40:])
+    )
+    assert bool(copies) == copied
+    for keys, heads in zip(seen, (32, 40), strict=True):
+        whole = sum(-(-context // TILE) * TILE for _, context in lens)
+        assert len(keys) == whole
+        if not copied:
+            assert keys.stride() == qkv.stride()
+            assert keys.storage_offset() == 3 * qkv.stride(0) + heads * 128

@@ -1,0 +1,156 @@
+"""Which kernel a product gets: the tables that are shipped, their format, and the rule for shapes they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.dispatch import (
+    BUCKETS,
+    FORMS,
+    KERNELS,
+    TABLES,
+    LinearKernel,
+    bucket_of,
+    choose,
+    choose_product,
+    choose_residual_product,
+    guess,
+    load_table,
+    merge_table,
+    table_path,
+)
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
+from pagebus.kernels.linear.linear import LAUNCHES
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.linear.tune import SPECIALIZED_ROWS
+
+SHARED_BYTES = 227 * 1024
+H200 = Target(90, 132)
+
+
+def test_buckets() -> None:
+    """A number of tokens belongs to the smallest bucket that holds it."""
+    assert [bucket_of(tokens) for tokens in (1, 2, 3, 8, 9, 33, 65, 97, 256)] == [1, 2, 4, 8, 16, 64, 96, 128, 256]
+
+
+def test_no_gpu() -> None:
+    """On a CPU, for no tokens and for many, the library multiplies."""
+    for tokens in (0, 1, 1000):
+        assert choose("plain", torch.empty(tokens, 64), torch.empty(32, 64)) is None
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_shipped_tables(path: Path) -> None:
+    """Every product has a choice for every bucket, and each can be launched."""
+    table = load_table(path)
+    assert table
+    for (form, rows, inputs), choices in table.items():
+        assert form in FORMS
+        assert tuple(choices) == BUCKETS
+        for bucket, config in choices.items():
+            if isinstance(config, VectorConfig):
+                assert bucket <= 2
+            elif isinstance(config, SpecializedConfig):
+                assert bucket > 64
+                assert config.fits(inputs)
+                assert config.splits == 1 or form == "partial"
+                assert config.rows <= rows
+            elif config is not None:
+                assert config.fits(inputs)
+                assert config.splits == 1 or form in ("partial", "residual")
+                assert (config.rows + config.tokens) * config.depth * config.stages * 2 <= SHARED_BYTES
+                assert config.rows <= rows
+
+
+@pytest.mark.parametrize("rows", SPECIALIZED_ROWS)
+def test_specialized_shapes(rows: int) -> None:
+    """Pieces make up the rows; stages fit shared memory and K, registers a multiprocessor and what the warps share."""
+    config = SpecializedConfig(rows, 2)
+    assert sum(config.pieces) == rows
+    assert len(config.pieces) <= 3
+    assert config.fits(1024)
+    assert not config.fits(1024 + 128)
+    assert 3 < config.stages(8192) * (rows + 128) * 128 / 2**15 < 7.1
+    assert config.stages(256) == 2
+    threads = 128 * (GROUPS + 1)
+    assert threads * config.launch_registers <= 65536
+    assert GROUPS * config.registers + LOADING_REGISTERS <= (GROUPS + 1) * config.launch_registers
+    assert config.registers >= rows // 2 + 48
+
+
+def test_tables_are_merged(tmp_path: Path) -> None:
+    """A product's choices are kept as they are and replace only its own."""
+    path = tmp_path / "sm_00_1.json"
+    first = {1: VectorConfig(8, 512, 4, 2), 16: TileConfig(64, 16, 128, 4, 4, 2, True), 256: None}
+    second = {1: None, 16: None, 256: TileConfig(128, 128, 64, 4, 8)}
+    assert load_table(path) == {}
+    merge_table(path, "plain", 64, 32, {1: None})
+    merge_table(path, "partial", 64, 32, second)
+    merge_table(path, "plain", 64, 32, first)
+    merge_table(path, "partial", 64, 32, {16: SpecializedConfig(224)})
+    second[16] = SpecializedConfig(224)
+    assert load_table(path) == {("plain", 64, 32): first, ("partial", 64, 32): second}
+
+
+def test_guess() -> None:
+    """Tiles that give every multiprocessor its share, or the library."""
+    assert guess("plain", 6144, 4096, 8, H200) == TileConfig(48, 16, 128, 4, 4)
+    assert guess("partial", 4096, 14336, 32, H200) == TileConfig(64, 32, 128, 4, 4, 2)
+    assert guess("plain", 512, 4096, 8, H200) is None
+    assert guess("plain", 6144, 4096, 64, H200) is None
+    for rows in range(512, 20000, 488):
+        for inputs in (896, 1000, 3584, 18944):
+            config = guess("partial", rows, inputs, 1, H200)
+            assert config is None or config.fits(inputs)
+
+
+def test_every_kernel_and_form_is_reachable() -> None:
+    """Each row of the table of kernels is some product's, and our own ones can all be launched."""
+    products = [(form, rows, inputs) for form, rows, inputs in load_table(table_path(H200))]
+    chosen = [
+        choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
+        for (form, rows, inputs) in products
+        for tokens in (*BUCKETS, 257)
+        for target in (H200, None)
+        for half in (False, True)
+        if form not in ("partial", "residual")
+    ]
+    chosen += [
+        choose_residual_product(tokens, rows, inputs, torch.bfloat16, H200, biased=biased, norms=norms)
+        for form, rows, inputs in products
+        for tokens in (*BUCKETS, 257)
+        for biased in (False, True)
+        for norms in (False, True)
+        if form == "partial"
+    ]
+    assert {choice.kernel for choice in chosen} == set(LinearKernel)
+    assert set(LinearKernel) == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH}
+    assert {choice.form for choice in chosen} == {*FORMS, "added"}
+    assert set(KERNELS.values()) == set(LAUNCHES)
+    assert all(choice.why for choice in chosen)
+
+
+def test_half_norms_are_completed() -> None:
+    """The library cannot: where it was faster our kernel goes on all the same."""
+    words = "gated", 128, 6144, 1024, torch.bfloat16, H200
+    assert choose_product(*words).kernel is LinearKernel.CUBLAS
+    assert choose_product(*words, half_normed=True).kernel is LinearKernel.SKINNY_GEMM
+
+
+def test_products_for_the_residual() -> None:
+    """With a bias no partial sums are left; of many tokens the library adds; a norm is begun in bfloat16 only."""
+    half, many = (4096, 4096, torch.bfloat16, H200), 300
+    assert choose_residual_product(1, *half).form == "residual"
+    assert choose_residual_product(1, 4096, 4096, torch.float16, H200).form != "residual"
+    assert choose_residual_product(1, *half, norms=False).form == "partial"
+    unsplit = choose_residual_product(1, *half, norms=False, biased=True)
+    assert (unsplit.form, unsplit.config.splits) == ("plain", 1)  # type: ignore[union-attr]
+    assert choose_residual_product(many, *half).form == "added"
+    assert choose_residual_product(many, *half, biased=True).form == "plain"
+    assert choose_residual_product(many, 4096, 4096, torch.float32, H200).form == "plain"
+    assert choose_residual_product(many, 4096, 4096, torch.bfloat16, None).form == "plain"

@@ -1,0 +1,69 @@
+"""``.../render``: what is asked of a tokenizer, and what is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagebus.web.answers.rendered import sampling_body
+from pagebus.web.requests.openai import parse_chat
+from pagebus.web.requests.token_body import parse_generate
+from tests.web.fake_backend import MODEL
+
+COMPLETION, CHAT = "/v1/completions/render", "/v1/chat/completions/render"
+MESSAGES = [{"role": "user", "content": "a cat"}]
+
+
+async def post(http, served, path: str, **body: Any) -> Any:
+    async with http.post(served.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def test_offsets_of_completions(serve, http):
+    """Of each prompt, if they are asked for."""
+    served = await serve()
+    told = await post(http, served, COMPLETION, prompt=["a cat", "sits"], return_token_offsets=True)
+    plain = await post(http, served, COMPLETION, prompt="a cat", return_token_offsets=None)
+
+    assert [each["token_offsets"] for each in told] == [[[0, 1], [2, 5]], [[0, 4]]]
+    assert [each["token_offsets"] for each in plain] == [None]
+    assert [each.return_token_offsets for each in served.backend.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_offsets_of_a_chat(serve, http, wanted):
+    """The same; who tokenizes or generates is told none, as in vLLM."""
+    served = await serve()
+    told = await post(http, served, CHAT, messages=MESSAGES, return_token_offsets=wanted)
+    assert (told["token_offsets"] is not None) is wanted
+    for path in ("/tokenize", "/v1/chat/completions"):
+        answer = await post(http, served, path, messages=MESSAGES, return_token_offsets=True)
+        assert "token_offsets" not in answer
+    assert [each.return_token_offsets for each in served.backend.requests] == [wanted, False, False]
+
+
+async def test_what_is_rendered_is_truncated(serve, http):
+    """As the request itself would be: -1 leaves room for the output."""
+    served = await serve()
+    body = {"messages": MESSAGES, "truncate_prompt_tokens": -1, "truncation_side": "right", "max_tokens": 7}
+    await post(http, served, CHAT, **body)
+    await post(http, served, "/tokenize", messages=MESSAGES, truncate_prompt_tokens=1)
+
+    rendered, tokenized = served.backend.requests
+    kept = rendered.truncate_prompt_tokens, rendered.truncation_side, rendered.sampling.max_tokens
+    assert kept == (-1, "right", 7)
+    assert tokenized.truncate_prompt_tokens is None
+
+
+def test_a_budget_of_thoughts_is_rendered():
+    """Alone, and beside a structured output; where it is computed the prompt's tokens say what is reasoning."""
+    model = replace(MODEL, reasoning_parser="qwen3")
+    for more in ({}, {"structured_outputs": {"regex": "a"}}):
+        asked = parse_chat({"messages": MESSAGES, "thinking_token_budget": 0, **more}, model)
+        told = sampling_body(asked.sampling)
+        assert (told["thinking_token_budget"], told.get("structured_outputs")) == (0, more.get("structured_outputs"))
+        output = parse_generate({"token_ids": [1], "sampling_params": told}, model).sampling.structured_output
+        assert (output.thinking_tokens, output.prompt_thought) == (0, -1)

@@ -1,0 +1,290 @@
+"""What may be under way at once: so many requests, so many tokens, of everybody together and of each API key.
+
+It is decided before anything is tokenized. A call is charged n x (prompt + max_tokens), where the tokens of a text are
+estimated from its bytes; what it was charged is given back when it is over. Who is refused is told when there will be
+room: what is under way drains at (what is under way) / (how long a call takes), by Little's law, and everybody who
+is refused is put behind those who were told a time before, so that they do not all come back at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagebus.web.access.auth import ANYBODY, ApiKey
+from pagebus.web.access.fair_admission import Places
+from pagebus.web.http.errors import ApiError, overloaded
+from pagebus.web.http.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
+from pagebus.web.requests.parsed_request import Asked, Prompt
+from pagebus.web.requests.served_model import ServedModel
+
+NEWEST_SHARE = 0.1
+"""Weight of one more call in the mean of how long calls take."""
+MAX_RETRY_AFTER_S = 30.0
+FAR_TOO_LONG = 4
+"""Times the context: no text of so many estimated tokens fits."""
+
+
+class Load:
+    """What is under way of somebody. A limit of None is none."""
+
+    def __init__(self, max_requests: int | None, max_tokens: int | None, clock: Callable[[], float]) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.requests = self.tokens = 0
+        self._clock = clock
+        self._mean_s: float | None = None
+        """How long calls take."""
+        self._promised_s = 0.0
+        """Until when there is room only for those who were told to come again."""
+
+    def check(self, requests: int, tokens: int) -> None:
+        """Raises if so much more would be too much.
+
+        Raises:
+            ApiError: 429; 400 if it is too much for an empty server.
+        """
+        for what, used, more, limit in (
+            ("requests", self.requests, requests, self.max_requests),
+            ("tokens", self.tokens, tokens, self.max_tokens),
+        ):
+            if limit is None or used + more <= limit:
+                continue
+            if more > limit:
+                text = f"The request asks for {more} {what}; at most {limit} may be under way at once."
+                raise ApiError(400, text, code=f"too_many_{what}")
+            raise overloaded(what, limit, self.retry_after_s(tokens))
+
+    def part(self, requests: int, tokens: int) -> float:
+        """So much as a part of all that may be."""
+        return max(requests / (self.max_requests or math.inf), tokens / (self.max_tokens or math.inf))
+
+    def enter(self, requests: int, tokens: int) -> None:
+        self.requests += requests
+        self.tokens += tokens
+
+    def leave(self, requests: int, tokens: int, seconds: float) -> None:
+        """What had entered is over, after so long."""
+        self.requests -= requests
+        self.tokens -= tokens
+        self._mean_s = seconds if self._mean_s is None else self._mean_s + NEWEST_SHARE * (seconds - self._mean_s)
+
+    def retry_after_s(self, tokens: int) -> int:
+        """When there will be room for one more who wants ``tokens`` (0: as many as others do)."""
+        now_s = self._clock()
+        share = tokens / self.tokens if tokens and self.tokens else 1 / max(self.requests, 1)
+        wait_s = 1.0 if self._mean_s is None else share * self._mean_s
+        self._promised_s = min(max(self._promised_s, now_s) + wait_s, now_s + MAX_RETRY_AFTER_S)
+        return max(1, math.ceil(self._promised_s - now_s))
+
+
+class Rate:
+    """Tokens per minute of one key: a bucket that holds a minute's worth and fills all the time."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._tokens = float(per_minute)
+        self._seen_s = clock()
+
+    def take(self, tokens: int) -> None:
+        """Charge a call.
+
+        Raises:
+            ApiError: 429, there are not so many; 400, there never are.
+        """
+        if tokens > self.per_minute:
+            text = f"The request asks for {tokens} tokens; this key has {self.per_minute} per minute."
+            raise ApiError(400, text, code="too_many_tokens")
+        now_s = self._clock()
+        self._tokens = min(self._tokens + (now_s - self._seen_s) * self.per_minute / 60, self.per_minute)
+        self._seen_s = now_s
+        if tokens > self._tokens:
+            wait_s = math.ceil((tokens - self._tokens) * 60 / self.per_minute)
+            raise overloaded("tokens per minute", self.per_minute, max(1, wait_s))
+        self._tokens -= tokens
+
+    def give_back(self, tokens: int) -> None:
+        """Of a call that needed fewer."""
+        self._tokens = min(self._tokens + tokens, self.per_minute)
+
+
+def of_client(asked: Asked, key: ApiKey) -> Asked:
+    """The call with what is its key's: name, weight, and a salt of its own if its cache is private."""
+    if key is ANYBODY:
+        return asked
+    return replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
+
+
+@dataclass(slots=True)
+class Charge:
+    """What a call turned out to need, once that is known, and whether its client has all of it. ``stays_s``: the client
+    is away and may come back for so long, while the call goes on."""
+
+    used_tokens: int | None = None
+    delivered: bool = False
+    stays_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Held:
+    """What a call is charged, and of whom; while its client is away, until when."""
+
+    loads: tuple[Load, ...]
+    key: ApiKey
+    part: float
+    requests: int
+    tokens: int
+    began_s: float
+    until_s: float = 0.0
+
+
+class Admission:
+    """All loads of one ingress."""
+
+    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.total = Load(max_requests, max_tokens, clock)
+        self._places = Places(clock)
+        self._of_key: dict[str, Load] = {}
+        self._rates: dict[str, Rate] = {}
+        self._away: dict[tuple[str, int, int], Held] = {}
+        """Of calls that go on without their clients, by name, requests and tokens; who left first comes first."""
+
+    def check_room(self, key: ApiKey, name: str = "") -> None:
+        """Look before the body is read. A call whose ``name`` ends so may be there already.
+
+        Raises:
+            ApiError: 429, not even the smallest call would be taken.
+        """
+        try:
+            self._check(key, 1, 0)
+        except ApiError:
+            if not name or not any(each.endswith(name) for each, *_ in self._away):
+                raise
+
+    @contextmanager
+    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel, name: str = "") -> Iterator[Charge]:
+        """While a call is under way. Whoever knows in the end how many tokens it needed, notes them. One with a
+        ``name`` whose client is back is charged already.
+
+        Raises:
+            ApiError: 429 or 400, it is too much.
+        """
+        requests, tokens = len(asked.prompts), cost_of(asked, model)
+        place, rate, charge = (name, requests, tokens), self._rate_of(key), Charge()
+        was_away = self._away.pop(place, None) if name else None
+        held = was_away or self._enter(key, requests, tokens, rate)
+        try:
+            yield charge
+        finally:
+            if charge.stays_s:
+                held.until_s = self._clock() + charge.stays_s
+            if charge.stays_s or (was_away and not charge.delivered):  # which goes on, for all we know
+                self._stay_away(place, held)
+            else:
+                self._leave(held)
+                if rate is not None and charge.used_tokens is not None:
+                    rate.give_back(tokens - charge.used_tokens)
+
+    def _enter(self, key: ApiKey, requests: int, tokens: int, rate: Rate | None) -> Held:
+        self._check(key, requests, tokens)
+        if rate is not None:
+            rate.take(tokens)
+        loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
+        for load in loads:
+            load.enter(requests, tokens)
+        self._places.enter(key, part)
+        return Held(loads, key, part, requests, tokens, self._clock())
+
+    def _leave(self, held: Held) -> None:
+        for load in held.loads:
+            load.leave(held.requests, held.tokens, self._clock() - held.began_s)
+        self._places.leave(held.key, held.part)
+
+    def _stay_away(self, place: tuple[str, int, int], held: Held) -> None:
+        if (other := self._away.pop(place, None)) is not None:  # two connections for one call
+            self._leave(other)
+        self._away[place] = held
+
+    def _forget_away(self) -> None:
+        """Those who were not back in time: their calls have been given up."""
+        now_s = self._clock()
+        while self._away:
+            first = next(iter(self._away))
+            if self._away[first].until_s > now_s:
+                return
+            self._leave(self._away.pop(first))
+
+    def _rate_of(self, key: ApiKey) -> Rate | None:
+        if key.tokens_per_minute is None:
+            return None
+        rate = self._rates.get(key.name)
+        if rate is None or rate.per_minute != key.tokens_per_minute:  # the file may have changed
+            rate = self._rates[key.name] = Rate(key.tokens_per_minute, self._clock)
+        return rate
+
+    def _check(self, key: ApiKey, requests: int, tokens: int) -> None:
+        """The key's own limits first, which are the narrower ones; then whether there is room, and whether it is for
+        this key."""
+        self._forget_away()
+        for load in self._own_loads(key):
+            load.check(requests, tokens)
+        total, part = self.total, self.total.part(requests, tokens)
+        try:
+            total.check(requests, tokens)
+            if self._places.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
+                raise overloaded("requests", total.max_requests or 0, total.retry_after_s(tokens))
+        except ApiError as error:
+            if error.status == 429:
+                self._places.wait(key, part)
+            raise
+
+    def _own_loads(self, key: ApiKey) -> tuple[Load, ...]:
+        if key.max_requests is None and key.max_tokens is None:
+            return ()
+        load = self._of_key.get(key.name)
+        if load is None:
+            load = self._of_key[key.name] = Load(key.max_requests, key.max_tokens, self._clock)
+        load.max_requests, load.max_tokens = key.max_requests, key.max_tokens  # the file may have changed
+        return (load,)
+
+
+def cost_of(asked: Asked, model: ServedModel) -> int:
+    """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
+    refused, but lies on the bus until then: it counts by its size."""
+    most = model.max_model_len or math.inf
+    sampling = asked.sampling
+    output = sampling.max_tokens
+    if output is None:
+        least = max(UNSTATED_OUTPUT_TOKENS, sampling.min_tokens)
+        output = model.max_model_len or least if sampling.ignore_eos else least
+    if asked.tools:
+        output += _estimate(str(asked.tools))  # which the template writes into the prompt
+    lengths = [num_prompt_tokens(prompt) for prompt in asked.prompts]
+    costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
+    return max(sampling.n, sampling.beam_width) * int(sum(costs))
+
+
+def num_prompt_tokens(prompt: Prompt) -> int:
+    """Exact for token ids, estimated for text."""
+    if prompt.token_ids is not None:
+        return len(prompt.token_ids)
+    if prompt.messages is not None:
+        return sum(MESSAGE_TOKENS + _estimate(_text_of(message)) for message in prompt.messages)
+    return _estimate(prompt.text or "")
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """All that a template may write of a message."""
+    more = [str(message[name]) for name in ("tool_calls", "reasoning_content") if name in message]
+    return "".join([message["content"], *more])
+
+
+def _estimate(text: str) -> int:
+    num_bytes = len(text) if text.isascii() else len(text.encode())
+    return -(-num_bytes // BYTES_PER_TOKEN)

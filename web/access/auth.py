@@ -1,0 +1,114 @@
+"""API keys: ``Authorization: Bearer <key>``, or ``x-api-key: <key>`` as Anthropic's clients send it.
+
+Every route needs one unless it is listed here as open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from pagebus.web.http.errors import ApiError
+
+OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
+"""Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
+OPERATOR_ROUTES = frozenset(
+    {"events", "history", "block", "tables", "cancel", "order", "debug_state"}
+    | {"pause", "resume", "is_paused", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping", "server_info"}
+)
+"""Names of routes that show, or end, what belongs to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: only its digest is kept, and only its name is ever shown. A limit of None is none."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    private_cache: bool = False
+    """Whether its prompts share no cached blocks with those of other keys."""
+    weight: float = 1.0
+    """Its share of the tokens, beside other keys that have work."""
+    tokens_per_minute: int | None = None
+    operator: bool = False
+    """Whether it may see and steer the deployment, and what all keys have under way."""
+
+    def salted(self, cache_salt: str | None) -> str | None:
+        """The salt for a request that asks for ``cache_salt``."""
+        if not self.private_cache:
+            return cache_salt
+        return hmac.new(self.digest, (cache_salt or "").encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+API_KEY = web.RequestKey("api_key", ApiKey)
+"""Of a request that may go on."""
+ANYBODY = ApiKey("", b"", operator=True)
+"""Stands for the client where no key is needed."""
+
+
+class KeyRing:
+    """The keys that are valid. Comparing takes the same time whichever is tried and however much of it is right."""
+
+    def __init__(self, given: Sequence[str] = (), listed: Sequence[ApiKey] = ()) -> None:
+        self._given = [ApiKey(f"key {index}", digest_of(key), operator=True) for index, key in enumerate(given)]
+        self._keys: list[ApiKey] = []
+        self.replace(listed)
+
+    def replace(self, listed: Sequence[ApiKey]) -> None:
+        """Other keys from the file, beside those that were given as a setting."""
+        self._keys = [*self._given, *listed]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key is needed."""
+        return not self._keys
+
+    @property
+    def has_one(self) -> bool:
+        """Whether nobody shares with anybody: there is one key, or none is needed."""
+        return len(self._keys) < 2
+
+    def named(self, name: str) -> ApiKey | None:
+        """The key of this name; "" is anybody's, while no key is needed."""
+        if not self._keys:
+            return ANYBODY
+        return next((key for key in self._keys if key.name == name), None)
+
+    def find(self, request: web.Request) -> ApiKey | None:
+        """Whose request it is; None: it may not go on."""
+        if not self._keys or request.match_info.route.name in OPEN_ROUTES:
+            return ANYBODY
+        authorization = request.headers.get("Authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        scheme, _, key = authorization.partition(" ")
+        given = digest_of(key.strip())
+        found = [key for key in self._keys if hmac.compare_digest(given, key.digest)]
+        return found[0] if found and scheme.lower() == "bearer" else None
+
+
+def may_call(key: ApiKey, request: web.Request) -> bool:
+    """Whether the route of a request is for this key."""
+    return key.operator or request.match_info.route.name not in OPERATOR_ROUTES
+
+
+def forbidden() -> ApiError:
+    """403: the key is valid, but not for this."""
+    text = "This is for the operator: the API key needs `operator = true` in the file of keys."
+    return ApiError(403, text, code="operator_only")
+
+
+def unauthorized() -> ApiError:
+    """401; it does not say whether a key was missing or wrong."""
+    return ApiError(
+        401, "A valid API key is needed: send `Authorization: Bearer <key>`.", code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )  # fmt: skip
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,79 @@
+"""Whose turn it is to enter a full server: the key's that waits and holds least for its weight.
+
+The scheduler shares slots by weight among the requests it has. Without this, who sends most requests would hold most
+places in front of it, whatever the weights, and the requests of others would not get that far. A key that is refused
+for want of room *waits* for a while. Meanwhile the room that it wanted is kept free from keys that would hold more for
+their weight than it would. So keys that all want more than there is hold places in proportion to their weights, to
+within a request or two, and what one does not want the others share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagebus.web.access.auth import ApiKey
+
+PATIENCE_S = 2.0
+"""How long room is kept for a key after it was refused."""
+NOTHING = 1e-9
+
+
+@dataclass(slots=True)
+class Holder:
+    """A key: what it has under way, as a part of all that may be; how much more it was refused, and until when that
+    counts."""
+
+    weight: float
+    held: float = 0.0
+    wanted: float = 0.0
+    waits_until_s: float = -math.inf
+
+    def after(self, more: float) -> float:
+        """What it would hold for its weight."""
+        return (self.held + more) / self.weight
+
+
+class Places:
+    """All keys of one ingress. While nobody waits nobody is compared."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._holders: dict[str, Holder] = {}
+        self._anybody_waits_until_s = -math.inf
+
+    def enter(self, key: ApiKey, part: float) -> None:
+        """So much more of all that may be under way is the key's."""
+        self._holder(key).held += part
+
+    def leave(self, key: ApiKey, part: float) -> None:
+        """And now no more."""
+        holder = self._holders[key.name]
+        holder.held -= part
+        if holder.held < NOTHING and holder.waits_until_s < self._clock():
+            del self._holders[key.name]
+
+    def wait(self, key: ApiKey, part: float) -> None:
+        """There was no room for so much more of the key."""
+        holder = self._holder(key)
+        holder.wanted, holder.waits_until_s = part, self._clock() + PATIENCE_S
+        self._anybody_waits_until_s = holder.waits_until_s
+
+    def is_kept(self, key: ApiKey, part: float, free: float) -> bool:
+        """Whether so much of the ``free`` part is kept for others, who would hold less for their weight."""
+        now_s = self._clock()
+        if now_s >= self._anybody_waits_until_s:
+            return False
+        mine = self._holder(key).after(part) - NOTHING
+        kept = [
+            holder.wanted
+            for name, holder in self._holders.items()
+            if name != key.name and holder.waits_until_s > now_s and holder.after(holder.wanted) < mine
+        ]
+        return bool(kept) and part + sum(kept) > free + NOTHING
+
+    def _holder(self, key: ApiKey) -> Holder:
+        holder = self._holders.setdefault(key.name, Holder(key.weight))
+        holder.weight = key.weight  # the file may have changed
+        return holder

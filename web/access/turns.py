@@ -1,0 +1,181 @@
+"""Whose turn it is to have a long body read: of each client one at a time, and then a rest.
+
+To receive, parse and check a body of megabytes takes milliseconds during which nothing else is done. A client that
+sends them one after the other would have the whole process, and streams of others would wait behind each one. So what
+a client has had of the process in a turn it waits three times as long for the next. Where several clients have long
+bodies that wait, all of them together take no more than one would. Who has had no turn of late has one at once.
+
+Until its turn a body is not read, so it waits in the buffers of sockets. A client whose bytes do not come loses its
+turn and takes another when they have come: whoever sends slowly holds nobody up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pagebus.web.access.key_share import most_of
+from pagebus.web.http.errors import overloaded
+from pagebus.web.http.limits import MAX_WAITING_BODIES
+from pagebus.web.http.offload import aside
+
+T = TypeVar("T")
+REST = 3.0
+"""Times what a turn has taken, until the next one."""
+
+
+@dataclass(slots=True)
+class Line:
+    """The bodies of one client that wait: those that have begun come first."""
+
+    begun: deque[asyncio.Future[None]] = field(default_factory=deque)
+    new: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.begun) + len(self.new)
+
+    def pop(self) -> asyncio.Future[None]:
+        return (self.begun or self.new).popleft()
+
+
+class Turns:
+    """The turns of all clients of one ingress.
+
+    Args:
+        call_later: as an event loop's; None: the running one's.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
+        self._call_later = call_later
+        self._lines: dict[str, Line] = {}
+        """Of clients that have a turn, or rest from one."""
+
+    def of(self, client: str, *, alone: bool) -> Turn:
+        """A turn to come, for one body. ``alone``: nobody else sends any."""
+        return Turn(self, client, alone)
+
+    def num_waiting(self) -> Counter[str]:
+        """Bodies by client."""
+        return Counter({client: len(line) for client, line in self._lines.items()})
+
+    async def take(self, client: str, *, begun: bool, alone: bool) -> None:
+        """Wait for the client's turn.
+
+        Raises:
+            ApiError: 429, so many wait that one more may not.
+        """
+        line = self._lines.get(client)
+        if line is None:
+            self._lines[client] = Line()
+            return
+        if not begun:
+            self._check_room(client, alone=alone)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = line.begun if begun else line.new
+        waiting.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():  # the turn has come to somebody who is gone
+                self._next(client)
+            elif future in waiting:
+                waiting.remove(future)
+            raise
+
+    def end(self, client: str, took_s: float) -> None:
+        """The client has had a turn, which took so much processor time."""
+        others = sum(bool(line) for name, line in self._lines.items() if name != client)
+        rest_s = took_s * ((1 + REST) * (1 + others) - 1)
+        call_later = self._call_later or asyncio.get_running_loop().call_later
+        call_later(rest_s, lambda: self._next(client))
+
+    def _check_room(self, client: str, *, alone: bool) -> None:
+        waiting = self.num_waiting()
+        most = most_of(MAX_WAITING_BODIES, waiting, client, alone=alone)
+        if waiting[client] >= most:
+            raise overloaded("long request bodies", most, 1)
+
+    def _next(self, client: str) -> None:
+        """The client's next body has its turn, if one waits."""
+        line = self._lines[client]
+        while line:
+            future = line.pop()
+            if not future.done():
+                future.set_result(None)
+                return
+        del self._lines[client]
+
+
+class Turn:
+    """The turn of one body, from :meth:`take` until :meth:`give_up` or the end of the block."""
+
+    __slots__ = ("_alone", "_client", "_took_s", "_turns", "_working", "begun", "held")
+
+    def __init__(self, turns: Turns, client: str, alone: bool) -> None:
+        self._turns = turns
+        self._client = client
+        self._alone = alone
+        self._took_s = 0.0
+        self._working: asyncio.Future[Any] | None = None
+        """What goes on without a client."""
+        self.begun = self.held = False
+        """Whether it has been taken once; whether it is now."""
+
+    async def take(self) -> None:
+        """Wait for it, unless it is held. One that has begun comes before those that have not.
+
+        Raises:
+            ApiError: as of :meth:`Turns.take`.
+        """
+        if not self.held:
+            await self._turns.take(self._client, begun=self.begun, alone=self._alone)
+            self.begun = self.held = True
+
+    def charge(self, seconds: float) -> None:
+        """So much processor time has gone into it."""
+        self._took_s += seconds
+
+    async def work(self, work: Callable[[], T], *, long: bool) -> T:
+        """What ``work`` returns or raises, done beside the loop if it is ``long``; its time is charged. Even if the
+        client is gone, the turn is not over before it is."""
+        if not long:
+            return self._timed(work)
+        working = asyncio.ensure_future(aside(lambda: self._timed(work)))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            self._working = working
+            raise
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        began_s = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.charge(time.thread_time() - began_s)
+
+    def give_up(self) -> None:
+        """It is over, if it is held."""
+        if self.held:
+            self.held, took_s, self._took_s = False, self._took_s, 0.0
+            self._turns.end(self._client, took_s)
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._working is None:
+            self.give_up()
+        else:
+            self._working.add_done_callback(self._worked)
+
+    def _worked(self, working: asyncio.Future[Any]) -> None:
+        working.exception()  # nobody is there to be told
+        self.give_up()

@@ -1,0 +1,249 @@
+"""The bodies of ``/v1/responses`` as chats."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagebus.web.http.errors import bad_field, not_supported
+from pagebus.web.http.fields import Fields, type_name
+from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
+from pagebus.web.requests.openai import is_metadata
+
+TEXT_PARTS = ("input_text", "output_text", "text")
+ROLES = ("user", "assistant", "system", "developer")
+SAME = (
+    *("model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "prompt_cache_key"),
+    *("prompt_cache_retention", "safety_identifier", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "stop", "ignore_eos", "min_tokens", "priority", "cache_salt", "logit_bias"),
+    *("stop_token_ids", "structured_outputs", "include_stop_str_in_output", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
+)
+"""Fields that mean the same in a chat: OpenAI's, then vLLM's."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", LOGPROBS, "reasoning.encrypted_content"),
+)
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "context_management": ([],),
+    "conversation": (),
+    "ec_transfer_params": (),
+    "enable_response_messages": (False,),
+    "image": (),
+    "kv_transfer_params": (),
+    "max_tool_calls": (),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
+    "mm_processor_kwargs": ({},),
+    "moderation": (),
+    "previous_input_messages": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "request_id": (),
+    "return_mm_kwargs": (False,),
+    "session_id": (),
+    "truncation": ("disabled",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+"""Fields of OpenAI's and vLLM's API that come later, with the values that ask for nothing."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a body asks for. ``chat`` is the chat without what a ``previous`` response brings; ``shown`` is what the
+    response repeats of it; ``items``: the input as items."""
+
+    chat: dict[str, Any]
+    items: list[dict[str, Any]]
+    instructions: str | None
+    previous: str | None
+    stream: bool
+    background: bool
+    store: bool
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    def kept(self, before: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a record keeps of it, behind the messages ``before``."""
+        chat = {name: value for name, value in self.chat.items() if name != "messages"}
+        messages = [*before, *self.chat["messages"]]
+        return {"items": self.items, "messages": messages, "chat": chat, "instructions": self.instructions}
+
+
+def chat_body(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the chat that is kept like this. Instructions hold for this response only."""
+    first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
+    return {**kept["chat"], "messages": [*first, *kept["messages"]]}
+
+
+def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
+    """Read a body."""
+    fields = Fields(data)
+    chat: dict[str, Any] = {name: value for name in SAME if (value := fields.take(name)) is not None}
+    if (most := fields.integer("max_output_tokens", None, 1, INT32_MAX)) is not None:
+        chat["max_completion_tokens"] = most
+    metadata = fields.object("metadata")
+    if metadata is not None and not is_metadata(metadata):
+        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
+    tools, tool_choice, text = fields.peek("tools"), fields.peek("tool_choice"), fields.peek("text")
+    chat |= _read_tools(fields) | _read_text(fields) | _read_reasoning(fields)
+    items, messages = read_input(fields)
+    chat["messages"] = messages
+    chat |= _read_include(fields)
+    background, store = fields.boolean("background", False), fields.boolean("store", True)
+    if background and not store:
+        raise bad_field("store", "must be true with background")
+    stream = fields.boolean("stream", False)
+    if (options := fields.object("stream_options")) is not None:
+        Fields(options, "stream_options").finish({"include_obfuscation": (False,)})
+    wanted = Wanted(chat, items, fields.string("instructions", None, max_chars=INT32_MAX),
+                    fields.string("previous_response_id", None), stream, background, store)  # fmt: skip
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
+    chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    wanted.shown = {
+        "background": background,
+        "instructions": wanted.instructions,
+        "max_output_tokens": most,
+        "metadata": metadata or {},
+        "parallel_tool_calls": chat.get("parallel_tool_calls", True),
+        "previous_response_id": wanted.previous,
+        "reasoning": {"effort": chat.get("reasoning_effort"), "summary": None},
+        "service_tier": "default",
+        "store": store,
+        "temperature": chat.get("temperature", 1.0),
+        "text": text or {"format": {"type": "text"}},
+        "tool_choice": tool_choice or "auto",
+        "tools": tools or [],
+        "top_logprobs": chat.get("top_logprobs", 0),
+        "top_p": chat.get("top_p", 1.0),
+        "truncation": "disabled",
+        "user": chat.get("user"),
+    }
+    return wanted
+
+
+def _read_include(fields: Fields) -> dict[str, Any]:
+    """Log probabilities are told if they are to be included; of what else could be, answers here have nothing."""
+    given = fields.array("include", max_items=len(INCLUDES), items={"enum": list(INCLUDES)}) or []
+    for index, each in enumerate(given):
+        if each not in INCLUDES:
+            raise bad_field(f"include[{index}]", f"must be one of {', '.join(INCLUDES)}")
+    num_top = fields.integer("top_logprobs", 0, -1, INT32_MAX)
+    return {"logprobs": True, "top_logprobs": num_top} if LOGPROBS in given else {}
+
+
+def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The input as items, and as messages of a chat."""
+    given = fields.take("input")
+    if given is None:
+        raise bad_field("input", "is required")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if type(given) is not list or not given:
+        raise bad_field("input", "must be a string or an array that is not empty", code="invalid_type")
+    if len(given) > MAX_MESSAGES:
+        raise bad_field("input", f"must have at most {MAX_MESSAGES} items, got {len(given)}")
+    items, messages = [], []
+    for index, item in enumerate(given):
+        path = f"input[{index}]"
+        if type(item) is not dict:
+            raise bad_field(path, f"must be an object, got {type_name(item)}", code="invalid_type")
+        messages += _read_item(item, path)
+        items.append(_shown_item(item))
+    return items, messages
+
+
+def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    kind = item.get("type", "message")
+    if kind == "message":
+        fields = Fields(item, path)
+        role, content = fields.string("role", None), fields.take("content")
+        for name in ("type", "id", "status", "phase"):
+            fields.take(name)
+        fields.finish({})
+        if role not in ROLES:
+            raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+        return [{"role": role, "content": _read_content(content, f"{path}.content")}]
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        told = _read_content(item.get("output"), f"{path}.output")
+        return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": told}]
+    if kind == "reasoning":
+        return []  # what was thought before an answer is not shown to the model again
+    raise not_supported(f"{path}.type")
+
+
+def _read_content(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    if type(content) is not list or len(content) > MAX_CONTENT_PARTS:
+        raise bad_field(path, "must be a string or an array of parts", code="invalid_type")
+    texts = []
+    for index, part in enumerate(content):
+        if type(part) is not dict or part.get("type") not in TEXT_PARTS:
+            raise not_supported(f"{path}[{index}].type")
+        if type(part.get("text")) is not str:
+            raise bad_field(f"{path}[{index}].text", "must be a string", code="invalid_type")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _shown_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of the input as clients get it back: with an id, and its content as parts."""
+    shown = {"type": "message", **item}
+    shown.setdefault("id", f"{'msg' if shown['type'] == 'message' else 'item'}_{uuid.uuid4().hex}")
+    if shown["type"] == "message":
+        shown.setdefault("status", "completed")
+        if isinstance(shown["content"], str):
+            kind = "output_text" if shown["role"] == "assistant" else "input_text"
+            shown["content"] = [{"type": kind, "text": shown["content"]}]
+    return shown
+
+
+def _read_tools(fields: Fields) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if tools := fields.array("tools", max_items=MAX_CONTENT_PARTS):
+        body["tools"] = []
+        for index, tool in enumerate(tools):
+            if type(tool) is not dict or tool.get("type") != "function":
+                raise not_supported(f"tools[{index}].type")
+            function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+            body["tools"].append({"type": "function", "function": function})
+    choice = fields.take("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+    elif choice is not None:
+        body["tool_choice"] = choice
+    return body
+
+
+def _read_text(fields: Fields) -> dict[str, Any]:
+    """``text.format`` is a chat's ``response_format``, written flat."""
+    given = fields.object("text")
+    if given is None:
+        return {}
+    text = Fields(given, "text")
+    form, verbosity = text.object("format") or {"type": "text"}, text.take("verbosity")
+    text.finish({})
+    body: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
+    if form.get("type") == "json_schema":
+        schema = {name: value for name, value in form.items() if name != "type" and value is not None}
+        return {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+    return body if form == {"type": "text"} else {**body, "response_format": form}
+
+
+def _read_reasoning(fields: Fields) -> dict[str, Any]:
+    given = fields.object("reasoning")
+    if given is None:
+        return {}
+    reasoning = Fields(given, "reasoning")
+    effort = reasoning.string("effort", None)
+    reasoning.finish({"summary": (), "generate_summary": ()})
+    return {} if effort is None else {"reasoning_effort": effort}

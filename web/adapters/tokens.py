@@ -1,0 +1,89 @@
+"""Answers that are token ids: the whole one and the chunks of ``/inference/v1/generate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagebus.web.answers.detailed import ReportedCompletionChunks, shown_choices
+from pagebus.web.answers.sse import DONE, event, usage_of
+from pagebus.web.answers.timings import timings_of
+from pagebus.web.calls.answer_details import PromptInfo, Report, Token, prompt_logprobs
+from pagebus.web.calls.call import Call, Choice
+
+NOTHING = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
+"""Of a choice: what nobody asks for here, and vLLM sends as null."""
+
+
+def token_logprobs(tokens: list[Token], count: int) -> dict[str, Any]:
+    """The log probabilities of tokens by their ids, each with itself and the ``count`` most likely ones."""
+    content = []
+    for token in tokens:
+        likeliest = list(token.likeliest(count))
+        own = next((rank for rank, (token_id, _) in enumerate(likeliest, 1) if token_id == token.id), None)
+        first = {"token_id": token.id, "logprob": token.logprob, "rank": own}
+        others = [
+            {"token_id": token_id, "logprob": value, "rank": rank}
+            for rank, (token_id, value) in enumerate(likeliest, 1)
+            if token_id != token.id
+        ]
+        content.append({**first, "top_logprobs": [first, *others]})
+    return {"content": content}
+
+
+def token_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+    """What is new of a choice."""
+    choice.take_text()
+    tokens = choice.take_tokens()
+    body: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    body["token_ids"] = [token.id for token in tokens]
+    body["logprobs"] = None if report.logprobs is None else token_logprobs(tokens, report.logprobs)
+    return {**body, **NOTHING}
+
+
+def whole(call: Call, report: Report, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+    """The whole answer."""
+    prompt: PromptInfo | None = call.requests[0].prompt
+    scored = report.prompt_logprobs is not None and prompt is not None
+    return {
+        "request_id": public_id,
+        "model": model,
+        "created": created_s,
+        "output_mode": "tokens",
+        "choices": [token_choice(index, choice, report) for index, choice in shown_choices(call, report)],
+        "usage": usage_of(call.requests),
+        "prompt_token_ids": None if prompt is None else prompt.ids,
+        "prompt_logprobs": prompt_logprobs(prompt, call.texts, report.prompt_logprobs or 0)
+        if scored and prompt
+        else None,
+        "prompt_token_id_logprobs": None,
+        "mm_placeholders": None,
+        "metrics": timings_of(call) if call.tells_times else None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }
+
+
+class TokenChunks(ReportedCompletionChunks):
+    """Chunks of token ids; the first one tells the prompt's."""
+
+    def _choice(self, choice: Choice) -> bytes:
+        request, first = choice.request, choice.index not in self._offsets
+        if request.needs_prompt and request.prompt is None:
+            return b""
+        if not (choice.tokens or choice.finish_reason is not None):
+            return b""
+        self._offsets[choice.index] = 0
+        ids = request.prompt.ids if first and request.prompt is not None else None
+        return self._event([token_choice(choice.index, choice, self._report)], prompt_token_ids=ids)
+
+    def last(self, call: Call) -> bytes:
+        if not self.options.usage:
+            return DONE
+        return (
+            self._event([], usage=usage_of(call.requests), metrics=timings_of(call) if call.tells_times else None)
+            + DONE
+        )
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        told = {"usage": None, "prompt_token_ids": None, "mm_placeholders": None, "metrics": None, **more}
+        return event({"request_id": self.head["id"], "output_mode": "tokens", "choices": choices, **told})

@@ -1,0 +1,149 @@
+"""Answers of ``/inference/v1/generate`` as the answers of a chat or a completion: the bodies of ``.../derender``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagebus.web.answers.null_fields import MESSAGE
+from pagebus.web.calls.parsing.output import OutputParser
+from pagebus.web.http.errors import bad_field
+from pagebus.web.http.fields import Fields, unheard
+from pagebus.web.requests.openai import parse_chat, parse_completion, read_model
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.sampling import check_token_ids
+from pagebus.web.requests.served_model import ServedModel
+
+MAX_ANSWERS = 1024
+STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
+"""Only whole answers are derendered: a stream is told as text by the route of its chat or completion."""
+TAIL_TOKENS = 6
+"""Tokens of the prompt that tell how the first of an output is to be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChoice:
+    """One choice of an answer. ``tail``: the end of its prompt."""
+
+    ids: list[int]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    tail: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derender:
+    """What is to be told as text. ``asked``: what the request was, if that is known."""
+
+    model: str
+    request_id: str
+    choices: list[TokenChoice]
+    num_prompt_tokens: int
+    asked: Asked | None
+
+
+def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
+    """The body of ``POST /v1/chat/completions/derender``."""
+    fields = Fields(data)
+    name = read_model(fields, model)
+    answer = fields.object("generate_response")
+    if answer is None:
+        raise bad_field("generate_response", "is required")
+    request = fields.object("chat_request")
+    count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids")
+    fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
+    asked = None if request is None else unheard(parse_chat, request, model)
+    choices = _choices(answer, ids, "generate_response", model)
+    return _derender(name, [answer], choices, count, asked)
+
+
+def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Derender:
+    """The body of ``POST /v1/completions/derender``: an answer for each prompt."""
+    fields = Fields(data)
+    name = read_model(fields, model)
+    answers = fields.array("generate_responses", max_items=MAX_ANSWERS)
+    if not answers:
+        raise bad_field("generate_responses", "is required")
+    request = fields.object("completion_request")
+    counts = fields.array("prompt_tokens", max_items=MAX_ANSWERS) or [0] * len(answers)
+    prompts = fields.array("prompt_token_ids", max_items=MAX_ANSWERS) or [None] * len(answers)
+    for field, given in (("prompt_tokens", counts), ("prompt_token_ids", prompts)):
+        if len(given) != len(answers):
+            raise bad_field(field, f"must have one entry for each of generate_responses ({len(answers)})")
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise bad_field("prompt_tokens", "must be numbers of tokens")
+    fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
+    asked = None if request is None else unheard(parse_completion, request, model)
+    choices = [
+        choice
+        for index, (answer, ids) in enumerate(zip(answers, prompts, strict=True))
+        for choice in _choices(answer, ids, f"generate_responses[{index}]", model)
+    ]
+    return _derender(name, answers, choices, sum(counts), asked)
+
+
+def _derender(
+    name: str, answers: Sequence[dict[str, Any]], choices: list[TokenChoice], count: int, asked: Asked | None
+) -> Derender:
+    request_id = answers[0].get("request_id")
+    return Derender(
+        model=name, request_id=request_id if isinstance(request_id, str) else "derender", choices=choices,
+        num_prompt_tokens=count, asked=asked,
+    )  # fmt: skip
+
+
+def _choices(answer: Any, prompt: Any, path: str, model: ServedModel) -> list[TokenChoice]:
+    """The choices of one answer, checked."""
+    given = answer.get("choices") if type(answer) is dict else None
+    if type(given) is not list or not given or not all(type(each) is dict for each in given):
+        raise bad_field(f"{path}.choices", "must be an array of choices that is not empty", code="invalid_type")
+    if answer.get("output_mode", "tokens") != "tokens":
+        raise bad_field(f"{path}.output_mode", "must be tokens")
+    tail = prompt if prompt is not None else answer.get("prompt_token_ids") or []
+    if type(tail) is not list:
+        raise bad_field("prompt_token_ids", "must be an array of token ids", code="invalid_type")
+    check_token_ids(tail[-TAIL_TOKENS:], "prompt_token_ids", model.vocab_size)
+    return [
+        _choice(each, tuple(tail[-TAIL_TOKENS:]), f"{path}.choices[{index}]", model) for index, each in enumerate(given)
+    ]
+
+
+def _choice(given: dict[str, Any], tail: tuple[int, ...], path: str, model: ServedModel) -> TokenChoice:
+    ids = given.get("token_ids") or []
+    if type(ids) is not list:
+        raise bad_field(f"{path}.token_ids", "must be an array of token ids", code="invalid_type")
+    check_token_ids(ids, f"{path}.token_ids", model.vocab_size)
+    if given.get("logprobs") is not None:
+        problem = "cannot be told by the names of their tokens here: ask the route of the chat or the completion"
+        raise bad_field(f"{path}.logprobs", problem, code="unsupported_parameter")
+    finish, stop = given.get("finish_reason"), given.get("stop_reason")
+    known = isinstance(finish, str | None) and isinstance(stop, str | int | None)
+    if not known:
+        raise bad_field(f"{path}.finish_reason", "is not what /inference/v1/generate answers")
+    return TokenChoice(ids=ids, finish_reason=finish, stop_reason=stop, tail=tail)
+
+
+def chat_choices(derender: Derender, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """The choices of the chat."""
+    found = []
+    report = derender.asked.report if derender.asked is not None else None
+    for index, (choice, text) in enumerate(zip(derender.choices, texts, strict=True)):
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        finish = choice.finish_reason
+        if report is not None and report.parsing is not None:
+            parser = OutputParser(report.parsing, f"{derender.request_id}/{index}")
+            message = parser.message(text)
+            finish = "tool_calls" if parser.calls_tools and finish == "stop" else finish
+        found.append({"index": index, "message": {**MESSAGE, **message}, **_end(choice), "finish_reason": finish})
+    return found
+
+
+def completion_choices(derender: Derender, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """The choices of the completion, prompt by prompt."""
+    choices = zip(derender.choices, texts, strict=True)
+    return [{"index": index, "text": text, **_end(choice)} for index, (choice, text) in enumerate(choices)]
+
+
+def _end(choice: TokenChoice) -> dict[str, Any]:
+    return {"logprobs": None, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}

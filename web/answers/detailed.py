@@ -1,0 +1,191 @@
+"""Answers that tell more than text: the choices and chunks of calls with a
+:class:`pagebus.web.calls.answer_details.Report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from pagebus.web.answers import null_fields
+from pagebus.web.answers.sse import TRANSFER_NULLS, ChatChunks, Chunks, CompletionChunks
+from pagebus.web.calls.answer_details import (
+    PromptInfo,
+    Report,
+    Token,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    text_length,
+)
+from pagebus.web.calls.call import Call, Choice, OpenRequest
+from pagebus.web.requests.parsed_request import StreamOptions
+
+
+def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
+    """The choices a whole answer shows, with the index each gets: of each prompt the most likely ones, if some are left
+    out then the best first."""
+    shown: list[tuple[int, Choice]] = []
+    for request in call.requests:
+        choices = request.choices
+        if report.num_choices < len(choices):
+            choices = sorted(choices, key=lambda choice: -choice.cumulative_logprob)[: report.num_choices]
+        shown += [(len(shown) + place, choice) for place, choice in enumerate(choices)]
+    return shown
+
+
+def completion_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+    """A choice of a whole completion."""
+    request = choice.request
+    body = {**null_fields.COMPLETION_CHOICE, **_completion_part(index, choice, report, first=True, offset=0)[0]}
+    body |= {"finish_reason": _finish_reason(choice, report), "stop_reason": choice.stop_reason}
+    if report.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(_prompt(request), request.call.texts, report.prompt_logprobs)
+    return body
+
+
+def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+    """A choice of a whole chat."""
+    text, tokens = choice.take_text(), choice.take_tokens()
+    logprobs = None if report.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, report)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if choice.parser is not None:
+        message = choice.parser.message(text)
+    message = {**null_fields.MESSAGE, **message}
+    if report.said:
+        message["content"] = report.said + (message["content"] or "")
+    body: dict[str, Any] = {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": choice.shown_finish_reason,
+        "stop_reason": choice.stop_reason,
+        "token_ids": [token.id for token in tokens] if report.token_ids else None,
+    }
+    return body
+
+
+def chat_extras(call: Call, report: Report) -> dict[str, Any]:
+    """What a whole chat's answer says of its prompt."""
+    extras: dict[str, Any] = {}
+    if report.prompt_logprobs is not None:
+        extras["prompt_logprobs"] = prompt_logprobs(_prompt(call.requests[0]), call.texts, report.prompt_logprobs)
+    if report.token_ids:
+        extras["prompt_token_ids"] = _prompt(call.requests[0]).ids
+    if report.prompt_text:
+        extras["prompt_text"] = _prompt(call.requests[0]).text
+    return extras
+
+
+class ReportedCompletionChunks(CompletionChunks):
+    """Completion chunks with what a report asks for: the prompt goes before the first text of each choice."""
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+        super().__init__(public_id, created_s, model, options)
+        self._report = report
+        self._offsets: dict[int, int] = {}
+
+    def _choice(self, choice: Choice) -> bytes:
+        report, request = self._report, choice.request
+        if request.needs_prompt and request.prompt is None:
+            return b""  # it comes before the end
+        first, finished = choice.index not in self._offsets, choice.finish_reason is not None
+        if not (choice.texts or choice.tokens or finished or self.options.continuous or (first and report.echo)):
+            return b""
+        offset = self._offsets.get(choice.index, 0)
+        body, self._offsets[choice.index] = _completion_part(choice.index, choice, report, first=first, offset=offset)
+        body["finish_reason"], body["stop_reason"] = _finish_reason(choice, report), choice.stop_reason
+        return _event(self, body, choice)
+
+
+class ReportedChatChunks(ChatChunks):
+    """Chat chunks with what a report asks for: tokens go with the content they are part of."""
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+        super().__init__(public_id, created_s, model, options)
+        self._report = report
+
+    def _choice(self, choice: Choice) -> bytes:
+        report, request = self._report, choice.request
+        if request.needs_prompt and request.prompt is None:
+            return b""
+        events = b""
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
+            body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
+            body["finish_reason"] = None
+            events = _event(self, body, choice, self._prompt_fields(request), begins=True)
+            if report.said:
+                body["delta"] = {"content": report.said}
+                events += _event(self, body, choice, begins=True)
+        tokens = choice.take_tokens()
+        for delta in self._deltas(choice, tokens):
+            logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)
+            body = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+            body["token_ids"] = [token.id for token in tokens] if report.token_ids else None
+            tokens = []
+            events += _event(self, body, choice)
+        if choice.finish_reason is not None:
+            body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.shown_finish_reason}
+            body |= {"stop_reason": choice.stop_reason, "token_ids": [] if report.token_ids else None}
+            events += _event(self, body, choice)
+        return events
+
+    def _prompt_fields(self, request: OpenRequest) -> dict[str, Any]:
+        """What the first chunk says of the prompt."""
+        report = self._report
+        return {
+            "prompt_token_ids": _prompt(request).ids if report.token_ids else None,
+            "prompt_text": _prompt(request).text if report.prompt_text else None,
+        }
+
+    def _deltas(self, choice: Choice, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+        """What is new. Tokens go with the first of several; if there is no text to go with, with an empty one."""
+        text, ended = choice.take_text(), choice.finish_reason is not None
+        deltas = [{"content": text}] if text else []
+        if choice.parser is not None:
+            deltas = choice.parser.deltas(text, ended=ended)
+        if not deltas and (tokens or (self.options.continuous and not ended)):
+            return [{"content": ""}]
+        return deltas
+
+
+def _event(
+    chunks: Chunks, body: dict[str, Any], choice: Choice, extras: dict[str, Any] | None = None, *, begins: bool = False
+) -> bytes:
+    nulls = TRANSFER_NULLS if extras is None else b"," + orjson.dumps(extras)[1:-1]
+    return chunks.opening + orjson.dumps(body)[:-1] + chunks.tail(choice, nulls, begins=begins)
+
+
+def _completion_part(
+    index: int, choice: Choice, report: Report, *, first: bool, offset: int
+) -> tuple[dict[str, Any], int]:
+    """The next part of a completion's choice, without its finish fields, and the text offset after it."""
+    request, names = choice.request, choice.request.call.texts
+    text, tokens = choice.take_text(), choice.take_tokens()
+    if report.prompt_only:
+        text, tokens = "", []
+    output_ids = [token.id for token in tokens]
+    if first and report.echo:
+        prompt = _prompt(request)
+        text = (prompt.text if request.prompt_text is None else request.prompt_text) + text
+        tokens = [*prompt.tokens, *tokens]
+    body: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **null_fields.COMPLETION_PART}
+    if report.logprobs is not None:
+        body["logprobs"] = completion_logprobs(tokens, names, report, offset)
+        offset += text_length(tokens, names)
+    if report.token_ids:
+        body["token_ids"] = output_ids
+        if first:
+            body["prompt_token_ids"] = _prompt(request).ids
+    return body, offset
+
+
+def _finish_reason(choice: Choice, report: Report) -> str | None:
+    return "length" if report.prompt_only and choice.finish_reason is not None else choice.finish_reason
+
+
+def _prompt(request: OpenRequest) -> PromptInfo:
+    assert request.prompt is not None, "the prompt comes before any choice ends"
+    return request.prompt

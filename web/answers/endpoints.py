@@ -1,0 +1,161 @@
+"""What asks for generated tokens or states of them, over HTTP or as a job: how its body is read and its answer made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from pagebus.web.answers import null_fields
+from pagebus.web.answers.detailed import (
+    ReportedChatChunks,
+    ReportedCompletionChunks,
+    chat_choice,
+    chat_extras,
+    completion_choice,
+    shown_choices,
+)
+from pagebus.web.answers.sse import ChatChunks, Chunks, CompletionChunks, usage_of
+from pagebus.web.answers.timings import timings_of
+from pagebus.web.calls.answer_details import EmbeddingForm, Report
+from pagebus.web.calls.call import Call, Choice
+from pagebus.web.http.reply import json_response
+from pagebus.web.requests.embeddings import as_bytes, embedding, metadata, parse_embedding, state_of
+from pagebus.web.requests.openai import parse_chat, parse_completion
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.served_model import ServedModel
+
+BYTES = "application/octet-stream"
+
+
+class Endpoint(ABC):
+    """What the two endpoints differ in."""
+
+    id_prefix: str
+    """Of the ids of its answers, up to what the client may give."""
+    nulls = choice_nulls = null_fields.NONE
+    """Of a whole answer, and of each of its choices."""
+    object: str
+    chunks: type[Chunks]
+    reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
+    parse: Callable[[dict[str, Any], ServedModel], Asked]
+
+    @abstractmethod
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """A choice of a whole answer, without its finish fields."""
+
+    @abstractmethod
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        """Choices, and whatever else belongs into the answer, with what ``report`` asks for."""
+
+    def translated(self, chunks: Chunks, public_id: str, model: str) -> Chunks:
+        """Chunks in the endpoint's own shape."""
+        return chunks
+
+    def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+        """The whole answer."""
+        more = {"metrics": timings_of(call)} if call.tells_times else {}
+        if call.report is not None:
+            head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+            told = {**head, **self.nulls, **self.reported(call, call.report)}
+            return {**told, "usage": usage_of(call.requests), **more}
+        choices = [
+            {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
+             "stop_reason": choice.stop_reason, **self.choice_nulls}
+            for choice in call.choices
+        ]  # fmt: skip
+        head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests), **more}
+
+    def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
+        """It as it is sent."""
+        return json_response(self.answer(call, public_id, created_s, model))
+
+
+class Completion(Endpoint):
+    id_prefix = "cmpl-"
+    nulls, choice_nulls = null_fields.COMPLETION, null_fields.COMPLETION_CHOICE
+    object = "text_completion"
+    chunks = CompletionChunks
+    reported_chunks = ReportedCompletionChunks
+    parse = staticmethod(parse_completion)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        return {"index": choice.index, "text": choice.take_text()}
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        return {"choices": [completion_choice(index, choice, report) for index, choice in shown_choices(call, report)]}
+
+
+class Chat(Endpoint):
+    id_prefix = "chatcmpl-"
+    nulls, choice_nulls = null_fields.CHAT, null_fields.CHAT_CHOICE
+    object = "chat.completion"
+    chunks = ChatChunks
+    reported_chunks = ReportedChatChunks
+    parse = staticmethod(parse_chat)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.take_text(), "refusal": None, **null_fields.MESSAGE}
+        return {"index": choice.index, "message": message}
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        choices = [chat_choice(index, choice, report) for index, choice in shown_choices(call, report)]
+        return {"choices": choices, **chat_extras(call, report)}
+
+
+class Embedding(Endpoint):
+    """Whole answers only: there are no chunks."""
+
+    id_prefix = "embd-"
+    object = "list"
+    parse = staticmethod(parse_embedding)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        vector = embedding(state_of(choice.request.prompt), form_of(choice.request.call))
+        return {"index": choice.index, "object": "embedding", "embedding": vector}
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        return {"data": [self.choice(choice) for choice in call.choices]}
+
+    def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
+        form = form_of(call)
+        if not form.is_body:
+            return super().response(call, public_id, created_s, model)
+        body, told = as_bytes(call, form)
+        head = {"id": public_id, "created": created_s, "model": model}
+        headers = {"metadata": metadata(head, told, usage_of(call.requests))} if form.encoding == "bytes" else {}
+        return web.Response(body=body, content_type=BYTES, headers=headers)
+
+
+def form_of(call: Call) -> EmbeddingForm:
+    """How the embeddings of a call are told."""
+    assert call.report is not None
+    assert call.report.embedding is not None
+    return call.report.embedding
+
+
+COMPLETION, CHAT, EMBEDDING = Completion(), Chat(), Embedding()
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/embeddings": EMBEDDING,
+}
+"""Those whose bodies may be lines of a batch, by their paths."""
+
+
+def tell_report(call: Call, asked: Asked) -> None:
+    """Tell the call what its answer reports."""
+    call.tell(asked.report)
+    if asked.report is not None and asked.truncate_prompt_tokens is None:
+        for request, prompt in zip(call.requests, asked.prompts, strict=True):
+            request.prompt_text = prompt.text
+
+
+def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int) -> Chunks:
+    """Who writes the call's chunks."""
+    if asked.report is None:
+        return endpoint.chunks(public_id, created_s, asked.model, asked.stream_options)
+    return endpoint.reported_chunks(public_id, created_s, asked.model, asked.stream_options, asked.report)

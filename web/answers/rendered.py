@@ -1,0 +1,58 @@
+"""A request as its tokens: what ``.../render`` answers, and ``/inference/v1/generate`` takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from pagebus.bus.messages import SamplingParams, StructuredOutput
+from pagebus.web.calls.answer_details import PromptInfo
+from pagebus.web.requests.parsed_request import Asked
+
+PLAIN = (
+    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+ABSENT = (
+    "features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids",
+    "parse_context", "kv_transfer_params", "ec_transfer_params",
+)  # fmt: skip
+"""What nothing is known of here, and vLLM sends as null."""
+
+
+def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+    """``sampling_params``, as ``/inference/v1/generate`` reads them."""
+    body = {name: getattr(sampling, name) for name in PLAIN}
+    body |= {name: list(getattr(sampling, name)) for name in LISTS if getattr(sampling, name)}
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    if (output := sampling.structured_output) is not None:
+        body["structured_outputs"] = None if output.kind == "anything" else _structured(output)
+        body["thinking_token_budget"] = output.thinking_tokens
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _structured(output: StructuredOutput) -> dict[str, Any]:
+    value = orjson.loads(output.text) if output.kind in ("json", "choice") else output.text
+    return {output.kind: value, **({} if output.any_whitespace else {"disable_any_whitespace": True})}
+
+
+def rendered(asked: Asked, request_id: str, prompt: PromptInfo) -> dict[str, Any]:
+    """One prompt of a call."""
+    options = {"include_usage": asked.stream_options.usage, "continuous_usage_stats": asked.stream_options.continuous}
+    return {
+        "request_id": request_id,
+        "token_ids": prompt.ids,
+        "token_offsets": prompt.offsets or None,
+        "sampling_params": sampling_body(asked.sampling),
+        "model": asked.model,
+        "output_mode": "tokens",
+        "stream": asked.stream,
+        "stream_options": options if asked.stream else None,
+        "cache_salt": asked.cache_salt,
+        "priority": asked.priority,
+        **dict.fromkeys(ABSENT),
+    }

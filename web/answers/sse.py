@@ -1,0 +1,288 @@
+"""Server-sent events: writing them without letting a slow client hold anything up, and the exact OpenAI chunks.
+
+A chunk is put together from bytes prepared once per call; only the text goes through the JSON encoder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from pagebus.web.answers import null_fields
+from pagebus.web.answers.timings import timings_of
+from pagebus.web.calls.call import Call, Choice, OpenRequest
+from pagebus.web.http.errors import ApiError
+from pagebus.web.requests.parsed_request import StreamOptions
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+DONE = b"data: [DONE]\n\n"
+
+
+class Streams:
+    """All event streams of an ingress, so that one tick can look for those whose client takes nothing any more."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._open: set[EventStream] = set()
+
+    def add(self, stream: EventStream) -> None:
+        self._open.add(stream)
+
+    def remove(self, stream: EventStream) -> None:
+        self._open.discard(stream)
+
+    def cut_blocked(self, limit_s: float) -> int:
+        """Drop the connections whose last write has not been taken for ``limit_s``; returns how many.
+
+        Their handlers are cancelled by that, as by any disconnect. Looking once in a while instead of a timer per write
+        keeps the writes cheap.
+        """
+        now_s = self.clock()
+        blocked = [
+            stream for stream in self._open
+            if stream.writing_since_s is not None and now_s - stream.writing_since_s > limit_s
+        ]  # fmt: skip
+        for stream in blocked:
+            stream.cut()
+        return len(blocked)
+
+
+class EventStream:
+    """One response of events. Opened with its first bytes, so that an error before them can still be a status."""
+
+    def __init__(self, request: web.Request, streams: Streams, headers: Mapping[str, str] = HEADERS) -> None:
+        self._request = request
+        self._streams = streams
+        self._response = web.StreamResponse(headers=headers)
+        self.writing_since_s: float | None = None
+
+    @property
+    def opened(self) -> bool:
+        return self._response.prepared
+
+    async def write(self, events: bytes) -> None:
+        """Write, waiting while the client is behind.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+        self.writing_since_s = self._streams.clock()
+        if not self._response.prepared:
+            await self._open()
+        await self._response.write(events)
+        self.writing_since_s = None
+
+    async def _open(self) -> None:
+        self._streams.add(self)
+        await self._response.prepare(self._request)
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """Write the last events and end the response."""
+        self.writing_since_s = self._streams.clock()
+        if not self._response.prepared:
+            await self._open()
+        await self._response.write_eof(events)
+        self.writing_since_s = None
+        return self._response
+
+    def close(self) -> None:
+        """Whatever happened, the stream is over."""
+        self._streams.remove(self)
+
+    def cut(self) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
+
+
+def event(data: object) -> bytes:
+    """``data: {...}`` and an empty line."""
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def error_events(error: ApiError) -> bytes:
+    """How a stream that has begun tells of an error."""
+    return event(error.body()) + DONE
+
+
+def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
+    """Token counts; a prompt counts once however many choices it has."""
+    counts = [choice.num_reasoning_tokens for request in requests for choice in request.choices]
+    return _usage(requests, sum(request.num_output_tokens for request in requests), counts)
+
+
+def choice_usage(choice: Choice) -> dict[str, Any]:
+    """Token counts of one choice so far."""
+    return _usage([choice.request], _shown_tokens(choice), [choice.num_reasoning_tokens])
+
+
+def _shown_tokens(choice: Choice) -> int:
+    """Output tokens as the client is to know them: a call that only wants its prompt told has none."""
+    report = choice.request.call.report
+    return 0 if report is not None and report.prompt_only else choice.num_tokens
+
+
+def prompt_usage(choice: Choice) -> dict[str, Any]:
+    """Token counts before a choice has any."""
+    return _usage([choice.request], 0, [None if choice.num_reasoning_tokens is None else 0])
+
+
+def _usage(
+    requests: Sequence[OpenRequest], output_tokens: int, reasoning_tokens: Sequence[int | None]
+) -> dict[str, Any]:
+    """``reasoning_tokens``: of each choice; None where nobody looks for reasoning."""
+    prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+    counted = [count for count in reasoning_tokens if count is not None]
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(request.num_cached_tokens for request in requests),
+            "created_cache_tokens": sum(request.num_created_cache_tokens for request in requests),
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": {"reasoning_tokens": sum(counted)} if counted else None,
+    }
+
+
+def written_usage(choice: Choice) -> bytes:
+    """:func:`choice_usage` as JSON."""
+    request, reasoning = choice.request, choice.num_reasoning_tokens
+    prompt_tokens, output_tokens = request.num_prompt_tokens, _shown_tokens(choice)
+    counts = prompt_tokens, output_tokens, prompt_tokens + output_tokens, request.num_cached_tokens
+    thoughts = b"null" if reasoning is None else b'{"reasoning_tokens":%d}' % reasoning
+    return _USAGE % (*counts, request.num_created_cache_tokens, thoughts)
+
+
+_USAGE = (
+    b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,'
+    b'"created_cache_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":%b}'
+)
+
+
+class Chunks:
+    """The chunks of one call. Subclasses know what one kind of choice looks like.
+
+    All but its text is the same in each event of a choice that goes on, so it is put together once.
+    """
+
+    object: str
+    before_text, after_text = b"", b""
+    """What a choice that goes on has around its text, behind its index."""
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
+        self.head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+        self.opening = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":['
+        """Of each event that has choices."""
+        self._prefix = self.opening + b'{"index":'
+        self.options = options
+        self._starts: dict[int, bytes] = {}
+        """Events up to the text, by the index of the choice."""
+        end = self.after_text + b"}]" + TRANSFER_NULLS
+        self._before_usage = end + b',"usage":'
+        self._end = end + (b',"usage":null}\n\n' if options.usage else b"}\n\n")
+        """Events from the text on; of use if they have no usage."""
+
+    def of(self, changed: Sequence[Choice]) -> bytes:
+        """Events for what is new in these choices; empty if nothing is to be shown."""
+        return self._choice(changed[0]) if len(changed) == 1 else b"".join([self._choice(choice) for choice in changed])
+
+    def last(self, call: Call) -> bytes:
+        """The end of the stream: the usage chunk, if asked for, and ``[DONE]``."""
+        if not self.options.usage:
+            return DONE
+        told: dict[str, Any] = {"choices": [], "usage": usage_of(call.requests)}
+        if call.tells_times:
+            told["metrics"] = timings_of(call)
+        return event({**self.head, **told}) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that has begun and cannot go on."""
+        return error_events(error)
+
+    def _choice(self, choice: Choice) -> bytes:
+        raise NotImplementedError
+
+    def _goes_on(self, choice: Choice, text: str) -> bytes:
+        """The event of ``text`` of a choice that goes on."""
+        start = self._starts.get(choice.index)
+        if start is None:
+            start = self._starts[choice.index] = self._prefix + b"%d" % choice.index + self.before_text
+        if self.options.continuous:
+            return start + orjson.dumps(text) + self._before_usage + written_usage(choice) + b"}\n\n"
+        return start + orjson.dumps(text) + self._end
+
+    def tail(self, choice: Choice, nulls: bytes, *, begins: bool = False) -> bytes:
+        """From the end of the choice to the end of the event. ``nulls``: fields beside the choices; ``begins``: nothing
+        of the choice is told yet."""
+        if self.options.continuous:
+            usage = orjson.dumps(prompt_usage(choice)) if begins else written_usage(choice)
+            return b"}]" + nulls + b',"usage":' + usage + b"}\n\n"
+        return b"}]" + nulls + (b',"usage":null}\n\n' if self.options.usage else b"}\n\n")
+
+
+def _finish(choice: Choice) -> bytes:
+    """The finish fields of a choice that has ended."""
+    reason, stop = orjson.dumps(choice.finish_reason), orjson.dumps(choice.stop_reason)
+    return b'"logprobs":null,"finish_reason":' + reason + b',"stop_reason":' + stop
+
+
+def _written(nulls: null_fields.NullFields) -> bytes:
+    """``,"name":null`` for each."""
+    return b"," + orjson.dumps(nulls)[1:-1]
+
+
+GOES_ON = b',"logprobs":null,"finish_reason":null'
+PROMPT_NULLS, CHAT_NULLS = _written(null_fields.PROMPT), _written(null_fields.CHAT_CHOICE)
+PART_NULLS, TRANSFER_NULLS = _written(null_fields.COMPLETION_PART), _written(null_fields.TRANSFER)
+
+
+class CompletionChunks(Chunks):
+    """``text_completion``: the last text and the finish reason share a chunk."""
+
+    object = "text_completion"
+    before_text, after_text = b',"text":', GOES_ON + b',"stop_reason":null' + PART_NULLS
+
+    def _choice(self, choice: Choice) -> bytes:
+        text = choice.take_text()
+        if choice.finish_reason is None:
+            return self._goes_on(choice, text) if text or self.options.continuous else b""
+        start = b'%s%d,"text":' % (self._prefix, choice.index)
+        fields = b"," + _finish(choice) + PART_NULLS
+        return start + orjson.dumps(text) + fields + self.tail(choice, TRANSFER_NULLS)
+
+
+class ChatChunks(Chunks):
+    """``chat.completion.chunk``: first the role, then content, then an empty delta with the finish reason."""
+
+    object = "chat.completion.chunk"
+    before_text, after_text = b',"delta":{"content":', b"}" + GOES_ON + CHAT_NULLS
+
+    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
+        super().__init__(public_id, created_s, model, options)
+        self._begun: set[int] = set()
+
+    def _choice(self, choice: Choice) -> bytes:
+        text, goes_on = choice.take_text(), choice.finish_reason is None
+        events = b"" if choice.index in self._begun else self._begin(choice)
+        if text or (goes_on and self.options.continuous):
+            events += self._goes_on(choice, text)
+        if goes_on:
+            return events
+        start = b'%s%d,"delta":{},' % (self._prefix, choice.index)
+        return events + start + _finish(choice) + CHAT_NULLS + self.tail(choice, TRANSFER_NULLS)
+
+    def _begin(self, choice: Choice) -> bytes:
+        """The event of the role."""
+        self._begun.add(choice.index)
+        start = b'%s%d,"delta":{"role":"assistant","content":""}' % (self._prefix, choice.index)
+        return start + GOES_ON + self.tail(choice, PROMPT_NULLS, begins=True)

@@ -1,0 +1,1 @@
+"""Calls under way, and the details that their answers tell."""

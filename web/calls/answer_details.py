@@ -1,0 +1,233 @@
+"""What an answer tells besides its text: log probabilities, token ids, the prompt. And which choices it shows."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.bus.messages import Int32Array, PromptReply
+from pagebus.web.calls.number_formats import DType, Order
+from pagebus.web.calls.parsing.output import Parsing
+from pagebus.web.http.limits import MAX_LOGPROB_TOKEN_IDS
+
+Float32Array = NDArray[np.float32]
+TOP = struct.Struct("<if")
+"""An alternative to a token: its id and log probability. A list of tuples would take 13 times the memory."""
+LOWEST = -9999.0
+"""What stands for a log probability of minus infinity, which JSON has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingForm:
+    """How embeddings are told: as many of their first numbers (None: all), scaled to length 1 or not; as numbers, or
+    as bytes of a number format and byte order: in base64, or as the body itself, with a header about it or without."""
+
+    dimensions: int | None = None
+    encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    dtype: DType = "float32"
+    order: Order = "native"
+    normalize: bool = True
+
+    @property
+    def is_body(self) -> bool:
+        """Whether the answer is no JSON."""
+        return self.encoding in ("bytes", "bytes_only")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was asked for.
+
+    ``logprobs``, ``prompt_logprobs``: that many alternatives per token, None for no log probabilities.
+    ``num_choices``: so many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is."""
+
+    num_choices: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    prompt_only: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    parsing: Parsing | None = None
+    """How the texts are read for calls of tools and reasoning; None: they are content."""
+    said: str = ""
+    """What an assistant's message begins with, because it said so already."""
+    picked: bool = False
+    """The alternatives are tokens that the client has named; all of them are told."""
+    prompt_text: bool = False
+    """A chat's answer shows the prompt as the template made it."""
+    embedding: EmbeddingForm | None = None
+    """For calls whose whole answer are embeddings."""
+
+
+@dataclass(slots=True)
+class Token:
+    """A token of output or prompt. ``logprob`` None: not known (the first of a prompt), or not asked for. ``tops``: as
+    in :data:`TOP`, the most likely first; a whole answer holds those of all its tokens until its end. ``rank`` is known
+    for prompts only."""
+
+    id: int
+    logprob: float | None = None
+    tops: bytes = b""
+    rank: int = 0
+
+    def likeliest(self, count: int) -> Iterator[tuple[int, float]]:
+        """Ids and log probabilities of that many, or of as many as there are."""
+        return TOP.iter_unpack(self.tops[: TOP.size * count])
+
+
+@dataclass(slots=True)
+class TokenTexts:
+    """The tokens of one call as text, and as bytes where the text does not say them."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    data: dict[int, str] = field(default_factory=dict)
+
+    def add(self, texts: Mapping[int, str], data: Mapping[int, str]) -> None:
+        self.texts.update(texts)
+        self.data.update(data)
+
+    def text(self, token_id: int) -> str:
+        return self.texts.get(token_id, "")
+
+    def name(self, token_id: int, report: Report) -> str:
+        """How the token is called in log probabilities."""
+        return f"token_id:{token_id}" if report.tokens_as_ids else self.text(token_id)
+
+    def bytes_of(self, token_id: int) -> list[int]:
+        exact = self.data.get(token_id)
+        return list(self.text(token_id).encode("utf-8", "replace") if exact is None else bytes.fromhex(exact))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """The prompt of a request. ``text`` is what its tokens say, ``state`` [H] its pooled hidden state. ``offsets``: of
+    each token its first character in the text that was encoded, and the one behind its last; empty: not known."""
+
+    text: str
+    tokens: list[Token]
+    state: Float32Array | None = None
+    offsets: Sequence[list[int]] = ()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+
+def read_tokens(
+    ids: Int32Array, bits: Int32Array, counts: Int32Array, tops: tuple[Int32Array, Int32Array]
+) -> list[Token]:
+    """Tokens from columns as in :class:`pagebus.bus.messages.ReplyBatch`: the whole of it, or one choice's part."""
+    pairs = np.empty((len(tops[0]), 2), "<i4")
+    pairs[:, 0], pairs[:, 1] = tops
+    packed = pairs.tobytes()
+    logprobs, tokens, start = bits.view("<f4").tolist(), [], 0
+    for token_id, logprob, count in zip(ids.tolist(), logprobs, counts.tolist(), strict=True):
+        if count < 0:
+            tokens.append(Token(token_id))
+            continue
+        end = start + TOP.size * count
+        tokens.append(Token(token_id, logprob, packed[start:end]))
+        start = end
+    return tokens
+
+
+def read_prompt(reply: PromptReply) -> PromptInfo:
+    """The prompt's tokens, the first without a log probability."""
+    if len(reply.pooled_bits):
+        return PromptInfo(reply.text, [], reply.pooled_bits.view("<f4"))
+    ids = reply.token_ids.tolist()
+    if reply.num_top is None or len(ids) < 2:
+        offsets = reply.token_offsets.reshape(-1, 2).tolist()
+        return PromptInfo(reply.text, [Token(token_id) for token_id in ids], offsets=offsets)
+    counts = reply.ranks * 0 + reply.num_top
+    scored = read_tokens(reply.token_ids[1:], reply.token_bits, counts, (reply.top_ids, reply.top_bits))
+    for token, rank in zip(scored, reply.ranks.tolist(), strict=True):
+        token.rank = rank
+    return PromptInfo(reply.text, [Token(ids[0]), *scored])
+
+
+def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report, offset: int) -> dict[str, Any]:
+    """The ``logprobs`` object of a completion; ``offset`` is where its first token begins in the choice's text."""
+    num_top, offsets = _num_told(report), []
+    tops: list[dict[str, float] | None] = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(names.text(token.id))
+        if token.logprob is None:
+            tops.append(None)
+            continue
+        # The token itself comes first, then the others: with num_top 2 there may be three.
+        pairs = [(token.id, token.logprob), *token.likeliest(num_top)]
+        named: dict[str, float] = {}
+        for token_id, logprob in pairs:
+            named.setdefault(names.name(token_id, report), _finite(logprob))
+        tops.append(named)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [None if token.logprob is None else _finite(token.logprob) for token in tokens],
+        "tokens": [names.name(token.id, report) for token in tokens],
+        "top_logprobs": tops,
+    }
+
+
+def text_length(tokens: Sequence[Token], names: TokenTexts) -> int:
+    """How far ``tokens`` move the text offset."""
+    return sum(len(names.text(token.id)) for token in tokens)
+
+
+def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) -> dict[str, Any]:
+    """The ``logprobs`` object of a chat's choice."""
+
+    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
+        shown = LOWEST if logprob is None else _finite(logprob)
+        return {"token": names.name(token_id, report), "logprob": shown, "bytes": names.bytes_of(token_id)}
+
+    def others(token: Token) -> Iterator[tuple[int, float]]:
+        """Those told beside a token; where the client has named them, behind the token itself."""
+        own = [] if token.logprob is None or not report.picked else [(token.id, token.logprob)]
+        yield from dict([*own, *token.likeliest(_num_told(report))]).items()
+
+    return {
+        "content": [
+            {
+                **entry(token.id, token.logprob),
+                "top_logprobs": [entry(token_id, value) for token_id, value in others(token)],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _num_told(report: Report) -> int:
+    """Alternatives of each token in the answer."""
+    return MAX_LOGPROB_TOKEN_IDS if report.picked else report.logprobs or 0
+
+
+def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: for each token by id, itself first, then the most likely ones."""
+
+    def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": names.text(token_id)}
+
+    told: list[dict[str, Any] | None] = []
+    for token in prompt.tokens:
+        if token.logprob is None:
+            told.append(None)
+            continue
+        entries = {str(token.id): entry(token.id, token.logprob, token.rank)}
+        for rank, (token_id, logprob) in enumerate(token.likeliest(num_top), 1):
+            entries.setdefault(str(token_id), entry(token_id, logprob, rank))
+        told.append(entries)
+    return told
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST) if not math.isnan(logprob) else LOWEST

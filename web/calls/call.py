@@ -1,0 +1,353 @@
+"""What is under way: a call (one HTTP request), its open requests (one per prompt), their choices (n per prompt).
+
+The reader of the mailbox pushes text into choices; the handler of the call takes what has come since it last looked. A
+handler that is behind finds the deltas of a choice joined into one, so there is no queue that could grow per client: a
+choice holds at most the text that its ``max_tokens`` allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
+from pagebus.web.calls.answer_details import PromptInfo, Report, Token, TokenTexts
+from pagebus.web.calls.parsing.output import OutputParser
+from pagebus.web.http.errors import ApiError
+
+SILENT_S = 20.0
+"""A request is asked for again when nothing of it has come for so long; then for twice as long, and so on. A scheduler
+keeps what has ended for longer."""
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One output. ``texts`` is what has come and was not taken yet. ``index`` is the one the client sees."""
+
+    index: int
+    request: OpenRequest
+    texts: list[str] = field(default_factory=list)
+    num_chars: int = 0
+    """Characters of text that have come, taken or not."""
+    num_tokens: int = 0
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    """When tokens came for the first and the last time; 0: none have. What came first were ``first_tokens``."""
+    first_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    changed: bool = False
+    tokens: list[Token] = field(default_factory=list)
+    """What has come and was not taken yet, for calls that report tokens."""
+    cumulative_logprob: float = 0.0
+    parser: OutputParser | None = None
+    """Reads the text, if there may be more in it than content."""
+    num_counted: int = 0
+    """Tokens that metrics know of: those that have come, and those that a client who is back had before."""
+    token_starts: array[int] = field(default_factory=lambda: array("i"))
+    """At which character of the text each token begins, for calls that look for reasoning."""
+    num_handed: int = 0
+    """Tokens that have come when something of it was handed out last."""
+
+    def add_text(self, text: str, offset: int) -> None:
+        """Text has come that begins at character ``offset``; what of it had come before is dropped."""
+        new = text[self.num_chars - offset :] if offset < self.num_chars else text
+        if new:
+            self.texts.append(new)
+            self.num_chars += len(new)
+
+    def add_tokens(self, tokens: list[Token]) -> None:
+        """These have come, for a call that reports tokens."""
+        self.tokens += tokens
+        self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
+
+    def add_starts(self, lengths: Sequence[int], offset: int, num_tokens: int) -> None:
+        """The last ``len(lengths)`` of now ``num_tokens`` tokens brought that many characters each, from ``offset``
+        on; what of this was known changes nothing."""
+        known = len(self.token_starts) - (num_tokens - len(lengths))
+        for place, length in enumerate(lengths):
+            if place >= known:
+                self.token_starts.append(offset)
+            offset += length
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of what is reasoning in the text that was read so far; None: nobody looks for it."""
+        spans = None if self.parser is None else self.parser.reasoning_spans
+        if spans is None:
+            return None
+        starts = self.token_starts
+        return sum(bisect_left(starts, end) - bisect_left(starts, begin) for begin, end in spans)
+
+    def take_tokens(self) -> list[Token]:
+        """The tokens since the last call, once."""
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+    @property
+    def shown_finish_reason(self) -> str | None:
+        """As the client is to know it: a model that stops to have its calls answered has not just stopped."""
+        calls = self.finish_reason == "stop" and self.parser is not None and self.parser.calls_tools
+        return "tool_calls" if calls else self.finish_reason
+
+    def take_text(self) -> str:
+        """The text since the last call, once."""
+        texts = self.texts
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        texts.clear()
+        return text
+
+
+class KeptChoice(Choice):
+    """A choice that keeps what it has said, for who logs it."""
+
+    __slots__ = ("said",)
+
+    def __init__(self, index: int, request: OpenRequest) -> None:
+        super().__init__(index, request)
+        self.said: list[str] = []
+
+    def add_text(self, text: str, offset: int) -> None:
+        known = self.num_chars
+        super().add_text(text, offset)
+        if self.num_chars > known:
+            self.said.append(self.texts[-1])
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The prompts of one client's calls that have several (:mod:`pagebus.web.ingress.fanout`). ``name``: client and
+    priority."""
+
+    name: tuple[str, int]
+    num_ahead: int = 0
+    """Sent, and nothing of them has come back."""
+    waiting: deque[deque[OpenRequest]] = field(default_factory=deque)
+    """Not sent, call by call."""
+
+
+class OpenRequest:
+    """One prompt that the system works on; times are of the monotonic clock."""
+
+    __slots__ = (
+        "asked_s",
+        "attempt",
+        "call",
+        "choices",
+        "early",
+        "finished_s",
+        "first_token_seen",
+        "is_sent",
+        "lane",
+        "message",
+        "needs_prompt",
+        "num_bytes",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "num_unfinished",
+        "patience_s",
+        "peers",
+        "prompt",
+        "prompt_text",
+        "request_id",
+        "started_s",
+        "tokens_heard",
+        "tokens_only",
+    )
+
+    def __init__(
+        self, request_id: str, attempt: str, call: Call, first_index: int, n: int, now_s: float, choice: type[Choice]
+    ) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.call = call
+        self.choices = [choice(first_index + i, self) for i in range(n)]
+        self.num_unfinished = n
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.first_token_seen = False
+        self.started_s = now_s
+        self.asked_s, self.tokens_heard, self.patience_s = now_s, 0, SILENT_S
+        """When it was asked for, or the last look found new tokens; how many there were then; how long it may be silent
+        from then on."""
+        self.finished_s = 0.0
+        """When the last text came; 0: it has not."""
+        self.tokens_only = False
+        """Whether what it tells of the prompt is the whole answer."""
+        self.needs_prompt = False
+        """Whether the answer tells something about the prompt, which has to come before any choice ends."""
+        self.prompt: PromptInfo | None = None
+        self.early: list[ReplyBatch] = []
+        """What has come with ends of choices that wait for that."""
+        self.message: GenerateRequest | None = None
+        """What was asked of the system."""
+        self.num_bytes = 0
+        """About how long that is."""
+        self.is_sent = True
+        """Whether it has been; if not, others of its call are first."""
+        self.lane: Lane | None = None
+        """Where it counts until something of it has come, if it is one of several prompts."""
+        self.peers: list[OpenRequest] = []
+        """All who read it or have read it, if there are several."""
+        self.prompt_text: str | None = None
+        """The prompt as the client wrote it, if it did so as text."""
+
+    @property
+    def is_read_by_all(self) -> bool:
+        """Whether no other call is still at telling it to its client."""
+        return all(each.call.closed or each is self for each in self.peers)
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether no token has come for so long that it may be lost."""
+        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        if num_tokens != self.tokens_heard:
+            self.asked_s, self.tokens_heard, self.patience_s = now_s, num_tokens, SILENT_S
+        return now_s - self.asked_s >= self.patience_s
+
+    def ask_again(self, now_s: float, attempt: str) -> GenerateRequest:
+        """What to ask for anew, as another attempt."""
+        assert self.message is not None
+        self.attempt, self.asked_s = attempt, now_s
+        self.message = replace(self.message, attempt=attempt)
+        return self.message
+
+    @property
+    def num_created_cache_tokens(self) -> int:
+        """Tokens of the prompt that were computed and can be found in the cache from now on: those of full blocks."""
+        size = self.call.cache_block_size
+        return max(0, self.num_prompt_tokens // size * size - self.num_cached_tokens) if size else 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """As the client is to know it: a call that only wants its prompt told has none."""
+        report = self.call.report
+        if report is not None and report.prompt_only:
+            return 0
+        return sum(choice.num_tokens for choice in self.choices)
+
+
+class Call:
+    """The choices of all prompts, in the client's order: prompt by prompt, n choices each."""
+
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        n: int,
+        *,
+        streaming: bool,
+        now_s: float,
+        attempt: str = "",
+        choice: type[Choice] = Choice,
+    ) -> None:
+        self.requests = [
+            OpenRequest(request_id, attempt, self, i * n, n, now_s, choice) for i, request_id in enumerate(request_ids)
+        ]
+        self.choices = [choice for request in self.requests for choice in request.choices]
+        self.public_id = request_ids[0]
+        """As its answer calls it."""
+        self.closed = False
+        """Whether its handler, or somebody in its place, is done with it."""
+        self.failure: ApiError | None = None
+        self.interval = 1
+        """Tokens of a choice that are handed out together."""
+        self.cache_block_size = 0
+        """Tokens of a block of the prefix cache; 0: there is none."""
+        self.texts = TokenTexts()
+        self.report: Report | None = None
+        """What the answer tells besides text."""
+        self.tells_times = False
+        """Whether the answer says how long what has taken."""
+        self.resumable = bool(attempt)
+        """Whether the client may come back for the rest."""
+        self._num_unfinished = len(self.choices)
+        self._streaming = streaming
+        self._changed: list[Choice] = []
+        self._due = False
+        """Whether what has changed is to be handed out."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self, report: Report | None) -> None:
+        """What the answer reports."""
+        self.report = report
+        if report is not None and report.parsing is not None:
+            for choice in self.choices:
+                choice.parser = OutputParser(report.parsing, f"{choice.request.request_id}/{choice.index}")
+
+    @property
+    def done(self) -> bool:
+        """Every choice has finished."""
+        return self._num_unfinished == 0
+
+    # -- the mailbox's side -------------------------------------------------------------------------------------------
+
+    def touched(self, choice: Choice) -> None:
+        """Something of ``choice`` is new."""
+        if choice.finish_reason is not None:
+            self._num_unfinished -= 1
+        if self._streaming:
+            if not choice.changed:
+                choice.changed = True
+                self._changed.append(choice)
+            self._due = self._due or self.interval == 1 or self._is_due(choice)
+        if self._due or self._num_unfinished == 0:
+            self._wake()
+
+    def _is_due(self, choice: Choice) -> bool:
+        """Whether a choice has as much new as is handed out together, its beginning, or its end."""
+        new = choice.num_tokens - choice.num_handed
+        return new >= self.interval or not choice.num_handed or choice.finish_reason is not None
+
+    def fail(self, error: ApiError) -> None:
+        """The call ends with ``error``; the first one counts."""
+        if self.failure is None and not self.done:
+            self.failure = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the handler's side -------------------------------------------------------------------------------------------
+
+    async def changes(self) -> list[Choice]:
+        """Wait until something is new; the choices it is new for, oldest change first.
+
+        Raises:
+            ApiError: the call has failed (what came before it is handed out first).
+        """
+        while not self._due:
+            if self.failure is not None:
+                if self._changed:
+                    break
+                raise self.failure
+            if self.done:
+                return []
+            await self._wait()
+        changed, self._changed, self._due = self._changed, [], False
+        for choice in changed:
+            choice.changed, choice.num_handed = False, choice.num_tokens
+        return changed
+
+    async def finished(self) -> None:
+        """Wait for the end.
+
+        Raises:
+            ApiError: the call has failed.
+        """
+        while not self.done:
+            if self.failure is not None:
+                raise self.failure
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

@@ -1,0 +1,137 @@
+"""One TCP connection, as aiohttp handles it, with what aiohttp has no option for: a deadline for the head of a request,
+a limit of connections per address, and errors in our shape where HTTP itself is broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import Any
+
+from aiohttp import HttpVersion10, web
+from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.web_protocol import _ErrInfo
+from aiohttp.web_request import BaseRequest
+
+from pagebus.web.http.errors import ApiError, from_http, internal, overloaded
+from pagebus.web.http.limits import HEAD_TIMEOUT_S, KEEPALIVE_S, MAX_HEADERS, MAX_LINE_BYTES
+
+
+class Connections:
+    """Makes the connections of a server, and counts them by the address of the client."""
+
+    def __init__(self, server: web.Server, max_per_address: int | None) -> None:
+        self.server = server
+        self.max_per_address = max_per_address
+        self.of_address: Counter[str] = Counter()
+
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    def closed(self, address: str) -> None:
+        """A connection from there is gone."""
+        self.of_address[address] -= 1
+        if not self.of_address[address]:
+            del self.of_address[address]
+
+
+class Connection(web.RequestHandler):
+    """What a socket's bytes go through."""
+
+    __slots__ = ("_address", "_all", "_head_deadline")
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(
+            connections.server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # None is what switches it off
+            keepalive_timeout=KEEPALIVE_S,
+            auto_decompress=False,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+        self._all = connections
+        self._address: str | None = None
+        self._head_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection; one too many is told so and closed."""
+        peer = transport.get_extra_info("peername")
+        limit = self._all.max_per_address
+        if limit is not None and isinstance(peer, tuple):
+            self._address = network_of(str(peer[0]))
+            self._all.of_address[self._address] += 1
+            if self._all.of_address[self._address] > limit:
+                assert isinstance(transport, asyncio.Transport)
+                self._force_close = True
+                transport.write(raw_response(overloaded("connections from your address", limit, 1)))
+                transport.close()
+                return
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_waiting()
+        if self._address is not None:
+            self._all.closed(self._address)
+            self._address = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse. If it is less than a whole head, the rest has to come soon. HTTP/0.9, whose answers have no head,
+        counts as broken."""
+        super().data_received(data)
+        for place, (message, payload) in enumerate(self._messages):
+            if isinstance(message, RawRequestMessage) and message.version < HttpVersion10:
+                self._messages[place] = _ErrInfo(400, BadHttpMessage("no head"), "HTTP/0.9"), payload
+        if self._waiter is None or self._waiter.done():
+            self._stop_waiting()
+        elif self._head_deadline is None:
+            self._head_deadline = self._loop.call_later(HEAD_TIMEOUT_S, self.force_close)
+
+    def _stop_waiting(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def handle_error(
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What is no HTTP, or has too long a head. The parser's texts hold what the client sent: not for the log."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun")
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log_exception("unhandled error in a handler", exc_info=exc)
+            response = internal().response()
+        else:
+            limits = f"a line may have at most {MAX_LINE_BYTES} bytes, and a head {MAX_HEADERS} headers"
+            text = f"This is not a valid HTTP request, or its head is too large: {limits}."
+            response = ApiError(status, text, code="invalid_http").response()
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """aiohttp's own errors that no middleware sees (an unknown ``Expect``) get our shape, too."""
+        if isinstance(resp, web.HTTPException) and resp.status >= 400:
+            resp = from_http(resp).response()
+        return await super().finish_response(request, resp, start_time)
+
+
+def raw_response(error: ApiError) -> bytes:
+    """A whole response, for a connection of which nothing is read."""
+    body = bytes(error.response().body or b"")  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **error.headers}.items())
+    return f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body
+
+
+def network_of(address: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, since nobody gets fewer than the rest to choose from."""
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Network((int(parsed), 64), strict=False))
+    return address

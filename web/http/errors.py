@@ -1,0 +1,156 @@
+"""Errors as clients of OpenAI and vLLM expect them, ``{"error": {"message", "type", "param", "code", "reason"}}`` and a
+status. ``code`` is the status once more, as vLLM has it; ``reason`` says what is wrong in a word, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from pagebus.bus.messages import RequestFailed
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+ASKED_ELSEWHERE = "asked_elsewhere"
+"""The reason of an attempt that came to nothing because another one, at another address, goes on."""
+
+
+class ApiError(Exception):
+    """An error whose text a client may read. ``param`` names the field at fault, ``code`` is the
+    reason, for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = as_unicode(message)
+        self.type = type or TYPES.get(status, TYPES[400] if status < 500 else TYPES[500])
+        self.param = None if param is None else as_unicode(param)
+        self.code = code
+        self.headers = dict(headers or {})
+        self.overloaded = ""
+        """Of what there was too much."""
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object a client gets, as a body or as an event of a stream."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return {"error": {**error, "reason": self.code}}
+
+    def response(self) -> web.Response:
+        """The whole response."""
+        return web.Response(
+            status=self.status, body=orjson.dumps(self.body()), content_type="application/json", headers=self.headers
+        )
+
+
+def as_unicode(text: str) -> str:
+    """With question marks for what came as bytes that are no UTF-8, which no JSON can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def bad_field(param: str, problem: str, *, code: str = "invalid_value") -> ApiError:
+    """400 for one field; the message starts with its name."""
+    return ApiError(400, f"{param}: {problem}", param=param, code=code)
+
+
+def not_supported(param: str) -> ApiError:
+    """400 for a field that a later version will know."""
+    return bad_field(param, "not supported yet; leave it out or give its default", code="unsupported_parameter")
+
+
+def unknown_field(param: str) -> ApiError:
+    """400 for a field that nobody knows."""
+    return bad_field(param, "unknown field", code="unknown_parameter")
+
+
+def model_not_found(model: str) -> ApiError:
+    """404 as OpenAI words it."""
+    shown = model if len(model) <= 200 else model[:200] + "..."
+    return ApiError(404, f"The model `{shown}` does not exist.", param="model", code="model_not_found")
+
+
+def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
+    """503 that says when to come again."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after_s)})
+
+
+def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
+    """429: as much is under way as may be."""
+    message = f"Too many {what} are under way (at most {limit}); try again in {retry_after_s} s."
+    error = ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
+    error.overloaded = what
+    return error
+
+
+def share_used(what: str, most: int) -> ApiError:
+    """429 with OpenAI's word for it: the key has its share of what all keys have together, until it gives some back.
+    Clients that repeat a 429 by themselves are told not to."""
+    message = f"This key has its share of {what}: at most {most}, half of what other keys leave. Delete some first."
+    return ApiError(429, message, code="insufficient_quota", headers={"x-should-retry": "false"})
+
+
+def too_late(timeout_s: float) -> ApiError:
+    """408: the client's own ``timeout`` is over. Clients that repeat a 408 by themselves are told not to."""
+    message = f"timeout: the answer was not complete within {timeout_s:g} s."
+    return ApiError(408, message, param="timeout", code="timeout", headers={"x-should-retry": "false"})
+
+
+def aborted() -> ApiError:
+    """409: somebody with the client's key has asked for the end of it, so repeating it is not what they want."""
+    text = "The request was aborted, as /abort_requests was asked to."
+    return ApiError(409, text, code="request_cancelled", headers={"x-should-retry": "false"})
+
+
+def internal(message: str = "Internal error; the server's log has the request id.") -> ApiError:
+    """500 with a fixed text: what went wrong inside is for the log."""
+    return ApiError(500, message, code="internal_error")
+
+
+def from_failure(failure: RequestFailed) -> ApiError:
+    """What a tokenizer, scheduler or detokenizer said about a request that cannot go on."""
+    status = failure.status if 400 <= failure.status <= 599 else 500
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    code = ASKED_ELSEWHERE if failure.attempt else None
+    if status == 400 and is_too_long(failure):
+        code = "context_length_exceeded"
+    return ApiError(status, failure.message, param=failure.param, code=code, headers=headers)
+
+
+def is_too_long(failure: RequestFailed) -> bool:
+    """Whether a prompt did not fit the context: OpenAI has a code of its own for that."""
+    return any(words in failure.message for words in ("maximum context length", "context holds"))
+
+
+def from_http(error: web.HTTPException) -> ApiError:
+    """aiohttp's own errors (no such route, wrong method, body too large) in our shape."""
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    texts = {
+        404: "No such route.",
+        405: f"Method not allowed; allowed: {headers.get('Allow', '')}.",
+        413: "The request body is too large.",
+    }
+    return ApiError(error.status, texts.get(error.status, error.reason), headers=headers)

@@ -1,0 +1,183 @@
+"""Reading a JSON object with exact types: a bool is no integer, a float is no integer, null is "not given".
+
+A :class:`Fields` is emptied as it is read, so that what is left at the end is what nobody asked for. A
+:data:`LISTENER` is told, as JSON Schema, what is asked for: like that the code that validates also writes
+``/openapi.json`` (:mod:`pagebus.web.routes.body_schema`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from pagebus.web.http.errors import bad_field, not_supported, unknown_field
+from pagebus.web.http.limits import MAX_NAME_CHARS
+
+D = TypeVar("D")
+T = TypeVar("T")
+Schema = Mapping[str, Any]
+"""JSON Schema of a value, as far as it says anything: ``{}`` is any value."""
+Listener = Callable[[str, Schema], None]
+"""Is told the path of a field and what is read there."""
+LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
+"""Nobody, while requests are served."""
+ANY: Schema = {}
+ONLY_NULL: Schema = {"type": "null"}
+"""Of fields that nobody knows: null is the same as leaving one out."""
+UNBOUNDED = 2**31 - 1
+"""What stands for no upper bound, as far as messages are concerned; more is one of the wire."""
+
+TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
+              dict: "an object", type(None): "null"}  # fmt: skip
+
+
+def unheard(parse: Callable[..., T], *args: Any) -> T:
+    """What ``parse`` reads of an object that lies within the one that is being described."""
+    token = LISTENER.set(None)
+    try:
+        return parse(*args)
+    finally:
+        LISTENER.reset(token)
+
+
+def type_name(value: object) -> str:
+    """``an integer``."""
+    return TYPE_NAMES.get(type(value), type(value).__name__)
+
+
+class Fields:
+    """The fields of one object; ``path`` is put before their names in errors."""
+
+    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+        self._data = dict(data)
+        self._path = path
+        self._listener = LISTENER.get()
+
+    def path(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def take(self, name: str, schema: Schema = ANY) -> Any:
+        """The value as it is, None if it was not given. ``schema`` is what the caller will hold it to."""
+        if self._listener:
+            self._listener(self.path(name), schema)
+        return self._data.pop(name, None)
+
+    def peek(self, name: str) -> Any:
+        """The value as it is, to be taken later; None if it was not given."""
+        return self._data.get(name)
+
+    def _typed(self, name: str, default: D, expected: type | tuple[type, ...], what: str) -> Any:
+        value = self._data.pop(name, None)
+        if value is None:
+            return default
+        allowed = expected if isinstance(expected, tuple) else (expected,)
+        if type(value) not in allowed:
+            raise bad_field(self.path(name), f"must be {what}, got {type_name(value)}", code="invalid_type")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        if self._listener:
+            self._listener(self.path(name), {"type": "boolean", "default": default})
+        return bool(self._typed(name, default, bool, "a boolean"))
+
+    def integer(self, name: str, default: D, low: int, high: int) -> int | D:
+        """``low`` and ``high`` are inclusive."""
+        if self._listener:
+            schema = {"type": "integer", "minimum": low, "maximum": high, "default": default}
+            self._listener(self.path(name), schema)
+        value = self._typed(name, default, int, "an integer")
+        if type(value) is int and not low <= value <= high:
+            limit = f"at most {high}" if value > high >= UNBOUNDED else bounds(low, high)
+            raise bad_field(self.path(name), f"must be {limit}, got {shown(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def number(self, name: str, default: D, low: float, high: float, *, above_low: bool = False) -> float | D:
+        """``low`` and ``high`` are inclusive, ``low`` only unless ``above_low``."""
+        if self._listener:
+            least = "exclusiveMinimum" if above_low else "minimum"
+            self._listener(self.path(name), {"type": "number", least: low, "maximum": high, "default": default})
+        value = self._typed(name, default, (int, float), "a number")
+        if value is None:
+            return default
+        if not (low < value <= high if above_low else low <= value <= high):
+            limit = f"more than {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+            raise bad_field(self.path(name), f"must be {limit}, got {shown(value)}")
+        return float(value)
+
+    def string(
+        self,
+        name: str,
+        default: D,
+        *,
+        max_chars: int = MAX_NAME_CHARS,
+        empty: bool = True,
+        choices: Sequence[str] | None = None,
+    ) -> str | D:
+        """``choices`` are those that the caller will take; it says itself what is wrong with others."""
+        if self._listener:
+            schema: Schema = {"type": "string", "minLength": 0 if empty else 1, "maxLength": max_chars}
+            self._listener(self.path(name), {"enum": list(choices)} if choices else {**schema, "default": default})
+        value = self._typed(name, default, str, "a string")
+        if isinstance(value, str):
+            if not empty and not value:
+                raise bad_field(self.path(name), "must not be empty")
+            if len(value) > max_chars:
+                raise bad_field(self.path(name), f"must have at most {max_chars} characters, got {len(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def array(self, name: str, *, max_items: int, min_items: int = 0, items: Schema = ANY) -> list[Any] | None:
+        """``min_items`` and ``items`` are what the caller will hold it to."""
+        if self._listener:
+            schema = {"type": "array", "minItems": min_items, "maxItems": max_items, "items": items}
+            self._listener(self.path(name), schema)
+        value = self._typed(name, None, list, "an array")
+        if value is not None and len(value) > max_items:
+            raise bad_field(self.path(name), f"must have at most {max_items} items, got {len(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def object(self, name: str, schema: Schema = ANY) -> dict[str, Any] | None:
+        """``schema`` is what the caller will hold its entries to."""
+        if self._listener:
+            self._listener(self.path(name), {"type": "object", **schema})
+        value: dict[str, Any] | None = self._typed(name, None, dict, "an object")
+        return value
+
+    def finish(
+        self,
+        unsupported: Mapping[str, tuple[Any, ...]],
+        harmless: Mapping[str, Callable[[Any], bool]] | None = None,
+        *,
+        allow_unknown: bool = False,
+    ) -> None:
+        """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
+        if self._listener:
+            self._listener(self._path, {"type": "object", "additionalProperties": ONLY_NULL})
+            for name, neutral in unsupported.items():
+                self._listener(self.path(name), {"enum": list(neutral)})
+            for name in harmless or ():
+                self._listener(self.path(name), ANY)
+        for name, value in self._data.items():
+            if harmless is not None and name in harmless:
+                if value is not None and not harmless[name](value):
+                    raise bad_field(self.path(name), "has an invalid value")
+            elif name in unsupported:
+                if value is not None and not any(same(value, neutral) for neutral in unsupported[name]):
+                    raise not_supported(self.path(name))
+            elif value is not None and not allow_unknown:
+                raise unknown_field(self.path(name if len(name) <= 100 else name[:100] + "..."))
+
+
+def same(value: object, neutral: object) -> bool:
+    """Equal and of the same type: 1 is not True."""
+    return type(value) is type(neutral) and value == neutral
+
+
+def bounds(low: int, high: int) -> str:
+    return f"at least {low}" if high >= UNBOUNDED else f"from {low} to {high}"
+
+
+def shown(value: float) -> str:
+    """A number for an error message; huge ones are cut."""
+    text = repr(value)
+    return text if len(text) <= 30 else text[:30] + "..."

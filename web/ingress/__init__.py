@@ -1,0 +1,1 @@
+"""The ingress's side of the bus: requests out, replies in, who is there."""

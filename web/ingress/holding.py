@@ -1,0 +1,128 @@
+"""What an operator does to the work of the whole deployment: hold it, let it go on, empty caches, have executors sleep.
+
+What holds is said on the bus before the scheduler is told, so a scheduler that takes over goes on with it; so do
+executors that start. Everything that takes long is looked at again and again: nobody has to remember who waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+
+from pagebus.actors.runtime.actor import orders_state
+from pagebus.bus.contract import Bus
+from pagebus.bus.messages import (
+    HOLD_KEEP,
+    HOLD_NONE,
+    HOLD_STATE,
+    SLEEP_STATE,
+    CacheResetRequested,
+    HoldRequested,
+    HoldState,
+)
+from pagebus.web.http.errors import ApiError
+from pagebus.web.ingress.membership import Membership
+from pagebus.web.observatory.scheduler_queries import Questions
+
+LOOK_S = 0.1
+ORDER_TTL_S = 60.0
+BACK_S = 30.0
+"""What executors that have ended get to be there again, asleep."""
+TAGS = ("weights", "kv_cache", "scheduling")
+"""What vLLM lets wake up one by one."""
+ASLEEP = "asleep"
+
+
+class Holding:
+    """``restarts_alone``: whether an executor can end and be started again while the rest goes on."""
+
+    def __init__(self, bus: Bus, questions: Questions, membership: Membership, *, restarts_alone: bool) -> None:
+        self._bus = bus
+        self._questions = questions
+        self._membership = membership
+        self._restarts_alone = restarts_alone
+
+    async def mode(self) -> str:
+        """How the work is held; "": not at all."""
+        return (await self._ask(None)).mode
+
+    async def hold(self, mode: str, *, resets: bool = True) -> None:
+        """Hold the work, and wait until nothing is computed any more. ``resets``: then empty the caches, unless what
+        runs is kept."""
+        await self._bus.put_state(HOLD_STATE, {"mode": mode})
+        state = await self._ask(mode)
+        while not state.at_rest and state.mode == mode:  # whoever asks next may be told by another scheduler
+            await asyncio.sleep(LOOK_S)
+            state = await self._ask(None)
+        if resets and mode != HOLD_KEEP:
+            await self.reset_caches(host=True)
+
+    async def let_go(self) -> None:
+        """The work goes on."""
+        await self._bus.delete_state(HOLD_STATE)
+        await self._ask(HOLD_NONE)
+
+    async def reset_caches(self, *, host: bool = False, running: bool = False) -> None:
+        """Nothing that is cached now is found any more."""
+        address = self._questions.address
+        await self._questions.ask(
+            HoldState,
+            lambda serial: CacheResetRequested(ingress=address, serial=serial, host=host, running=running),
+        )
+
+    async def _ask(self, mode: str | None) -> HoldState:
+        address = self._questions.address
+        return await self._questions.ask(
+            HoldState, lambda serial: HoldRequested(ingress=address, serial=serial, mode=mode)
+        )
+
+    # -- sleep --------------------------------------------------------------------------------------------------------
+    async def is_asleep(self) -> bool:
+        (state,) = await self._bus.get_state(SLEEP_STATE)
+        return state is not None
+
+    async def sleep(self, level: int, mode: str) -> None:
+        """Hold the work, then have all executors end; they start again, and wait with empty memory.
+
+        Raises:
+            ApiError: 409, they cannot: all actors share one process.
+        """
+        if level and not self._restarts_alone:
+            raise ApiError(409, "All actors share one process here: none can sleep alone.", code="single_process")
+        await self.hold(mode)
+        if not level:
+            return
+        await self._bus.put_state(SLEEP_STATE, {"level": level, "woken": []})
+        wanted = len(await self._executors(asleep=False)) + len(await self._executors(asleep=True))
+        while awake := await self._executors(asleep=False):
+            for name, epoch in awake:
+                order = {"epoch": epoch, "order": "drain"}
+                await self._bus.put_state(orders_state("executor", name), order, ttl_s=ORDER_TTL_S)
+            await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(TimeoutError):  # nobody need start them again
+            async with asyncio.timeout(BACK_S):
+                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus tells nobody)
+                    await asyncio.sleep(LOOK_S)
+
+    async def wake(self, tags: Collection[str]) -> bool:
+        """Wake executors once all that they hold has been named (no ``tags``: all), and let the work go on; whether
+        they are awake."""
+        (state,) = await self._bus.get_state(SLEEP_STATE)
+        if state is not None:
+            told = state.get("woken")
+            woken = {*tags, *(map(str, told) if isinstance(told, list) else ())} if tags else set(TAGS)
+            if not woken >= {"weights", "kv_cache"}:
+                await self._bus.put_state(SLEEP_STATE, {**state, "woken": sorted(woken)})
+                return False
+            await self._bus.delete_state(SLEEP_STATE)
+            while await self._executors(asleep=True) or "executor" in self._membership.missing():  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        await self.let_go()
+        return True
+
+    async def _executors(self, *, asleep: bool) -> list[tuple[str, int]]:
+        """Name and epoch of those that sleep, or that do not."""
+        await self._membership.refresh()
+        leases = [lease for lease in self._membership.leases if lease.kind == "executor"]
+        return [(each.name, each.epoch) for each in leases if (each.info.get("state") == ASLEEP) == asleep]

@@ -1,0 +1,392 @@
+"""The ingress's side of the bus: requests go out, replies come in and are handed to the calls they belong to.
+
+One task reads the mailbox ``replies:<ingress>``; everything it does for a reply is a few dictionary look-ups and list
+appends, because it does so for every token of every stream. What has come before (text that is made anew begins at its
+beginning) is recognised by its place and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pagebus.actors.runtime.actor import describe
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import Bus, CodecError
+from pagebus.bus.messages import (
+    AbortCalls,
+    AbortRequest,
+    BlockState,
+    CancelRequest,
+    GenerateRequest,
+    HoldState,
+    Message,
+    PromptReply,
+    ReplyBatch,
+    RequestFailed,
+    RequestsDone,
+    RequestTimed,
+    SchedulerState,
+)
+from pagebus.bus.outbox import OUTBOX_LIMIT, Outbox
+from pagebus.bus.streams import Names
+from pagebus.web.calls.answer_details import read_prompt
+from pagebus.web.calls.call import Call, Choice, KeptChoice, OpenRequest
+from pagebus.web.http.errors import ApiError, aborted, from_failure, internal, unavailable
+from pagebus.web.ingress.fanout import Fanout
+from pagebus.web.ingress.mailbox import Mailbox
+from pagebus.web.ingress.readers import Readers
+from pagebus.web.ingress.repeats import Repeats
+from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, reported_tokens, told_lengths
+from pagebus.web.ingress.request_log import RequestLog
+from pagebus.web.observatory.scheduler_queries import Questions
+from pagebus.web.telemetry.metrics import IngressMetrics
+
+if TYPE_CHECKING:
+    from pagebus.web.telemetry.tracing import Tracing
+
+HEAVY_BYTES = 2**16
+"""Requests that are larger wait for their turn apart from others."""
+TURN_S = 0.005
+"""Of work with replies, after which others have a turn: answers with many log probabilities take long to read."""
+
+
+class Inbox:
+    """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log``: who makes traces
+    of them, and writes lines, if anybody does. ``heavy`` sends large requests, for which others do not wait; None: like
+    all others. ``cache_block_size``: of the prefix cache, 0 if there is none."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        address: str,
+        outbox: Outbox,
+        metrics: IngressMetrics,
+        log: Log,
+        tracing: Tracing | None = None,
+        request_log: RequestLog | None = None,
+        heavy: Outbox | None = None,
+        cache_block_size: int = 0,
+    ) -> None:
+        self._bus = bus
+        self._names = names
+        self._outbox = outbox
+        self._heavy = heavy or outbox
+        outbox.on_unsendable = self._heavy.on_unsendable = self._unsendable
+        self._metrics = metrics
+        self._log = log
+        self._tracing = tracing
+        self._request_log = request_log
+        self._cache_block_size = cache_block_size
+        self._patience = Patience(log, doing="replies wait")
+        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.ask_again())
+        self.questions = Questions(outbox, names.control, address)
+        self._readers = Readers()
+        self._fanout = Fanout(self._send)
+        self.repeats = Repeats(self._readers, self._send, outbox, log)
+        self.on_closed: Callable[[], None] = lambda: None
+        """Called when a call is over."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_open(self) -> int:
+        """Requests (prompts) under way."""
+        return len(self._readers.newest)
+
+    def open_requests(self) -> list[OpenRequest]:
+        """Of those that several calls read, the newest alone."""
+        return list(self._readers.newest.values())
+
+    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool, num_bytes: int = 0) -> Call:
+        """Send the requests of one call, each of about ``num_bytes``. Every call is given back with :meth:`close`.
+
+        Raises:
+            ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts. 422, something
+                else is under way under the same name.
+        """
+        for request in requests:
+            self._readers.check_same(request)
+        outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
+        if outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
+            raise unavailable("The bus is too slow or away.")
+        n = requests[0].sampling.n
+        ids = [request.request_id for request in requests]
+        attempt, kind = requests[0].attempt, KeptChoice if self._is_kept(requests[0]) else Choice
+        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
+        call.cache_block_size = self._cache_block_size
+        for request, opened in zip(requests, call.requests, strict=True):
+            opened.needs_prompt = request.sampling.returns_prompt
+            opened.tokens_only = request.tokens_only
+            if self._request_log is not None:
+                self._request_log.received(request)
+            if self._tracing is not None and not request.tokens_only:
+                request = self._tracing.begin(request, opened)
+            opened.message, opened.num_bytes = request, num_bytes
+            self._readers.add(opened)
+        self._fanout.submit(requests[0].client, requests[0].priority, call.requests)
+        self._idle.clear()
+        return call
+
+    def _send(self, request: OpenRequest) -> None:
+        """Put it on its way, for the first time or as another attempt."""
+        assert request.message is not None
+        request.asked_s = time.monotonic()
+        outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
+        outbox.publish(self._names.requests, request.message, num_bytes=request.num_bytes)
+
+    def _is_kept(self, request: GenerateRequest) -> bool:
+        """Whether somebody wants to log what is said."""
+        says = not (request.tokens_only or request.sampling.pooling)
+        return says and self._request_log is not None and self._request_log.outputs
+
+    def close(self, call: Call, *, delivered: bool) -> bool:
+        """The handler is done with the call. What still runs is aborted, once, and what has ended need not be kept any
+        longer, unless the client is gone (not ``delivered``) and said that it may come back; then it goes on: true."""
+        if call.closed:
+            return False
+        call.closed, stays = True, call.resumable and not delivered
+        running = [request for request in call.requests if self._readers.remove(request)]
+        self._fanout.close(call.requests, goes_on=stays)
+        for request in running:
+            self._metrics.aborted(request)
+            if not request.is_sent:
+                continue
+            abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
+            self._outbox.publish(self._names.control, abort)
+        done = [request for request in call.requests if request.num_unfinished == 0 and request.is_read_by_all]
+        if done and not stays:
+            names, attempts = zip(*((each.request_id, each.attempt) for each in done), strict=True)
+            self._outbox.publish(self._names.control, RequestsDone(request_ids=names, attempts=attempts))
+        if self._tracing is not None:
+            self._tracing.closed(call)
+        if self._request_log is not None:
+            self._request_log.ended(call)
+        if running:
+            self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
+        if not self._readers.newest:
+            self._idle.set()
+        self.on_closed()
+        return stays and bool(running)
+
+    def end(self, call: Call, error: ApiError) -> None:
+        """What still waits or runs is aborted for good, and the call ends with ``error``."""
+        call.fail(error)
+        self.close(call, delivered=True)
+
+    def abort(self, client: str, ids: Collection[str]) -> int:
+        """End the calls of a client that have these ids of answers, or all of them if there are none; returns how many
+        have ended."""
+        own = {each.call for each in self._readers if each.message and each.message.client == client}
+        ended = [call for call in own if not ids or call.public_id in ids]
+        for call in ended:
+            self.end(call, aborted())
+        return len(ended)
+
+    def abort_at(self, addresses: Iterable[str], client: str, ids: Sequence[str]) -> None:
+        """Have other ingresses do so."""
+        for address in addresses:
+            self._outbox.publish(self._names.replies(address), AbortCalls(client=client, ids=tuple(ids)))
+
+    def cancel(self, request_id: str) -> None:
+        """Have the scheduler end a request of any ingress; its client is told."""
+        self._outbox.publish(self._names.control, CancelRequest(request_id=request_id))
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every open call with ``error``; their handlers abort what still runs."""
+        for request in self._readers:
+            request.call.fail(error)
+
+    async def idle(self) -> None:
+        """Wait until nothing is open."""
+        await self._idle.wait()
+
+    # -- replies ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read the mailbox for ever."""
+        await self._patience.for_ever(self._read)
+
+    async def _read(self) -> None:
+        entries = await self.mailbox.read()
+        began_s = time.perf_counter()
+        for entry in entries:
+            if time.perf_counter() - began_s > TURN_S:
+                await asyncio.sleep(0)
+                began_s = time.perf_counter()
+            problem = entry.error if entry.message is None else self._try(entry.message)
+            if problem:
+                self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
+                await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
+        await asyncio.sleep(0)  # handlers write what has come, before more is read
+        await self.mailbox.trim(idle=not self._readers.newest)
+        self.repeats.ask_for_silent()
+
+    def _try(self, message: Message) -> str:
+        """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""
+        try:
+            return self.deliver(message)
+        except Exception as error:
+            for request_id in getattr(message, "request_ids", ()) or (getattr(message, "request_id", ""),):
+                for request in self._readers.of(request_id):
+                    self._fail(request, internal(), others_run=True)
+            return describe(error)
+
+    def deliver(self, message: Message) -> str:
+        """Hand one message to its calls; says what is wrong with it, if anything."""
+        if isinstance(message, ReplyBatch):
+            return self._deliver_batch(message)
+        if isinstance(message, RequestFailed):
+            self._deliver_failure(message)
+            return ""
+        if isinstance(message, PromptReply):
+            self._deliver_prompt(message)
+            return ""
+        if isinstance(message, SchedulerState | BlockState | HoldState):
+            self.questions.answered(message)
+            return ""
+        if isinstance(message, AbortCalls):
+            self.abort(message.client, frozenset(message.ids))
+            return ""
+        if isinstance(message, RequestTimed):
+            if self._tracing is not None:
+                self._tracing.timed(message)
+            return ""
+        return f"{type(message).__name__} is not a reply"
+
+    def _deliver_batch(self, batch: ReplyBatch) -> str:
+        for earlier in list(self._readers.earlier):
+            self._deliver_rows(batch, earlier)
+        return self._deliver_rows(batch, self._readers.newest)
+
+    def _deliver_rows(self, batch: ReplyBatch, readers: Mapping[str, OpenRequest]) -> str:
+        columns = columns_of(batch)
+        if len({len(column) for column in columns}) != 1:
+            return "columns of different lengths"
+        now_s = time.monotonic()
+        reported = reported_tokens(batch) if len(batch.token_counts) else {}
+        lengths = told_lengths(batch) if len(batch.length_counts) else {}
+        rows = zip(range(len(columns[0])), *columns, strict=True)
+        for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
+            request = readers.get(request_id)
+            if request is None or not 0 <= index < len(request.choices):
+                continue
+            if request.lane is not None:
+                self._fanout.come(request)
+            choice = request.choices[index]
+            if choice.finish_reason is not None:
+                continue
+            new_tokens = num_tokens - choice.num_tokens
+            if finish is None and new_tokens <= 0 and not choice.num_chars < offset + len(text) < NOT_BEFORE:
+                continue
+            if finish is not None or request.attempt:
+                num_known = num_tokens - len(reported[row]) if row in reported else 0
+                if self._is_passed_over(batch, choice, finish, offset, num_known):
+                    continue
+            request.num_prompt_tokens = num_prompt
+            request.num_cached_tokens = num_cached
+            if num_tokens > choice.num_counted:
+                self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
+                choice.num_counted = num_tokens
+            if new_tokens > 0:
+                choice.num_tokens = num_tokens
+            choice.add_text(text, offset)
+            if row in lengths:
+                begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
+                choice.add_starts(lengths[row], begin, num_tokens)
+            if row in reported and new_tokens > 0:
+                request.call.texts.add(batch.token_texts, batch.token_bytes)
+                choice.add_tokens(reported[row][-new_tokens:])
+            if finish is not None:
+                choice.finish_reason = finish
+                choice.stop_reason = stop
+                self._choice_finished(choice, finish, num_tokens, now_s)
+            request.call.touched(choice)
+        return ""
+
+    def _is_passed_over(
+        self, batch: ReplyBatch, choice: Choice, finish: str | None, offset: int, num_known: int
+    ) -> bool:
+        """Whether nothing is taken now of news of ``choice`` in ``batch`` that begin at the character ``offset``,
+        behind ``num_known`` tokens: they are not for this connection, come before the prompt, or their request has
+        failed."""
+        request = choice.request
+        is_first = choice is request.choices[0]
+        early = finish is not None and request.needs_prompt and request.prompt is None
+        gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
+        if request.attempt and (gap or (early and is_first)):
+            return True  # meant for the connection before this one, which had more: everything is told again
+        if finish in ("error", "abort"):
+            self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
+            return True
+        if early and not is_first:
+            request.early.append(batch)  # the first choice brings the prompt, and may be told again after this one
+        elif early:
+            self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
+            self._fail(request, internal(), others_run=request.num_unfinished > 1)
+        return early
+
+    def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
+        request = choice.request
+        self._metrics.choice_finished(choice, finish, num_tokens)
+        request.num_unfinished -= 1
+        if request.num_unfinished == 0:
+            request.finished_s = now_s
+            self._metrics.request_finished(request, now_s)
+            self._over(request)
+
+    def _deliver_prompt(self, reply: PromptReply) -> None:
+        for request in self._readers.of(reply.request_id):
+            if request.prompt is not None:
+                continue
+            request.prompt = read_prompt(reply)
+            request.call.texts.add(reply.token_texts, reply.token_bytes)
+            if request.tokens_only:
+                request.num_unfinished = 0
+                self._over(request)
+                request.choices[0].finish_reason = "stop"
+                request.call.touched(request.choices[0])
+            while request.early:
+                self._deliver_rows(request.early.pop(0), {request.request_id: request})
+
+    def _deliver_failure(self, failure: RequestFailed) -> None:
+        for request in self._readers.of(failure.request_id):
+            if failure.attempt in ("", request.attempt):
+                self._fail(request, from_failure(failure))
+
+    def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
+        """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
+        if others_run:
+            abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, reason="a choice failed")
+            self._outbox.publish(self._names.control, abort)
+        self._over(request)
+        self._metrics.failed(request)
+        request.call.fail(error)
+
+    def _unsendable(self, message: Message, error: CodecError) -> None:
+        """Something is in it that should have been refused: a mistake of ours that costs one request."""
+        request_id = getattr(message, "request_id", "")
+        self._log.error("message dropped", message=type(message).__name__, request_id=request_id, error=str(error))
+        if isinstance(message, GenerateRequest):
+            for request in self._readers.of(request_id):
+                self._fail(request, internal())
+
+    def _over(self, request: OpenRequest) -> None:
+        """Nothing more comes for it."""
+        self._fanout.come(request)
+        self._readers.remove(request)
+        if not self._readers.newest:
+            self._idle.set()
+
+
+def _ended_by(finish: str | None) -> ApiError:
+    if finish == "abort":
+        return unavailable("The request was ended by the server.")
+    return internal("The request failed while it was computed.") if finish == "error" else internal()

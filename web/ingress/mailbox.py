@@ -1,0 +1,98 @@
+"""The mailbox of an ingress, ``replies:<name>@<epoch>``: it is there while its owner keeps it, so that nothing is left
+of the dead.
+
+Without it, what is sent to the owner is dropped. So whenever it may have been lost, with the bus or because nobody kept
+it, it is opened anew, and the owner is told to ask for everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.contract import START, Bus, BusUnavailable, Entry, EntryId
+
+READ_COUNT = 256
+READ_BLOCK_MS = 1000
+TRIM_EVERY = 256
+"""Entries after which it is trimmed although requests are open."""
+TTL_S = 30
+"""How long it outlives its owner, and what is sent to it late. Longer than most troubles of the bus last."""
+
+
+class Mailbox:
+    """``on_reopened`` is called when it is there, and what was sent before may be lost."""
+
+    def __init__(self, bus: Bus, stream: str, log: Log, on_reopened: Callable[[], None]) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._log = log
+        self._on_reopened = on_reopened
+        self._position: EntryId = START
+        self._untrimmed = 0
+        self._is_open = asyncio.Event()
+        self._num_closed = 0
+        self._doubt = asyncio.Event()
+
+    # -- its life -----------------------------------------------------------------------------------------------------
+
+    async def keep_for_ever(self) -> None:
+        """See to it that it is there."""
+        patience = Patience(self._log, doing="the mailbox is not kept")
+        while True:
+            await patience.until_taken(self.keep)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TTL_S / 4):
+                    await self._doubt.wait()
+
+    async def keep(self) -> None:
+        """For a while more, or anew."""
+        self._doubt.clear()
+        if self._is_open.is_set() and await self._bus.keep_mailbox(self._stream, ttl_s=TTL_S):
+            return
+        self._close()
+        num_closed = self._num_closed
+        position = await self._bus.open_mailbox(self._stream, ttl_s=TTL_S)
+        if self._num_closed == num_closed:  # else the bus was started anew meanwhile
+            self._position = position
+            self._is_open.set()
+            self._on_reopened()
+
+    def doubt(self, *, lost: bool = False) -> None:
+        """It may have expired; or, ``lost``, what was in it may be gone although it is there."""
+        if lost:
+            self._close()
+        self._doubt.set()
+
+    def _close(self) -> None:
+        """Nothing more is read until it has been opened: there may be a gap before it."""
+        self._is_open.clear()
+        self._num_closed += 1
+
+    async def forget(self) -> None:
+        """Delete it, if the bus is there: nobody reads it any more."""
+        with suppress(BusUnavailable):
+            await self._bus.delete(self._stream)
+
+    # -- what is in it ------------------------------------------------------------------------------------------------
+
+    async def read(self) -> list[Entry]:
+        """Wait a second for something new, once it is open."""
+        await self._is_open.wait()
+        num_closed = self._num_closed
+        entries = await self._bus.read({self._stream: self._position}, count=READ_COUNT, block_ms=READ_BLOCK_MS)
+        if self._num_closed != num_closed:
+            return []
+        if entries:
+            self._position = entries[-1].id
+            self._untrimmed += len(entries)
+        return entries
+
+    async def trim(self, *, idle: bool) -> None:
+        """Delete what has been read: now and then under load, at once when idle."""
+        if self._untrimmed and (self._untrimmed >= TRIM_EVERY or idle):
+            await self._bus.trim(self._stream, self._position)
+            self._untrimmed = 0

@@ -1,0 +1,97 @@
+"""Open requests, and who reads their replies: of one with an ``Idempotency-Key`` several calls may want the answer.
+
+The system knows a request once, as of the call that asked for it last. That one begins with nothing, so everything is
+told again from the first token on; those before it have some of that already, and take what is new to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from pagebus.bus.messages import GenerateRequest
+from pagebus.bus.messages.field_types import no_ints
+from pagebus.web.calls.call import OpenRequest
+from pagebus.web.http.errors import ApiError
+
+COUNTED_ELSEWHERE = 2**31
+"""Tokens that metrics know of already, of whoever is not the last to have asked."""
+
+
+class Readers:
+    """Open requests by id. ``newest`` are those that the system was asked for last; ``earlier`` has the others, each
+    dict one per id, and is nearly always empty."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, OpenRequest] = {}
+        self.earlier: list[dict[str, OpenRequest]] = []
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        """All of them."""
+        for layer in (*self.earlier, self.newest):
+            yield from list(layer.values())
+
+    def of(self, request_id: str) -> list[OpenRequest]:
+        """Who reads this one."""
+        return [layer[request_id] for layer in (*self.earlier, self.newest) if request_id in layer]
+
+    def check_same(self, request: GenerateRequest) -> None:
+        """Whether this is what others have under way under its name, if there are any.
+
+        Raises:
+            ApiError: 422, it is another request.
+        """
+        other = self.newest.get(request.request_id)
+        if other is not None and other.message is not None and not is_same(other.message, request):
+            text = "A request with this idempotency key is under way, and it is not the same as this one."
+            raise ApiError(422, text)
+
+    def add(self, opened: OpenRequest) -> None:
+        """One more, which asks for the request anew."""
+        other = self.newest.get(opened.request_id)
+        self.newest[opened.request_id] = opened
+        if other is None:
+            return
+        layer = next((each for each in self.earlier if opened.request_id not in each), None)
+        if layer is None:
+            self.earlier.append(layer := {})
+        layer[opened.request_id] = other
+        opened.peers = other.peers or [other]
+        for each in opened.peers:
+            each.attempt, each.message = opened.attempt, opened.message
+        opened.peers.append(opened)
+        other.peers = opened.peers
+        for old, new in zip(other.choices, opened.choices, strict=True):
+            new.num_counted, old.num_counted = old.num_counted, COUNTED_ELSEWHERE
+
+    def remove(self, request: OpenRequest) -> bool:
+        """One reads no more. Whether it was one, and nobody else reads the request."""
+        request_id = request.request_id
+        layer = next((each for each in (self.newest, *self.earlier) if each.get(request_id) is request), None)
+        if layer is None:
+            return False
+        del layer[request_id]
+        if layer is self.newest and (left := self.of(request_id)):
+            self._promote(left[-1])
+        self.earlier = [each for each in self.earlier if each]
+        return request_id not in self.newest
+
+    def _promote(self, request: OpenRequest) -> None:
+        """It stands for the request from now on."""
+        for layer in self.earlier:
+            if layer.get(request.request_id) is request:
+                del layer[request.request_id]
+        self.newest[request.request_id] = request
+        for choice in request.choices:
+            choice.num_counted = choice.num_tokens
+
+
+def is_same(one: GenerateRequest, other: GenerateRequest) -> bool:
+    """Whether two messages ask for the same, whoever sent them, and when."""
+    ids = one.prompt_token_ids.tobytes() == other.prompt_token_ids.tobytes()
+    return ids and _what(one) == _what(other)
+
+
+def _what(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, prompt_token_ids=no_ints(), ingress="", attempt="", arrived_s=0.0, traced=False, weight=1.0)

@@ -1,0 +1,54 @@
+"""Asking again for open requests that may be lost, or whose replies may be: each time as a new attempt.
+
+A request that is under way is told again from its first token on, and what is here of it already is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection
+
+from pagebus.actors.telemetry.logs import Log
+from pagebus.bus.outbox import OUTBOX_LIMIT, Outbox
+from pagebus.web.calls.call import OpenRequest
+from pagebus.web.ingress.readers import Readers
+
+LOOK_S = 3.0
+"""Between two looks for requests that are silent."""
+
+
+class Repeats:
+    """Looks through the open requests of ``readers``, and has ``send`` put those that are to be repeated on their way.
+    While ``outbox`` is half full, silence says nothing."""
+
+    def __init__(self, readers: Readers, send: Callable[[OpenRequest], None], outbox: Outbox, log: Log) -> None:
+        self._readers = readers
+        self._send = send
+        self._outbox = outbox
+        self._log = log
+        self._looked_s = 0.0
+
+    def ask_again(self) -> None:
+        """For all that have been sent: the bus may have lost the requests, or replies to them."""
+        self._repeat([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
+
+    def ask_for_silent(self) -> None:
+        """For those of which nothing has come for long. They may only wait for their turn, and keep it; but what has
+        been lost of them, wherever, they do not wait for ever."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
+            return
+        self._looked_s = now_s
+        silent = [each for each in self._readers.newest.values() if each.is_sent and each.is_silent(now_s)]
+        for request in silent:
+            request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
+        self._repeat(silent, "they are silent")
+
+    def _repeat(self, requests: Collection[OpenRequest], reason: str) -> None:
+        now_s = time.monotonic()
+        for request in requests:
+            request.ask_again(now_s, uuid.uuid4().hex)
+            self._send(request)
+        if requests:
+            self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)

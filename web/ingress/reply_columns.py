@@ -1,0 +1,49 @@
+"""The columns of a :class:`pagebus.bus.messages.ReplyBatch`, by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagebus.bus.messages import ReplyBatch
+from pagebus.web.calls.answer_details import Token, read_tokens
+
+NOT_BEFORE = 2**31
+"""The text offset of a reply that does not tell it: nothing of it can have come before."""
+
+
+def columns_of(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
+    """What the rows of a batch tell, without their tokens."""
+    return (
+        batch.request_ids,
+        batch.choice_indexes.tolist(),
+        batch.texts,
+        batch.num_output_tokens.tolist(),
+        batch.finish_reasons,
+        batch.stop_reasons,
+        batch.num_prompt_tokens.tolist(),
+        batch.num_cached_tokens.tolist(),
+        batch.text_offsets.tolist() or [NOT_BEFORE] * len(batch.texts),
+    )
+
+
+def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
+    """The characters that each token brought, by row."""
+    lengths, told, start = batch.text_lengths.tolist(), {}, 0
+    for row, count in enumerate(batch.length_counts.tolist()):
+        if count:
+            told[row] = lengths[start : start + count]
+            start += count
+    return told
+
+
+def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
+    """The tokens that a batch tells, by row."""
+    reported: dict[int, list[Token]] = {}
+    tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))
+    start = 0
+    for row, count in enumerate(batch.token_counts.tolist()):
+        if count:
+            reported[row] = tokens[start : start + count]
+            start += count
+    return reported

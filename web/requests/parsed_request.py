@@ -1,0 +1,92 @@
+"""What one HTTP call asks for, once its body has been read, and the messages that say so on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
+from pagebus.web.calls.answer_details import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a call: exactly one of the three is given."""
+
+    text: str | None = None
+    token_ids: Int32Array | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """``usage``: a last chunk with the usage. ``continuous``: usage in every chunk. ``interval``: tokens of a choice
+    that go into one chunk, but for its first and last."""
+
+    usage: bool = False
+    continuous: bool = False
+    interval: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    stream: bool
+    stream_options: StreamOptions
+    add_special_tokens: bool
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, object] = field(default_factory=dict)
+    tools: tuple[dict[str, Any], ...] = ()
+    documents: tuple[dict[str, str], ...] = ()
+    chat_template: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    priority: int = 0
+    cache_salt: str | None = None
+    client: str = ""
+    weight: float = 1.0
+    """Name and weight of the API key it came with."""
+    timeout_s: float | None = None
+    """When the call is to be given up, in seconds after its arrival."""
+    request_id: str | None = None
+    """What the client's header may say instead, and counts then."""
+    report: Report | None = None
+    """What the answer tells besides text; None: nothing."""
+    token_offsets: bool = False
+    """Whether a rendered prompt says where in its text its tokens are."""
+
+    def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
+        """One message per prompt, in order."""
+        return [
+            GenerateRequest(
+                request_id=request_id,
+                ingress=ingress,
+                sampling=self.sampling,
+                prompt=prompt.text,
+                messages=prompt.messages,
+                add_special_tokens=self.add_special_tokens,
+                add_generation_prompt=self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+                chat_template_kwargs=self.chat_template_kwargs,
+                tools=self.tools,
+                documents=self.documents,
+                chat_template=self.chat_template,
+                truncate_prompt_tokens=self.truncate_prompt_tokens,
+                truncation_side=self.truncation_side,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                client=self.client,
+                weight=self.weight,
+                arrived_s=arrived_s,
+                prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
+            )
+            for request_id, prompt in zip(request_ids, self.prompts, strict=True)
+        ]

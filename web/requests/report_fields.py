@@ -1,0 +1,141 @@
+"""Reading the fields that say what an answer reports (:class:`pagebus.web.calls.answer_details.Report`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from pagebus.bus.messages import SamplingParams
+from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.parsing.output import Parsing
+from pagebus.web.http.errors import bad_field
+from pagebus.web.http.fields import Fields, shown
+from pagebus.web.http.limits import INT32_MAX, MAX_BEAM_LOGPROBS, MAX_LOGPROB_TOKEN_IDS, MAX_N, MAX_PROMPT_LOGPROBS
+from pagebus.web.requests.sampling import check_token_ids, token_id
+from pagebus.web.requests.served_model import ServedModel
+
+
+def read_completion_report(
+    fields: Fields, sampling: SamplingParams, model: ServedModel, *, echo: bool, prompt_only: bool, stream: bool
+) -> tuple[SamplingParams, Report | None]:
+    """The sampling parameters with what the report needs, and the report; None if it is plain."""
+    best_of = fields.integer("best_of", sampling.n, 1, MAX_N)
+    if best_of < sampling.n:
+        raise bad_field("best_of", f"must be at least n ({sampling.n}), got {best_of}")
+    if best_of > sampling.n and stream:
+        raise bad_field("best_of", "must not be more than n when stream is true: the best are known only at the end")
+    logprobs = _read_count(fields, "logprobs", None, model)
+    picked = _read_picked(fields, sampling, model, wanted=logprobs is not None)
+    asked, report = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
+    if sampling.beam_width:  # the search itself gives the best
+        asked, best_of = structs.replace(asked, beam_width=best_of), sampling.n
+    if best_of > sampling.n:
+        # How likely each is tells which are the best.
+        asked = structs.replace(asked, n=best_of, logprobs=0 if logprobs is None else asked.logprobs)
+    if prompt_only:
+        report = replace(report, prompt_only=True)
+        asked = structs.replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+    plain = best_of == sampling.n and report == Report(num_choices=sampling.n)
+    return asked, None if plain else report
+
+
+def read_chat_report(
+    fields: Fields,
+    sampling: SamplingParams,
+    messages: Sequence[Mapping[str, Any]],
+    parsing: Parsing | None,
+    model: ServedModel,
+    *,
+    stream: bool,
+) -> tuple[SamplingParams, Report | None]:
+    """As for completions, in the chat's own fields. ``echo`` is about what the assistant has said already, if the last
+    message is its own."""
+    wanted = fields.boolean("logprobs", False)
+    num_top = _read_count(fields, "top_logprobs", 0, model)
+    if num_top and not wanted:
+        raise bad_field("top_logprobs", "needs logprobs to be true")
+    picked = _read_picked(fields, sampling, model, wanted=wanted)
+    prompt_text = fields.boolean("return_prompt_text", False)
+    asked, report = _read(
+        fields, sampling, num_top if wanted else None, model, picked=picked, stream=stream, echo=False
+    )
+    if prompt_text:
+        asked, report = structs.replace(asked, return_prompt_text=True), replace(report, prompt_text=True)
+    if parsing is not None:
+        report = replace(report, parsing=parsing)
+        asked = structs.replace(asked, return_text_lengths=bool(parsing.reasoning))
+    if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
+        report = replace(report, said=messages[-1]["content"])
+    return asked, None if report == Report(num_choices=sampling.n) else report
+
+
+def _read(
+    fields: Fields,
+    sampling: SamplingParams,
+    logprobs: int | None,
+    model: ServedModel,
+    *,
+    picked: tuple[int, ...],
+    stream: bool,
+    echo: bool,
+) -> tuple[SamplingParams, Report]:
+    prompt_logprobs = _read_count(fields, "prompt_logprobs", None, model, most=MAX_PROMPT_LOGPROBS)
+    if prompt_logprobs is not None and stream:
+        raise bad_field("prompt_logprobs", "is not available when stream is true")
+    if sampling.beam_width and (logprobs or 0) > MAX_BEAM_LOGPROBS:
+        raise bad_field("logprobs", f"must be at most {MAX_BEAM_LOGPROBS} with use_beam_search, got {logprobs}")
+    report = Report(
+        num_choices=sampling.n,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        token_ids=fields.boolean("return_token_ids", False),
+        tokens_as_ids=fields.boolean("return_tokens_as_token_ids", False),
+        picked=bool(picked),
+    )
+    if report == Report(num_choices=sampling.n):
+        return sampling, report
+    if echo and logprobs is not None:
+        if logprobs > MAX_PROMPT_LOGPROBS:
+            raise bad_field("echo", f"is available with at most {MAX_PROMPT_LOGPROBS} logprobs, got {logprobs}")
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+    asked = structs.replace(
+        sampling,
+        logprobs=0 if picked else logprobs,
+        logprob_token_ids=picked,
+        prompt_logprobs=prompt_logprobs,
+        return_token_ids=report.token_ids,
+        echo=echo,
+    )
+    return asked, report
+
+
+def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *, wanted: bool) -> tuple[int, ...]:
+    """The tokens whose log probabilities are told in place of the most likely ones'."""
+    ids = fields.array("logprob_token_ids", max_items=MAX_LOGPROB_TOKEN_IDS, items=token_id(model.vocab_size)) or []
+    check_token_ids(ids, "logprob_token_ids", model.vocab_size)
+    if ids and not wanted:
+        raise bad_field("logprob_token_ids", "needs logprobs")
+    if ids and sampling.beam_width:
+        raise bad_field("logprob_token_ids", "is not available with use_beam_search")
+    return tuple(dict.fromkeys(ids))
+
+
+def _read_count(
+    fields: Fields, name: str, default: int | None, model: ServedModel, *, most: int = INT32_MAX
+) -> int | None:
+    """How many alternatives per token; -1: as many as there are tokens."""
+    allowed = model.max_logprobs if model.max_logprobs >= 0 else model.vocab_size or INT32_MAX
+    most = min(most, allowed)
+    value = fields.integer(name, default, -1, INT32_MAX)
+    if value == -1:
+        value = model.vocab_size or INT32_MAX
+        if value > most:
+            problem = f"-1 asks for the {value} tokens of the vocabulary, but at most {most} are told (--max-logprobs)"
+            raise bad_field(name, problem)
+    if value is not None and value > most:
+        raise bad_field(name, f"must be at most {most} (--max-logprobs), got {shown(value)}")
+    return value

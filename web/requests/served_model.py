@@ -1,0 +1,113 @@
+"""What the ingress knows of the model it speaks for: its names, its limits and its sampling defaults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pagebus.actors.settings import Settings
+
+DEFAULT_NAME = "pagebus"
+"""Name of the shipped model, where no other is given."""
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """``names[0]`` is the one that answers carry. ``vocab_size`` and ``max_model_len`` None: not known here.
+
+    ``default_sampling`` holds the model's own defaults for fields a client leaves out.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int | None = None
+    max_model_len: int | None = None
+    default_sampling: Mapping[str, Any] = field(default_factory=dict)
+    created_s: int = 0
+    priorities: bool = False
+    """Whether requests may have a priority (``--scheduling-policy priority``)."""
+    max_beam_width: int = 16
+    """Most beams of one search (``--max-beam-width``)."""
+    request_templates: bool = False
+    """Whether requests may bring chat templates (``--trust-request-chat-template``)."""
+    tool_parser: str = ""
+    auto_tools: bool = False
+    """Whether models may call tools as they like (``--enable-auto-tool-choice``)."""
+    reasoning_parser: str = ""
+    allow_unknown_fields: bool = False
+    has_tokenizer: bool = True
+    """Whether prompts may be texts, and answers are (not with ``--skip-tokenizer-init``)."""
+    forces_usage: bool = False
+    """Whether every stream ends with its usage (``--enable-force-include-usage``)."""
+    hidden_size: int | None = None
+    """Numbers in an embedding; None: not known here."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
+    pooling: Literal["last", "mean"] = "last"
+    """What embeddings are made of (``--pooling-type``)."""
+    max_logprobs: int = 20
+    """Likely tokens that may be told for each token; -1: the whole vocabulary (``--max-logprobs``)."""
+    tokenizer_info: Mapping[str, Any] | None = None
+    """The tokenizer's configuration, if clients may know it (``--enable-tokenizer-info-endpoint``)."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def served_names(settings: Settings) -> tuple[str, ...]:
+    """The names clients use: those given, else the model as it was given."""
+    return settings.served_model_name or (settings.model or DEFAULT_NAME,)
+
+
+async def load_served_model(settings: Settings, created_s: int) -> ServedModel:
+    """Read the model's config, beside the loop (a hub may have to be asked).
+
+    Raises:
+        ModelError: there is no such model, or its config cannot be read.
+    """
+    return await asyncio.to_thread(_load, settings, created_s)
+
+
+def cached_block_size(settings: Settings) -> int:
+    """Tokens of a block that later prompts can find in the cache; 0: they find none."""
+    return settings.block_size if settings.enable_prefix_caching else 0
+
+
+def _load(settings: Settings, created_s: int) -> ServedModel:
+    from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model
+
+    path: Path = resolve_model(settings, weights=False)
+    config = ModelConfig.load(path)
+    wanted = config.default_sampling if settings.generation_config == "auto" else {}
+    return ServedModel(
+        names=served_names(settings),
+        vocab_size=config.vocab_size,
+        max_model_len=effective_max_model_len(settings, config),
+        default_sampling={name: wanted[name] for name in SAMPLING_DEFAULTS if wanted.get(name) is not None},
+        created_s=created_s,
+        priorities=settings.scheduling_policy == "priority",
+        max_beam_width=settings.max_beam_width,
+        request_templates=settings.trust_request_chat_template,
+        tool_parser=settings.tool_call_parser or "",
+        auto_tools=settings.enable_auto_tool_choice,
+        reasoning_parser=settings.reasoning_parser or "",
+        allow_unknown_fields=settings.allow_unknown_fields,
+        has_tokenizer=settings.has_tokenizer,
+        forces_usage=settings.enable_force_include_usage,
+        hidden_size=config.hidden_size,
+        matryoshka_dimensions=config.matryoshka_dimensions,
+        pooling="mean" if settings.pooling_type == "mean" else "last",
+        max_logprobs=settings.max_logprobs,
+        tokenizer_info=_tokenizer_info(settings) if settings.enable_tokenizer_info_endpoint else None,
+    )
+
+
+def _tokenizer_info(settings: Settings) -> dict[str, Any]:
+    from pagebus.actors.model.config import resolve_tokenizer
+    from pagebus.actors.model.tokenizer import read_info
+
+    return read_info(resolve_tokenizer(settings), settings.chat_template)

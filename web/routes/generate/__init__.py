@@ -1,0 +1,1 @@
+"""Routes that have tokens computed, or rendered as if."""

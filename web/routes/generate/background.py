@@ -1,0 +1,227 @@
+"""Responses that are computed whether or not their clients wait, by an ingress, and if that one dies by another.
+
+Each is an entry of a work stream until it has ended. Who takes it up reads the events that have been told, joins its
+request where that is now, and goes on with the next event. All keys share the places for them: what a key has beyond
+its share waits here until some of it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from functools import partial
+
+from pagebus.actors.runtime.actor import describe
+from pagebus.bus.contract import Bus, BusUnavailable, Entry, EntryId
+from pagebus.bus.messages import ResponseQueued
+from pagebus.bus.streams import RESPONSES_GROUP, Names
+from pagebus.web.access.admission import Charge, of_client
+from pagebus.web.access.auth import ApiKey
+from pagebus.web.access.key_share import most_of
+from pagebus.web.adapters.response_events import OVER, ResponseEvents
+from pagebus.web.adapters.response_input import chat_body
+from pagebus.web.adapters.translated import written
+from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, internal
+from pagebus.web.requests.openai import parse_chat
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.routes.generate.responses import computed, used_tokens
+from pagebus.web.server.context import Context
+from pagebus.web.storage.responses import Piece, Record
+
+MAX_RUNNING = 256
+"""Responses that one ingress computes in the background, or that wait there for room under its limits."""
+MAX_DELIVERIES = 20
+"""One that has been taken up so often without an end is given up: perhaps it is what ends its ingresses."""
+RETRY_S = 0.5
+ELSEWHERE_S = 5.0
+"""Pause before one that another ingress has asked for, although it is this one's, is asked for again."""
+
+
+class Background:
+    """The background responses of one ingress, which has the name ``name``."""
+
+    def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
+        self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
+        self._running: dict[EntryId, asyncio.Task[None]] = {}
+        self._places: Counter[str] = Counter()
+        """What runs of each key, by name."""
+        self._waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
+        """What is taken up and has no place yet, of each key."""
+        self._taken: set[EntryId] = set()
+        """All of these."""
+
+    async def run(self) -> None:
+        """Take up what is queued, and now and then what another ingress has left."""
+        news = self._context.responses.news
+        while True:
+            news.clear()
+            try:
+                await self._take()
+            except BusUnavailable as error:
+                self._context.log.warning("bus unavailable: responses wait", error=describe(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._context.settings.lease_ttl_s):
+                    await news.wait()
+
+    async def stop(self) -> None:
+        """Leave what runs to whoever takes it up."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+    async def _take(self) -> None:
+        self._begin()
+        while (room := MAX_RUNNING - len(self._running)) > 0:
+            entries = await self._bus.read_group(RESPONSES_GROUP, self._name, [self._stream], count=room, block_ms=0)
+            self._take_up(entries)
+            if len(entries) < room:  # else more may be there, of keys that have room
+                break
+        others = (await self._bus.consumers(self._stream, RESPONSES_GROUP)).keys() - {self._name}
+        if others:
+            for dead in others - {lease.name for lease in await self._bus.leases("ingress")}:
+                self._take_up(await self._bus.claim(self._stream, RESPONSES_GROUP, self._name, dead))
+
+    def _take_up(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            if entry.id not in self._taken:
+                self._taken.add(entry.id)
+                self._waiting[getattr(entry.message, "owner", "")].append(entry)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Whatever there is a place for, of each key."""
+        for owner, entries in list(self._waiting.items()):
+            while entries and self._has_place(owner):
+                entry = entries.popleft()
+                task = self._running[entry.id] = asyncio.create_task(self._work(entry), name="response")
+                self._places[owner] += 1
+                task.add_done_callback(partial(self._ended, entry, owner))
+            if not entries:
+                del self._waiting[owner]
+
+    def _has_place(self, owner: str) -> bool:
+        """Whether one more of this key may run: the first of each, as long as there is a place."""
+        most = most_of(MAX_RUNNING, self._places, owner, alone=self._context.keys.has_one)
+        return self._places[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
+
+    def _ended(self, entry: Entry, owner: str, _: asyncio.Task[None]) -> None:
+        del self._running[entry.id]
+        self._taken.discard(entry.id)
+        self._places[owner] -= 1
+        if not self._places[owner]:
+            del self._places[owner]
+        self._context.responses.news.set()  # there is room for another one
+
+    async def _work(self, entry: Entry) -> None:
+        """One response, to its end. One that goes on elsewhere may be another ingress's, which took it over while this
+        one's lease had expired."""
+        is_doubtful = False
+        while True:
+            try:
+                if is_doubtful and not await self._is_ours(entry):
+                    return
+                if isinstance(entry.message, ResponseQueued):
+                    await self._compute(entry.message.response_id, entry.deliveries)
+                else:
+                    await self._bus.dead_letter("ingress", entry, entry.error or "it is no response")
+                return await self._bus.ack(RESPONSES_GROUP, [entry])
+            except BusUnavailable as error:
+                self._context.log.warning("bus unavailable: a response waits", error=describe(error))
+                await asyncio.sleep(RETRY_S)
+            except ApiError as error:
+                self._context.log.warning("a response goes on elsewhere", error=error.message)
+                is_doubtful = True
+                await asyncio.sleep(ELSEWHERE_S)
+
+    async def _is_ours(self, entry: Entry) -> bool:
+        """Whether no other ingress has taken it over."""
+        return (await self._bus.holders(self._stream, RESPONSES_GROUP, [entry.id])).get(entry.id) == self._name
+
+    # -- computing ----------------------------------------------------------------------------------------------------
+    async def _compute(self, response_id: str, deliveries: int) -> None:
+        """What is not told yet of a response is; then its record has the end.
+
+        Raises:
+            ApiError: it has been asked for elsewhere.
+        """
+        responses = self._context.responses
+        record = await responses.record(response_id)
+        if record is None or record["response"]["status"] in OVER:
+            return
+        events, place, seen = ResponseEvents(record["response"]), 0, (0, 0)
+        while (piece := await responses.piece(response_id, place)) is not None:
+            place, seen = place + 1, piece.seen
+            for event in piece.read():
+                events.follow(event)
+        if not events.is_over:
+            async with aclosing(self._told(record, events, seen, deliveries)) as told:
+                async for piece in told:
+                    await responses.add(record["owner"], response_id, place, piece)
+                    place += 1
+        kept = {name: value for name, value in record.items() if name not in ("chat", "instructions")}
+        messages = [*record["messages"], *events.messages()]
+        await responses.end({**kept, "messages": messages, "response": events.response}, place)
+
+    async def _told(
+        self, record: Record, events: ResponseEvents, seen: tuple[int, int], deliveries: int
+    ) -> AsyncGenerator[Piece, None]:
+        """The events after those that ``events`` has followed."""
+        response_id = record["response"]["id"]
+        if not events.begun:
+            yield Piece(written(events.begin()))
+        try:
+            if deliveries > MAX_DELIVERIES or await self._context.responses.is_cancelled(response_id):
+                raise internal()
+            key = self._key_of(record)
+            asked = of_client(parse_chat(chat_body(record), self._context.model), key)
+            async with self._admitted(key, asked) as charge:
+                checked = False
+                async with aclosing(
+                    computed(self._context, asked, events, attempt=uuid.uuid4().hex, seen=seen)
+                ) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                        if not checked and await self._context.responses.is_cancelled(response_id):
+                            self._context.inbox.cancel(response_id)  # again: the first time it may not have begun
+                        checked = True
+                charge.used_tokens = used_tokens(events)
+        except ApiError as error:
+            if error.code == ASKED_ELSEWHERE:
+                raise
+            cancelled = await self._context.responses.is_cancelled(response_id)
+            yield Piece(written(events.failed(error, "cancelled" if cancelled else "failed")), seen)
+
+    def _key_of(self, record: Record) -> ApiKey:
+        """The key that it came with.
+
+        Raises:
+            ApiError: it is not valid any more.
+        """
+        key = self._context.keys.named(record["owner"])
+        if key is None:
+            raise ApiError(401, "The API key of this response is not valid any more.", code="invalid_api_key")
+        return key
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, key: ApiKey, asked: Asked) -> AsyncIterator[Charge]:
+        """Wait for room under the limits: nobody else does.
+
+        Raises:
+            ApiError: there will never be any.
+        """
+        while True:
+            with contextlib.ExitStack() as room:
+                try:
+                    charge = room.enter_context(self._context.admission.admitted(key, asked, self._context.model))
+                except ApiError as error:
+                    if error.status != 429:
+                        raise
+                else:
+                    yield charge
+                    return
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,225 @@
+"""``POST /v1/completions`` and ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from msgspec import structs
+
+from pagebus.web.access.admission import Charge, of_client
+from pagebus.web.access.auth import API_KEY
+from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
+from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
+from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
+from pagebus.web.answers.keep_alive import changes_of
+from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, read_resumption
+from pagebus.web.answers.returning import ReturningChunks
+from pagebus.web.answers.sse import Chunks, EventStream
+from pagebus.web.calls.call import Call
+from pagebus.web.http.errors import ApiError, too_late
+from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
+from pagebus.web.http.offload import aside
+from pagebus.web.http.reply import send
+from pagebus.web.requests.lengths import check_length, num_bytes
+from pagebus.web.requests.openai import parse_chat, parse_completion
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.routes import EVENTS, JSON, About, Route
+from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+
+
+async def generate(
+    request: web.Request,
+    endpoint_of: Callable[[dict[str, Any]], Endpoint],
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is;
+    ``before``: what is to be looked at besides, once that is known."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    key = request[API_KEY]
+    resumption = read_resumption(request.headers, key.name)
+    returns = resumption.request_id if resumption is not None else ""
+    context.admission.check_room(key, returns)
+
+    def parse(data: dict[str, Any]) -> tuple[Endpoint, Asked]:
+        endpoint = endpoint_of(data)
+        return endpoint, of_client(endpoint.parse(data, context.model), key)
+
+    endpoint, asked = await context.bodies.read_as(request, parse)
+    check_length(asked, context.model, context.membership.max_prompt_chars)
+    if before is not None:
+        await before()
+    if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
+        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
+    name = returns and endpoint.id_prefix + returns
+    with context.admission.admitted(key, asked, context.model, name) as charge:
+        return await answer(request, endpoint, asked, resumption, charge)
+
+
+async def answer(
+    request: web.Request, endpoint: Endpoint, asked: Asked, resumption: Resumption | None, charge: Charge
+) -> web.StreamResponse:
+    """Send what was asked, and answer. However this ends, what still runs then is aborted."""
+    context = request.app[CONTEXT]
+    if resumption is None:
+        public_id = endpoint.id_prefix + request[REQUEST_ID]
+        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
+    else:
+        public_id = endpoint.id_prefix + resumption.request_id
+        ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
+    arrived_s = time.time()
+    make = partial(asked.messages_for_bus, ids, context.address, arrived_s)
+    messages = await aside(make, long=len(ids) > MANY_PROMPTS)
+    seen = None
+    if resumption is not None:
+        seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
+        messages = [structs.replace(message, attempt=resumption.attempt, shared=True) for message in messages]
+    size = num_bytes(asked, request.content_length)
+    call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
+    call.interval = max(asked.stream_options.interval, context.settings.stream_interval)
+    call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
+    delivered = False
+    deadline = None
+    if asked.timeout_s is not None:
+        end, error = context.inbox.end, too_late(asked.timeout_s)
+        deadline = asyncio.get_running_loop().call_later(asked.timeout_s, end, call, error)
+    try:
+        await asyncio.sleep(0)  # the outbox sends it
+        tell_report(call, asked)
+        response: web.StreamResponse
+        if asked.stream:
+            chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
+            chunks = endpoint.translated(chunks, public_id, asked.model)
+            if seen is not None:
+                chunks = ReturningChunks(chunks, call.choices, seen)
+            response = await stream(request, context, call, chunks)
+        else:
+            await call.finished()
+            write = partial(endpoint.response, call, public_id, int(arrived_s), asked.model)
+            is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
+            response = await send(request, await aside(write, long=is_long))
+        delivered = call.done
+        return response
+    finally:
+        if deadline is not None:
+            deadline.cancel()
+        goes_on = context.inbox.close(call, delivered=delivered)
+        charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
+        charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+
+
+def num_numbers(call: Call) -> int:
+    """About how many log probabilities and token ids an answer tells."""
+    if (report := call.report) is None:
+        return 0
+    per_token = 1 + max(report.logprobs or 0, report.prompt_logprobs or 0)
+    return per_token * sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+
+
+async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
+    """Write chunks as text comes. An error before the first one is a status, after it an event."""
+    events = EventStream(request, context.streams)
+    changes = changes_of(call, events, context.settings.sse_keep_alive_interval)
+    try:
+        while changed := await changes():
+            data = chunks.of(changed)
+            if call.done:
+                return await events.end(data + chunks.last(call))
+            if data:
+                await events.write(data)
+        return await events.end(chunks.last(call))
+    except ApiError as error:
+        if not events.opened:
+            raise
+        context.metrics.error(error.status)
+        context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        return await events.end(chunks.failed(error))
+    finally:
+        events.close()
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one prompt or several.
+
+    With `stream`, as server-sent events that end with `data: [DONE]`.
+    """
+    return await generate(request, lambda _: COMPLETION)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a chat.
+
+    With `stream`, as server-sent events that end with `data: [DONE]`.
+    """
+    return await generate(request, lambda _: CHAT)
+
+
+_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+_CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "What time is it somewhere?",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
+        "strict": True,
+    },
+}
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
+_HISTORY = [
+    {"role": "user", "content": "How late is it?"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+    {"role": "user", "content": "And now?"},
+]
+_CITY = {
+    "type": "json_schema",
+    "json_schema": {"name": "city", "schema": {"type": "object", "properties": {"name": {"type": "string"}}}},
+}
+_REPETITION = {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 4}
+_ABOUT = About(tag="Generation", headers=RESUMPTION_HEADERS, answer_types=(JSON, EVENTS))
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        "completions",
+        completions,
+        replace(
+            _ABOUT,
+            parse=parse_completion,
+            examples={
+                "whole": {"prompt": "Once upon a time", "max_tokens": 32},
+                "stream": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, **_STREAM},
+                "structured": {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{1,9}"}},
+                "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
+                "picked": {"prompt": "A good film? Yes or no:", "logprobs": 0, "logprob_token_ids": [1, 2]},
+                "bounded": {"prompt": "Once upon a time", "max_tokens": 32, "repetition_detection": _REPETITION},
+            },
+            answer=COMPLETION_ANSWER,
+        ),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        "chat_completions",
+        chat_completions,
+        replace(
+            _ABOUT,
+            parse=parse_chat,
+            examples={
+                "whole": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
+                "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
+                "tools": {"messages": _HISTORY, "tools": [_CLOCK], "tool_choice": "required"},
+                "structured": {"messages": [{"role": "user", "content": "A city?"}], "response_format": _CITY},
+                "bounded": {"messages": [{"role": "user", "content": "Hello!"}], "repetition_detection": _REPETITION},
+            },
+            answer=CHAT_ANSWER,
+        ),
+    ),
+)

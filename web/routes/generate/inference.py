@@ -1,0 +1,67 @@
+"""Tokens in, tokens out: ``POST /inference/v1/generate``, for who tokenizes elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from pagebus.web.adapters.tokens import TokenChunks, token_choice, whole
+from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, USAGE, array, nullable, record
+from pagebus.web.answers.endpoints import Endpoint
+from pagebus.web.answers.resume import RESUMPTION_HEADERS
+from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.call import Call, Choice
+from pagebus.web.requests.token_body import parse_generate
+from pagebus.web.routes import EVENTS, JSON, About, Route
+from pagebus.web.routes.generate.generation import generate
+from pagebus.web.routes.operate.aborts import abort_requests, parse_abort
+
+
+class Tokens(Endpoint):
+    """A completion of which token ids are told, and no text."""
+
+    id_prefix = "generate-tokens-"
+    object = "tokens"
+    chunks = TokenChunks
+    reported_chunks = TokenChunks
+    parse = staticmethod(parse_generate)
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        assert choice.request.call.report is not None
+        return token_choice(choice.index, choice, choice.request.call.report)
+
+    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+        return {"choices": [self.choice(choice) for choice in call.choices]}
+
+    def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+        assert call.report is not None  # it asks for token ids
+        return whole(call, call.report, public_id, created_s, model)
+
+
+TOKENS = Tokens()
+
+
+async def generate_tokens(request: web.Request) -> web.StreamResponse:
+    """Continue token ids by token ids.
+
+    `sampling_params` are the fields of a completion; without `max_tokens` the context is filled.
+    """
+    return await generate(request, lambda _: TOKENS)
+
+
+_CHOICE = record(
+    index=COUNT, token_ids=array(COUNT), logprobs=nullable(OBJECT), finish_reason=nullable(TEXT),
+    stop_reason={"type": ["string", "integer", "null"]},
+)  # fmt: skip
+ANSWER = record(
+    request_id=TEXT, model=TEXT, created=TIME, output_mode={"const": "tokens"}, choices=array(_CHOICE), usage=USAGE,
+    prompt_token_ids=nullable(array(COUNT)),
+)  # fmt: skip
+ROUTES = (
+    Route("POST", "/inference/v1/generate", "inference_generate", generate_tokens,
+          About(tag="Tokens", body=OBJECT, headers=RESUMPTION_HEADERS, answer=ANSWER, answer_types=(JSON, EVENTS))),
+    Route("POST", "/inference/v1/abort_requests", "inference_abort", abort_requests,
+          About(tag="Tokens", parse=parse_abort, examples={"one": {"request_ids": ["generate-tokens-0123"]}, "all": {}},
+                answer=record(status={"const": "aborted"}, aborted=COUNT))),
+)  # fmt: skip

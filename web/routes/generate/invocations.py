@@ -1,0 +1,54 @@
+"""``POST /invocations``, the one route by which SageMaker asks a container: its body says which endpoint is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from pagebus.web.access.auth import API_KEY
+from pagebus.web.access.sagemaker import SESSION, SessionAsked
+from pagebus.web.answers.answer_schemas import OBJECT
+from pagebus.web.answers.endpoints import CHAT, COMPLETION, EMBEDDING, Endpoint
+from pagebus.web.http.errors import bad_field
+from pagebus.web.routes import EVENTS, JSON, About, Route
+from pagebus.web.routes.generate.generation import generate
+from pagebus.web.server.context import CONTEXT
+
+ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}
+"""By the field that only its bodies have."""
+
+
+def endpoint_of(data: dict[str, Any]) -> Endpoint:
+    """Whose body it is.
+
+    Raises:
+        ApiError: 400, nobody's.
+        SessionAsked: it opens or closes a session.
+    """
+    if data.get("requestType") is not None:
+        raise SessionAsked(data)
+    for field, endpoint in ENDPOINTS.items():
+        if data.get(field) is not None:
+            return endpoint
+    first, *others = ENDPOINTS
+    raise bad_field(first, f"is missing, and so are {' and '.join(f'`{each}`' for each in others)}; give one of them")
+
+
+async def invocations(request: web.Request) -> web.StreamResponse:
+    """Answer as the endpoint whose body this is: `messages`, `prompt` or `input`.
+
+    That is a body of `/v1/chat/completions`, of `/v1/completions` or of `/v1/embeddings`.
+    """
+    sessions, client = request.app[CONTEXT].sessions, request[API_KEY].name
+    session_id = request.headers.get(SESSION)
+    try:
+        return await generate(request, endpoint_of, before=lambda: sessions.check(session_id, client))
+    except SessionAsked as asked:
+        return await sessions.answer(asked.data, session_id, client)
+
+
+ROUTES = (
+    Route("POST", "/invocations", "invocations", invocations,
+          About(tag="Generation", body=OBJECT, answer=OBJECT, answer_types=(JSON, EVENTS))),
+)  # fmt: skip

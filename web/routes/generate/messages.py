@@ -1,0 +1,107 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's API, translated onto chats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from pagebus.web.adapters.messages import MessageEvents, message_of, read_count, read_message
+from pagebus.web.adapters.translated import TranslatedChunks, named
+from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, record
+from pagebus.web.answers.endpoints import Chat
+from pagebus.web.answers.sse import Chunks
+from pagebus.web.calls.call import Call
+from pagebus.web.http.errors import ApiError
+from pagebus.web.requests.openai import parse_chat, parse_prompt
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.served_model import ServedModel
+from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.generate.generation import generate
+from pagebus.web.routes.generate.tokens import ask_tokenizer
+from pagebus.web.server.context import CONTEXT
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def parse_message(data: dict[str, Any], model: ServedModel) -> Asked:
+    """The body of ``POST /v1/messages``."""
+    return parse_chat(read_message(data, allow_unknown=model.allow_unknown_fields), model)
+
+
+def parse_count(data: dict[str, Any], model: ServedModel) -> Asked:
+    """The body of ``POST /v1/messages/count_tokens``."""
+    return parse_prompt(read_count(data, allow_unknown=model.allow_unknown_fields), model)
+
+
+class Messages(Chat):
+    """A chat whose answer is a message."""
+
+    id_prefix = "msg_"
+    parse = staticmethod(parse_message)
+
+    def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+        return message_of(super().answer(call, public_id, created_s, model))
+
+    def translated(self, chunks: Chunks, public_id: str, model: str) -> Chunks:
+        return TranslatedChunks(chunks, MessageEvents(public_id, model), error_event)
+
+
+MESSAGES = Messages()
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """An error as Anthropic's clients know it."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
+
+
+def error_event(error: ApiError) -> bytes:
+    return named(error_body(error))
+
+
+def refusal(error: ApiError) -> web.Response:
+    response = json_response(error_body(error), error.status)
+    response.headers.update(error.headers)
+    return response
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation, in Anthropic's shape.
+
+    With `stream`, as its named events, from `message_start` to `message_stop`.
+    """
+    try:
+        return await generate(request, lambda _: MESSAGES)
+    except ApiError as error:
+        return refusal(error)
+
+
+async def count_tokens(request: web.Request) -> web.StreamResponse:
+    """How many tokens a conversation has."""
+    context = request.app[CONTEXT]
+    try:
+        context.check_ready()
+        asked = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
+        prompt, _ = await ask_tokenizer(request, asked)
+    except ApiError as error:
+        return refusal(error)
+    return json_response({"input_tokens": len(prompt.tokens)})
+
+
+MESSAGE = record(id=TEXT, type={"const": "message"}, role={"const": "assistant"}, content=array(OBJECT), model=TEXT,
+                 usage=record(input_tokens=COUNT, output_tokens=COUNT))  # fmt: skip
+ROUTES = (
+    Route("POST", "/v1/messages", "messages", messages,
+          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS))),
+    Route("POST", "/v1/messages/count_tokens", "messages_count_tokens", count_tokens,
+          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT))),
+)  # fmt: skip

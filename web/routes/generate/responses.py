@@ -1,0 +1,247 @@
+"""``/v1/responses``: OpenAI's newer API on the chat path.
+
+Responses are kept, and computed in the background if so asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from msgspec.structs import replace
+
+from pagebus.web.access.admission import of_client
+from pagebus.web.access.auth import API_KEY
+from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
+from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
+from pagebus.web.adapters.translated import TranslatedChunks, written
+from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
+from pagebus.web.answers.endpoints import CHAT, make_chunks, tell_report
+from pagebus.web.answers.resume import Had, Place
+from pagebus.web.answers.returning import CatchUp
+from pagebus.web.answers.sse import EventStream
+from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
+from pagebus.web.http.limits import LONG_BODY_BYTES
+from pagebus.web.http.offload import aside
+from pagebus.web.requests.lengths import check_length, num_bytes
+from pagebus.web.requests.openai import parse_chat
+from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.store.files import limit_of
+from pagebus.web.server.context import CONTEXT, Context
+from pagebus.web.storage.files import page
+from pagebus.web.storage.responses import Piece, Record
+from pagebus.web.storage.responses import num_bytes as json_bytes
+
+MAX_ID_CHARS = 100
+MAX_PAGE = 100
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """Answer an input, perhaps behind a previous response, perhaps in the background.
+
+    With `stream`, as named events with sequence numbers. A background response can be read from any number on.
+    """
+    context, key = request.app[CONTEXT], request[API_KEY]
+    context.check_ready()
+    context.admission.check_room(key)
+    allow_unknown = context.model.allow_unknown_fields
+    wanted = await context.bodies.read_as(request, lambda data: read_response(data, allow_unknown=allow_unknown))
+    before: list[dict[str, Any]] = []
+    if wanted.previous is not None:
+        before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
+    kept: Record = {**wanted.kept(before), "owner": key.name}
+    size = request.content_length
+    if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
+        raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
+    parse = partial(parse_chat, chat_body(kept), context.model)
+    asked = of_client(await aside(parse, long=size is None or size > LONG_BODY_BYTES), key)
+    check_length(asked, context.model, context.membership.max_prompt_chars)
+    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
+    with context.admission.admitted(key, asked, context.model) as charge:
+        if wanted.background:
+            charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
+            record = {**kept, "response": events.response}
+            await context.responses.reserve(record, asked.sampling.max_tokens)
+            await context.responses.queue(record)
+        else:
+            try:
+                return await _in_foreground(request, wanted, asked, events, kept)
+            finally:
+                charge.used_tokens = used_tokens(events)
+    if wanted.stream:
+        return await stream(request, context.responses.events(events.response["id"], -1))
+    return json_response({**events.response, "status": "queued"})
+
+
+async def _in_foreground(
+    request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record
+) -> web.StreamResponse:
+    """Compute while the client waits; before it has the end, the response is kept."""
+    context = request.app[CONTEXT]
+
+    async def told() -> AsyncIterator[bytes]:
+        async for piece in computed(context, asked, events):
+            if events.is_over and wanted.store:
+                shown = {name: kept[name] for name in ("items", "messages", "owner")}
+                messages = [*kept["messages"], *events.messages()]
+                await context.responses.keep({**shown, "messages": messages, "response": events.response})
+            yield piece.events
+
+    if wanted.stream:
+        return await stream(request, told())
+    async for _ in told():
+        pass
+    return json_response(events.response)
+
+
+def used_tokens(events: ResponseEvents) -> int | None:
+    """Tokens that a response took; None: it has not ended."""
+    usage = events.response.get("usage") or {}
+    return usage.get("total_tokens")
+
+
+async def computed(
+    context: Context, asked: Asked, events: ResponseEvents, *, attempt: str = "", seen: tuple[int, int] = (0, 0)
+) -> AsyncGenerator[Piece, None]:
+    """The events of a response as it is computed. One with an ``attempt`` is joined where it is, and goes on after what
+    was ``seen`` of it (tokens, characters).
+
+    Raises:
+        ApiError: it was refused, before there was any event, and its client waits for it; or another attempt goes on.
+    """
+    response_id, arrived_s = events.response["id"], time.time()
+    (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
+    size = num_bytes(asked, None)
+    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
+    (choice,) = call.choices
+    chat = make_chunks(CHAT, asked, response_id, int(arrived_s))
+    chunks = TranslatedChunks(chat, events, lambda _: b"")
+    catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
+    told, delivered = b"", True
+    try:
+        tell_report(call, asked)
+        while changed := await call.changes():
+            told = b"" if events.begun else written(events.begin())
+            if not catch_up.waits(choice):
+                catch_up.pass_over(choice)
+                told += chunks.of(changed)
+            if call.done:
+                break
+            if told:
+                yield Piece(told, (choice.num_tokens, choice.num_chars))
+                told = b""
+        told += chunks.last(call)
+    except ApiError as error:
+        if not events.begun or (attempt and error.code == ASKED_ELSEWHERE):
+            raise
+        cancelled = attempt and await context.responses.is_cancelled(response_id)
+        told = written(events.failed(error, "cancelled" if cancelled else "failed"))
+    except asyncio.CancelledError:
+        delivered = False
+        raise
+    finally:
+        context.inbox.close(call, delivered=delivered)
+    yield Piece(told, (choice.num_tokens, choice.num_chars))
+
+
+async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
+    """Write events as they come."""
+    events = EventStream(request, request.app[CONTEXT].streams)
+    try:
+        async for data in told:
+            await events.write(data)
+        return await events.end(b"")
+    finally:
+        events.close()
+
+
+async def find(context: Context, response_id: str, owner: str, param: str = "response_id") -> Record:
+    found = await context.responses.find(response_id, owner) if len(response_id) <= MAX_ID_CHARS else None
+    if found is None:
+        text = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
+        raise ApiError(404, text, param=param, code="response_not_found")
+    return found
+
+
+async def retrieve(request: web.Request) -> web.StreamResponse:
+    """A response that was kept; with `stream`, the events of one from the background, after `starting_after`."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    check_includes(request)
+    if request.query.get("include_obfuscation", "false").lower() != "false":
+        raise not_supported("include_obfuscation")
+    found = await find(context, response_id, request[API_KEY].name)
+    if request.query.get("stream") not in ("true", "True", "1"):
+        return json_response(found["response"])
+    after = request.query.get("starting_after", "-1")
+    if not re.fullmatch(r"-?[0-9]{1,9}", after):
+        raise bad_field("starting_after", "must be the sequence number of an event")
+    if not found["response"]["background"]:
+        raise bad_field("stream", "only a response that was created with background can be streamed again")
+    return await stream(request, context.responses.events(response_id, int(after)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """End a response that is computed in the background."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    found = await find(context, response_id, request[API_KEY].name)
+    if not found["response"]["background"]:
+        raise bad_field("response_id", "only a response that was created with background can be cancelled")
+    if found["response"]["status"] not in OVER:
+        await context.responses.cancel(response_id)
+        context.inbox.cancel(response_id)
+        found["response"]["status"] = "cancelled"
+    return json_response(found["response"])
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Forget a response."""
+    context, response_id = request.app[CONTEXT], request.match_info["response_id"]
+    found = await find(context, response_id, request[API_KEY].name)
+    await context.responses.delete(found)
+    if found["response"]["status"] not in OVER:
+        context.inbox.cancel(response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def input_items(request: web.Request) -> web.Response:
+    """What a response was an answer to, the newest first unless `order` is asc."""
+    check_includes(request)
+    order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
+    if order not in ("asc", "desc"):
+        raise bad_field("order", "must be asc or desc")
+    found = await find(request.app[CONTEXT], request.match_info["response_id"], request[API_KEY].name)
+    items = found["items"] if order == "asc" else found["items"][::-1]
+    return json_response(page(items, request.query.get("after"), limit))
+
+
+def check_includes(request: web.Request) -> None:
+    """What can be included is there in any case, or never; anything else is refused."""
+    for name in ("include", "include[]"):
+        if any(each not in INCLUDES for each in request.query.getall(name, [])):
+            raise bad_field("include", f"must be one of {', '.join(INCLUDES)}")
+
+
+RESPONSE = record(id=TEXT, object={"const": "response"}, created_at=TIME, status=TEXT, model=TEXT,
+                  output=array(OBJECT))  # fmt: skip
+TAG = "Responses"
+ROUTES = (
+    Route("POST", "/v1/responses", "responses", create,
+          About(tag=TAG, body=OBJECT, answer=RESPONSE, answer_types=(JSON, EVENTS))),
+    Route("GET", "/v1/responses/{response_id}", "response", retrieve,
+          About(tag=TAG, answer=RESPONSE, answer_types=(JSON, EVENTS),
+                query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}})),
+    Route("DELETE", "/v1/responses/{response_id}", "response_delete", delete,
+          About(tag=TAG, answer=record(id=TEXT, deleted={"const": True}))),
+    Route("POST", "/v1/responses/{response_id}/cancel", "response_cancel", cancel, About(tag=TAG, answer=RESPONSE)),
+    Route("GET", "/v1/responses/{response_id}/input_items", "response_input", input_items,
+          About(tag=TAG, answer=record(object={"const": "list"}, data=array(OBJECT)),
+                query={"after": TEXT, "order": {"enum": ["asc", "desc"]},
+                       "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}})),
+)  # fmt: skip

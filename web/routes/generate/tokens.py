@@ -1,0 +1,130 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none. And what
+``/tokenizer_info`` tells of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from msgspec import structs
+
+from pagebus.bus.messages import SamplingParams
+from pagebus.web.access.auth import API_KEY
+from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
+from pagebus.web.calls.answer_details import PromptInfo, TokenTexts
+from pagebus.web.http.errors import ApiError, bad_field
+from pagebus.web.http.fields import Fields
+from pagebus.web.http.limits import INT32_MAX
+from pagebus.web.requests.lengths import num_bytes
+from pagebus.web.requests.openai import parse_prompt, read_model
+from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.sampling import check_token_ids
+from pagebus.web.requests.served_model import ServedModel
+from pagebus.web.routes import About, Route, json_response
+from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
+
+MAX_IDS = 2**20
+
+
+def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, bool]:
+    """A prompt, or a chat; and whether the tokens' texts are wanted."""
+    fields = Fields(data)
+    wants_texts = fields.boolean("return_token_strs", False)
+    rest = {name: value for name, value in data.items() if name != "return_token_strs"}
+    if data.get("messages") is not None:
+        return parse_prompt(rest, model), wants_texts
+    name, text = read_model(fields, model), fields.string("prompt", None, max_chars=INT32_MAX)
+    if text is None:
+        raise bad_field("prompt", "is required")
+    special = fields.boolean("add_special_tokens", True)
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
+    return _asked(name, Prompt(text=text), special), wants_texts
+
+
+def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
+    """Token ids."""
+    fields = Fields(data)
+    name, ids = read_model(fields, model), fields.array("tokens", max_items=MAX_IDS)
+    if ids is None:
+        raise bad_field("tokens", "is required")
+    check_token_ids(ids, "tokens", model.vocab_size)
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
+    return _asked(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
+
+
+def _asked(model: str, prompt: Prompt, special: bool) -> Asked:
+    sampling = SamplingParams(skip_special_tokens=False)
+    return Asked(model=model, prompts=(prompt,), sampling=sampling, stream=False,
+                 stream_options=StreamOptions(), add_special_tokens=special)  # fmt: skip
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The tokens of a text, or of a chat as the model's template renders it."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    asked, wants_texts = await context.bodies.read_as(request, lambda data: parse_tokenize(data, context.model))
+    told, names = await ask_tokenizer(request, asked)
+    texts = [names.text(token_id) for token_id in told.ids] if wants_texts else None
+    count, most = len(told.tokens), context.model.max_model_len
+    return json_response({"count": count, "max_model_len": most, "tokens": told.ids, "token_strs": texts})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of tokens."""
+    context = request.app[CONTEXT]
+    context.check_ready()
+    asked = await context.bodies.read_as(request, lambda data: parse_detokenize(data, context.model))
+    if asked.prompts[0].token_ids is not None and not len(asked.prompts[0].token_ids):
+        return json_response({"prompt": ""})
+    told, _ = await ask_tokenizer(request, asked)
+    return json_response({"prompt": told.text})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """The tokenizer's configuration and its chat template, if the server was told to show them."""
+    info = request.app[CONTEXT].model.tokenizer_info
+    if info is None:
+        raise ApiError(404, "This server was started without --enable-tokenizer-info-endpoint.", code="not_enabled")
+    return json_response(info)
+
+
+async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo, TokenTexts]:
+    """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
+    (prompt,), texts = await ask_for_all(request, asked)
+    return prompt, texts
+
+
+async def ask_for_all(request: web.Request, asked: Asked) -> tuple[list[PromptInfo], TokenTexts]:
+    """What tokenizers make of each prompt of a call."""
+    context, key = request.app[CONTEXT], request[API_KEY]
+    sampling = SamplingParams(max_tokens=1, skip_special_tokens=asked.sampling.skip_special_tokens)
+    asked, room = replace(asked, sampling=sampling), asked.sampling.max_tokens
+    with context.admission.admitted(key, asked, context.model):
+        public_id, count = f"tok-{request[REQUEST_ID]}", len(asked.prompts)
+        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=count)
+        messages = [
+            structs.replace(each, tokens_only=True, return_token_offsets=asked.token_offsets,
+                    sampling=structs.replace(sampling, max_tokens=room))
+            for each in asked.messages_for_bus(ids, context.address, time.time())
+        ]  # fmt: skip
+        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(asked, None))
+        try:
+            await call.finished()
+            told = [each.prompt for each in call.requests if each.prompt is not None]
+            return told, call.texts
+        finally:
+            context.inbox.close(call, delivered=True)
+
+
+TOKENS = record(count=COUNT, max_model_len=nullable(COUNT), tokens=array(COUNT), token_strs=nullable(array(TEXT)))
+ROUTES = (
+    Route("POST", "/tokenize", "tokenize", tokenize,
+          About(tag="Tokens", body=OBJECT, answer=TOKENS)),
+    Route("POST", "/detokenize", "detokenize", detokenize,
+          About(tag="Tokens", parse=parse_detokenize, examples={"tokens": {"tokens": [1, 2, 3]}},
+                answer=record(prompt=TEXT))),
+    Route("GET", "/tokenizer_info", "tokenizer_info", tokenizer_info, About(tag="Tokens", answer=OBJECT)),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Routes of files, and of batches that read them."""

@@ -1,0 +1,94 @@
+"""The outermost layer round every route: request id, keys, errors in OpenAI's shape, the count of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from pagebus.actors.runtime.actor import describe
+from pagebus.bus.contract import BusUnavailable
+from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
+from pagebus.web.http.errors import ApiError, from_http, internal, unavailable
+from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from pagebus.web.telemetry.load_report import TOLD, format_of, written
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOO_MANY, CLIENT_CLOSED_REQUEST = 429, 499
+
+
+@web.middleware
+async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Nothing gets past this: every error becomes a response, and every request is counted."""
+    context = request.app[CONTEXT]
+    request[REQUEST_ID], request[REQUEST_ID_GIVEN] = request_id_of(request.headers)
+    if context.tracing is not None:
+        context.tracing.arriving(request.headers)
+    status, began_s = CLIENT_CLOSED_REQUEST, time.monotonic()
+    try:
+        response = await _answer(context, request, handler)
+        status = response.status
+        return response
+    finally:
+        context.metrics.http(request.method, route_of(request), status, time.monotonic() - began_s)
+        if context.request_log is not None:
+            context.request_log.answered(request[REQUEST_ID], request.method, route_of(request), status)
+
+
+async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What the handler answers, or why it does not. A response that has begun can only be broken off."""
+    response = await _response(context, request, handler)
+    if request.writer.output_size > 0 and not response.prepared:
+        raise ConnectionResetError
+    return response
+
+
+async def _response(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        context.hosts.check(request)
+        if (preflight := context.cors.preflight(request)) is not None:
+            return preflight
+        if context.keys.is_empty and context.cors.refuses(request):  # a page has no key
+            raise ApiError(403, "Pages of this origin may not use this server (--allowed-origins).", code="origin")
+        key = context.keys.find(request)
+        if key is None:
+            raise unauthorized()
+        if not may_call(key, request):
+            raise forbidden()
+        request[API_KEY] = key
+        return await handler(request)
+    except ApiError as error:
+        if error.status == TOO_MANY:
+            context.metrics.rejected(error.overloaded)
+        if error.status >= 500:
+            context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        return error.response()
+    except BusUnavailable as error:
+        context.log.warning("bus unavailable", request_id=request[REQUEST_ID], error=describe(error))
+        return unavailable("The bus is away.").response()
+    except web.HTTPException as error:
+        return from_http(error).response() if error.status >= 400 else error
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise  # the client is gone
+    except Exception as error:
+        context.log.exception("handler failed", request_id=request[REQUEST_ID], error=describe(error))
+        return internal().response()
+
+
+def route_of(request: web.Request) -> str:
+    """The path of the matched route, ``none`` if none matched: never what the client wrote."""
+    resource = request.match_info.route.resource
+    root = request.app[CONTEXT].settings.root_path or ""
+    return "none" if resource is None else resource.canonical.removeprefix(root)
+
+
+async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
+    """Every response says which request it answers, and which pages may read it."""
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+    context = request.app[CONTEXT]
+    context.cors.mark(request, response)
+    if (form := format_of(request)) and (load := await context.read_load()):
+        response.headers[TOLD] = written(form, load)

@@ -1,0 +1,254 @@
+"""Files and batches on disk: a JSON record for each, and the bytes of files beside theirs.
+
+Records are replaced as a whole (written beside, then renamed), so a reader sees an old one or a new one. A file's
+record comes after its bytes. A batch's record is written by the ingress that makes it, and from then on only by the
+jobs actor that works on it; what clients want of it meanwhile is a file beside it, ``<id>.cancel``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from pagebus.actors.settings import Settings
+from pagebus.web.access.key_share import most_of
+
+ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
+Record = dict[str, Any]
+"""What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it; of a batch also
+the key's ``weight`` and, if its cache is private, salt, and when the files of its results expire."""
+HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s"})
+UPLOAD_TIMEOUT_S = 600.0
+"""How long the bytes of a file may be on their way."""
+MAX_FILES = 20_000
+"""Files of everybody: each has a record too, however few bytes it has."""
+MAX_ENDED = 1000
+"""Batches of one owner that are over and still shown."""
+OVER = ("failed", "completed", "expired", "cancelled")
+"""States of a batch that nothing changes any more."""
+
+
+class Full(Exception):
+    """There is no room for another file."""
+
+
+class ShareUsed(Exception):
+    """The owner may have no more: at most ``most`` of ``what``."""
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__(what, most)
+        self.what, self.most = what, most
+
+
+class Known(NamedTuple):
+    """What of a file's record never changes. ``owner`` is a :func:`tag_of` one."""
+
+    owner: str
+    expires_at: int | None
+
+
+def new_id(prefix: str) -> str:
+    """Ids sort by age, to the second."""
+    return f"{prefix}{int(time.time()):08x}{secrets.token_hex(8)}"
+
+
+def tag_of(owner: str) -> str:
+    """An owner as a part of a file's name."""
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16] if owner else ""
+
+
+class Store:
+    """``max_bytes`` is the most that all files may have together."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._known: dict[str, Known] = {}
+        """Of files that have been counted."""
+        self.making = asyncio.Lock()
+        """Held by who counts batches to make one more."""
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+    def save(self, record: Record) -> None:
+        """Store a record, whole or not at all."""
+        path = self._folder / f"{record['id']}.json"
+        beside = path.with_suffix(f".{secrets.token_hex(4)}.new")
+        with beside.open("wb") as file:
+            file.write(orjson.dumps(record))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    def find(self, record_id: str, owner: str | None = None) -> Record | None:
+        """A record, if there is one of this owner (None: of anybody) and its time is not over."""
+        if not ID.fullmatch(record_id):
+            return None
+        try:
+            record: Record = orjson.loads((self._folder / f"{record_id}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        if record["object"] == "file" and record["expires_at"] is not None and record["expires_at"] < time.time():
+            self.delete(record_id)
+            return None
+        return record if owner in (None, record["owner"]) else None
+
+    def all(self, prefix: str, owner: str) -> list[Record]:
+        """All of an owner, the newest first."""
+        names = sorted((path.stem for path in self._folder.glob(f"{prefix}*.json")), reverse=True)
+        return [record for name in names if (record := self.find(name, owner)) is not None]
+
+    def delete(self, record_id: str) -> None:
+        """Forget a file or a batch, its record first."""
+        for suffix in (".json", ".data", ".cancel"):
+            (self._folder / f"{record_id}{suffix}").unlink(missing_ok=True)
+
+    # -- bytes of files -----------------------------------------------------------------------------------------------
+    def data(self, file_id: str) -> Path:
+        """Where the bytes of a file are."""
+        return self._folder / f"{file_id}.data"
+
+    def num_bytes(self) -> int:
+        """Bytes of all files, and of those on their way here."""
+        return self._held()[0].total()
+
+    def _held(self) -> tuple[Counter[str], Counter[str]]:
+        """Bytes and numbers of files, by the tag of their owners; those whose time is over are deleted."""
+        num_bytes, num_files = Counter[str](), Counter[str]()
+        known: dict[str, Known] = {}
+        for path in self._folder.iterdir():
+            if path.suffix in (".data", ".part"):
+                with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                    size, owner = path.stat().st_size, self._owner_of(path, known)
+                    if owner is not None:
+                        num_bytes[owner] += size
+                        num_files[owner] += 1
+        self._known = known  # and not what has gone
+        return num_bytes, num_files
+
+    def _owner_of(self, path: Path, known: dict[str, Known]) -> str | None:
+        """The tag of the owner of these bytes; "": it cannot be told yet, None: they have just gone. What is read of a
+        file is noted as ``known``."""
+        if path.suffix == ".part":
+            if path.stat().st_mtime >= time.time() - UPLOAD_TIMEOUT_S:
+                return path.stem.partition(".")[2]
+            path.unlink()  # its ingress has died
+            return None
+        file = self._known.get(path.stem)
+        if file is None:
+            if (record := self.find(path.stem)) is None:
+                return "" if path.exists() else None
+            file = Known(tag_of(record["owner"]), record["expires_at"])
+        elif file.expires_at is not None and file.expires_at < time.time():
+            self.delete(path.stem)
+            return None
+        known[path.stem] = file
+        return file.owner
+
+    def check_room(self, owner: str, *, alone: bool) -> None:
+        """Raises if there are more files, or bytes of them, than there may be, of everybody or of an owner. One who is
+        ``alone`` shares with nobody.
+
+        Raises:
+            Full, ShareUsed: there are.
+        """
+        (num_bytes, num_files), tag = self._held(), tag_of(owner)
+        for what, held, limit in (("bytes of files", num_bytes, self._max_bytes), ("files", num_files, MAX_FILES)):
+            if held.total() > limit:
+                raise Full
+            if held[tag] > (most := most_of(limit, held, tag, alone=alone)):
+                raise ShareUsed(what, most)
+
+    @contextlib.contextmanager
+    def upload(self, owner: str) -> Iterator[Path]:
+        """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away."""
+        beside = self._folder / f"{secrets.token_hex(12)}.{tag_of(owner)}.part"
+        try:
+            yield beside
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def add(self, beside: Path, filename: str, purpose: str, owner: str, expires_s: int | None) -> Record:
+        """Make a file of bytes on this disk; they stay where they are if there is no room for its record."""
+        now = int(time.time())
+        record: Record = {
+            "id": new_id("file-"),
+            "object": "file",
+            "bytes": beside.stat().st_size,
+            "created_at": now,
+            "expires_at": None if expires_s is None else now + expires_s,
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+            "status_details": None,
+            "owner": owner,
+        }
+        beside.replace(self.data(record["id"]))
+        try:
+            self.save(record)
+        except OSError:
+            self.data(record["id"]).replace(beside)
+            raise
+        return record
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+    def partial(self, batch_id: str, kind: str) -> Path:
+        """Where the lines of a batch's output or errors are collected."""
+        return self._folder / f"{batch_id}.{kind}.partial"
+
+    def num_under_way(self, owner: str) -> int:
+        """Batches of an owner that are not over."""
+        return sum(batch["status"] not in OVER for batch in self.all("batch_", owner))
+
+    def forget_ended(self, owner: str) -> None:
+        """Forget the oldest batches of an owner that are over, if there are too many. (Their files stay.)"""
+        ended = [batch["id"] for batch in self.all("batch_", owner) if batch["status"] in OVER]
+        for batch_id in ended[MAX_ENDED:]:
+            self.delete(batch_id)
+
+    def cancel(self, batch_id: str) -> None:
+        """The client wants no more of a batch."""
+        (self._folder / f"{batch_id}.cancel").touch()
+
+    def cancelled_at(self, batch_id: str) -> int | None:
+        """When the client said so."""
+        try:
+            return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
+        except FileNotFoundError:
+            return None
+
+
+def open_store(settings: Settings) -> Store | None:
+    """The store of a deployment; None: it keeps no files."""
+    return Store(Path(settings.files_dir), settings.max_files_bytes) if settings.files_dir else None
+
+
+def shown(record: Record) -> Record:
+    """A record as its client sees it."""
+    return {name: value for name, value in record.items() if name not in HIDDEN}
+
+
+def page(records: list[Record], after: str | None, limit: int) -> Record:
+    """A part of a list, as OpenAI's clients page through it."""
+    if after is not None:
+        places = [place for place, record in enumerate(records) if record["id"] == after]
+        records = records[places[0] + 1 :] if places else []
+    chosen = [shown(record) for record in records[:limit]]
+    return {
+        "object": "list",
+        "data": chosen,
+        "first_id": chosen[0]["id"] if chosen else None,
+        "last_id": chosen[-1]["id"] if chosen else None,
+        "has_more": len(records) > limit,
+    }

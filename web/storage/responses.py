@@ -1,0 +1,200 @@
+"""Responses that are kept: on the bus, for a while, so that any ingress can show them and go on from them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from pagebus.bus.contract import Bus
+from pagebus.bus.messages import ResponseQueued
+from pagebus.bus.streams import Names
+from pagebus.web.adapters.response_events import OVER
+from pagebus.web.adapters.translated import Event
+from pagebus.web.http.errors import ApiError, overloaded
+from pagebus.web.http.limits import UNSTATED_OUTPUT_TOKENS
+from pagebus.web.storage.quota import Kept
+
+POLL_S = 0.05
+"""How often it is looked for further events of a response that is computed in the background; less often, up to
+``MAX_POLL_S``, while there are none."""
+MAX_POLL_S = 0.5
+GONE_POLLS = 20
+"""After so many looks without any it is asked whether it has been deleted."""
+EVENT_BYTES = 512
+"""Of the bus, for a token of a background response: its event, and the key of that."""
+FULL_RETRY_S = 10
+"""When to come again to a server that is full of responses under way."""
+REFRESH_S = 1.0
+"""Between two looks for what other ingresses have ended."""
+DELETE_COUNT = 1000
+"""Keys of Redis that are deleted at once."""
+UNDER_WAY = "response-under-way"
+"""What a mark is called by that is there until a background response is over."""
+Record = dict[str, Any]
+"""``response``; ``items``, its input; ``messages``, the whole conversation as a chat; ``owner``, the name of the key.
+Of one from the background also ``pieces``, how many its events are in; while it is under way ``chat``, the rest of what
+is asked for, and its ``instructions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some events of a background response as they are written, and how much of the output (tokens, characters) its
+    client has after them."""
+
+    events: bytes
+    seen: tuple[int, int] = (0, 0)
+
+    def written(self) -> list[bytes]:
+        """One by one."""
+        return [event + b"\n\n" for event in self.events.split(b"\n\n")[:-1]]
+
+    def read(self) -> list[Event]:
+        return [orjson.loads(event.partition(b"data: ")[2]) for event in self.written()]
+
+
+def num_bytes(value: Any) -> int:
+    """As it is written."""
+    return len(orjson.dumps(value))
+
+
+class Responses:
+    """Records, and the events of background responses in pieces, each kept for ``ttl_s``, as far as there is room."""
+
+    def __init__(self, bus: Bus, names: Names, ttl_s: float, kept: Kept) -> None:
+        self._bus, self._names, self._ttl_s, self._kept = bus, names, ttl_s, kept
+        self._next_refresh_s = 0.0
+        self.news = asyncio.Event()
+        """Something has been queued here."""
+
+    async def keep(self, record: Record) -> None:
+        """Keep one that is over. Where there is no room, older ones go."""
+        owner, response_id = record["owner"], record["response"]["id"]
+        self._kept.put(owner, response_id, num_bytes(record))
+        await self._put(record)
+        for other, pieces in self._kept.make_room(owner):
+            await self._forget(other, pieces)
+
+    async def _put(self, record: Record) -> None:
+        await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=self._ttl_s)
+
+    async def record(self, response_id: str) -> Record | None:
+        """The record, whose ever it is."""
+        (found,) = await self._bus.get_state(f"response:{response_id}")
+        return None if found is None else cast(Record, dict(found))
+
+    async def find(self, response_id: str, owner: str) -> Record | None:
+        """The record, if there is one of this owner."""
+        found = await self.record(response_id)
+        return found if found is not None and found["owner"] == owner else None
+
+    async def delete(self, record: Record, pieces: int = 0) -> None:
+        """Forget a response, of whose events so many pieces are there."""
+        response_id = record["response"]["id"]
+        known = self._kept.remove(record["owner"], response_id)
+        await self._forget(response_id, max(known, pieces, record.get("pieces", 0)))
+
+    async def _forget(self, response_id: str, pieces: int) -> None:
+        await self._bus.delete_state(*(f"{each}:{response_id}" for each in ("response", "response-cancel", UNDER_WAY)))
+        events = [f"response-events:{response_id}:{place}" for place in range(pieces)]
+        for start in range(0, pieces, DELETE_COUNT):
+            await self._bus.delete_state(*events[start : start + DELETE_COUNT])
+
+    # -- in the background --------------------------------------------------------------------------------------------
+    async def reserve(self, record: Record, output_tokens: int | None) -> None:
+        """See to it that there is room for a background response of at most so many tokens.
+
+        Raises:
+            ApiError: 429, others that are under way fill it; 400, there never is.
+        """
+        output_tokens = min(output_tokens or UNSTATED_OUTPUT_TOKENS, UNSTATED_OUTPUT_TOKENS)  # more counts as it comes
+        owner, wanted = record["owner"], num_bytes(record) + output_tokens * EVENT_BYTES
+        if wanted > (limit := self._kept.limit(owner)):
+            text = f"The response may need {wanted} bytes; at most {limit} are kept."
+            raise ApiError(400, text, code="too_many_bytes")
+        for other, pieces in self._kept.make_room(owner, wanted):
+            await self._forget(other, pieces)
+        if not self._kept.has_room(owner, wanted):
+            await self._refresh()
+        if not self._kept.has_room(owner, wanted):
+            raise overloaded("bytes of responses", limit, FULL_RETRY_S)
+        self._kept.reserve(owner, record["response"]["id"], wanted)
+
+    async def _refresh(self) -> None:
+        """Other ingresses may have computed what was queued here: it counts there."""
+        if time.monotonic() >= self._next_refresh_s and (names := self._kept.under_way()):
+            self._next_refresh_s = time.monotonic() + REFRESH_S
+            found = await self._bus.get_state(*(f"{UNDER_WAY}:{response_id}" for _, response_id in names))
+            for name, mark in zip(names, found, strict=True):
+                if mark is None:
+                    self._kept.remove(*name)
+
+    async def queue(self, record: Record) -> None:
+        """Have an ingress compute it, whether or not its client waits. Room has been reserved."""
+        response_id, owner = record["response"]["id"], record["owner"]
+        await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=self._ttl_s)
+        await self._put(record)
+        await self._bus.publish([(self._names.responses, ResponseQueued(response_id=response_id, owner=owner))])
+        self.news.set()
+
+    async def end(self, record: Record, pieces: int) -> None:
+        """Keep one from the background, which is over; or what was added meanwhile goes, if it has been deleted."""
+        response_id = record["response"]["id"]
+        if await self.record(response_id) is None:
+            return await self.delete(record, pieces)
+        await self.keep({**record, "pieces": pieces})
+        await self._bus.delete_state(f"{UNDER_WAY}:{response_id}")
+
+    async def add(self, owner: str, response_id: str, place: int, piece: Piece) -> None:
+        """Keep some events, the ``place``-th ones."""
+        self._kept.grow(owner, response_id, place, len(piece.events))
+        told = {"events": piece.events.decode(), "seen": list(piece.seen)}
+        await self._bus.put_state(f"response-events:{response_id}:{place}", told, ttl_s=self._ttl_s)
+
+    async def piece(self, response_id: str, place: int) -> Piece | None:
+        (found,) = await self._bus.get_state(f"response-events:{response_id}:{place}")
+        if found is None:
+            return None
+        tokens, chars = cast(list[int], found["seen"])
+        return Piece(str(found["events"]).encode(), (tokens, chars))
+
+    async def events(self, response_id: str, after: int) -> AsyncIterator[bytes]:
+        """All events with a higher number, as they come, and the last one in any case, so that every stream has an end
+        (unless the response is deleted)."""
+        place = waited = 0
+        while True:
+            if (piece := await self.piece(response_id, place)) is None:
+                waited += 1
+                if waited % GONE_POLLS == 0 and await self.record(response_id) is None:
+                    return
+                await asyncio.sleep(min(POLL_S * (1 + waited / GONE_POLLS), MAX_POLL_S))
+                continue
+            place, waited = place + 1, 0
+            for event, data in zip(piece.read(), piece.written(), strict=True):
+                is_last = event["type"].removeprefix("response.") in OVER
+                if is_last:
+                    await self._recorded(response_id)
+                if event["sequence_number"] > after or is_last:
+                    yield data
+                if is_last:
+                    return
+
+    async def _recorded(self, response_id: str) -> None:
+        """Wait until the record has the end too, which comes after the events: who saw them may ask for it."""
+        while True:
+            record = await self.record(response_id)
+            if record is None or record["response"]["status"] in OVER:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def cancel(self, response_id: str) -> None:
+        """Note that the client wants no more of it."""
+        await self._bus.put_state(f"response-cancel:{response_id}", {"cancelled": True}, ttl_s=self._ttl_s)
+
+    async def is_cancelled(self, response_id: str) -> bool:
+        (found,) = await self._bus.get_state(f"response-cancel:{response_id}")
+        return found is not None

@@ -216,9 +216,9 @@ def percentiles(streams: Sequence[Answer], since_s: float, until_s: float) -> di
     return {"p50": round(cuts[49], 1), "p99": round(cuts[98], 1), "tokens": len(gaps)}
 
 
-async def calibrated(folder: Path, seconds: float) -> tuple[Load, float]:
+async def calibrated(folder: Path, seconds: float, step_ms: int) -> tuple[Load, float]:
     """Clients that know their answers, and the target (ms) of who lets streams be a fifth slower for the jobs."""
-    with deployed(folder, step_ms=STEP_MS) as deployment:
+    with deployed(folder, step_ms=step_ms) as deployment:
         load, over = Load(deployment.url, make_jobs(STREAMS, seed=2, most_tokens=24)), asyncio.Event()
         await load.learn()
         clients = asyncio.create_task(load.run(over, keyed=1, patience_s=PATIENCE_S))
@@ -230,11 +230,12 @@ async def calibrated(folder: Path, seconds: float) -> tuple[Load, float]:
 
 
 async def run(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    step_ms = arguments.step_ms
     for name in ("calibration", "stress"):
         (folder / name).mkdir()
     print("measuring the streams for themselves", flush=True)
-    load, target_ms = await calibrated(folder / "calibration", arguments.seconds)
-    with deployed(folder / "stress", "--itl-target-ms", f"{target_ms}", step_ms=STEP_MS) as deployment:
+    load, target_ms = await calibrated(folder / "calibration", arguments.seconds, step_ms)
+    with deployed(folder / "stress", "--itl-target-ms", f"{target_ms}", step_ms=step_ms) as deployment:
         load.url = deployment.url
         stress = Stress(deployment, load, Queued(deployment, load, arguments.jobs))
         stress.tell(itl_target_ms=target_ms)
@@ -253,6 +254,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long streams are measured, with and without")
     parser.add_argument("--rounds", type=int, default=2, help="of kills when the streams have ended")
+    parser.add_argument("--step-ms", type=int, default=STEP_MS, help="what a step of the executor takes at least")
     parser.add_argument("--json", type=Path, help="also write all figures there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pagebus-jobs-") as folder:

@@ -113,7 +113,7 @@ def copy_tracked(folder: Path) -> None:
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
 
 
 def torch_wheels() -> Path | None:

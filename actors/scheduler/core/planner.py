@@ -145,16 +145,18 @@ class Planner:
         return True
 
     def _admit(self) -> None:
-        """Give slots to waiting sequences, and queue the jobs that made room for them."""
-        if not len(self.waiting) or not self._delivery.detokenizers:
-            return
-        for sequence in admit(self.waiting, self.fleet):
-            self.waiting.remove(sequence)
-            self._has_run(sequence.request)
-            self.shares.serve(sequence.request.client, sequence.request.start_s)
-        for replica in self.fleet.changed():
-            if replica.preempted:
-                self.requeue(replica)
+        """Give slots to waiting sequences, and queue the jobs that made room for them, which may find room elsewhere."""
+        displaced = bool(self._delivery.detokenizers)
+        while displaced and len(self.waiting):
+            for sequence in admit(self.waiting, self.fleet):
+                self.waiting.remove(sequence)
+                self._has_run(sequence.request)
+                self.shares.serve(sequence.request.client, sequence.request.start_s)
+            displaced = False
+            for replica in self.fleet.changed():
+                if replica.preempted:
+                    displaced = True
+                    self.requeue(replica)
 
     def _promote(self, now_s: float) -> None:
         """The oldest job may have become an interactive request."""

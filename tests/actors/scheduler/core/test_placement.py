@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 from pagebus.actors.scheduler.core.placement import choose
 from pagebus.actors.scheduler.replica.prefix_match import Offer, offer_of
@@ -60,3 +61,17 @@ def test_the_choice_is_that_of_asking_all(seed: int) -> None:
     world.check_end()
     assert asked >= 80
     assert found > 0
+
+
+def test_a_job_that_made_room_runs_elsewhere_at_once() -> None:
+    """It had a slot beside steps in flight and was in none of them; another replica has room for it."""
+    world = World()
+    world.join(name="gpu-1", num_blocks=12)
+    world.send(request("streamed", [1, 2], max_tokens=20))
+    world.send(structs.replace(request("job", [3] * 8, max_tokens=4), is_job=True))
+    world.join(name="gpu-0", epoch=2, num_blocks=6)
+    world.send(request("long", [4] * 36, max_tokens=4))
+    placed = {each.request.id: each.replica for each in world.core.planner.placed()}
+    assert placed == {"streamed": "gpu-1", "long": "gpu-1", "job": "gpu-0"}
+    world.run()
+    world.check_end()

@@ -137,6 +137,14 @@ class Deployment:
         """Wait until something holds."""
         self.do(self._until(holds))
 
+    def until_served(self, send: Callable[[], object]) -> None:
+        """Send a request, and wait until it has come and ended."""
+        self.hold()
+        send()
+        self.until(lambda: bool(self.core.requests))
+        self.release()
+        self.until(lambda: not self.core.requests)
+
     def paused(self) -> None:
         """Wait until the scheduler has planned all that it can."""
         self.until(lambda: not self.bus.passes and len(self.replica.in_flight) >= 2)

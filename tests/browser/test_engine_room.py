@@ -71,8 +71,7 @@ def shown_map(page: Page) -> tuple[list[int], list[int]]:
 def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment: Deployment) -> None:
     """Owners, sharing, cached and free blocks, in what the page knows and in the pixels it draws."""
     visit(page, "memory")
-    send(deployment, "before", max_tokens=3)
-    deployment.until(lambda: not deployment.core.requests)
+    deployment.until_served(lambda: send(deployment, "before", max_tokens=3))
     deployment.hold()
     send(deployment, "twins", n=2)
     send(deployment, "other", num_prompt=56)

@@ -60,8 +60,7 @@ def pixel_of(page: Page, block: int) -> list[int]:
 def test_who_is_followed_stands_out_with_what_it_shares(page: Page, deployment: Deployment) -> None:
     """The second of two that begin alike: its shared blocks are the first one's on the map, and stay bright all the
     same; the first one's own fade. Escape ends it."""
-    send(deployment, "before", 10)
-    deployment.until(lambda: not deployment.core.requests)
+    deployment.until_served(lambda: send(deployment, "before", 10))
     deployment.hold()
     send(deployment, "first", 10)
     send(deployment, "second", 10, 56)

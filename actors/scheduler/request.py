@@ -85,7 +85,7 @@ class Sequence:
     """One growing token sequence.
 
     ``tokens`` holds prompt and known output; while it runs, the newest tokens (less than one block) are with
-    :class:`~pagebus.actors.scheduler.replica.slots.Running` only. ``hashes[i]`` is the hash of full block i, as far as
+    the replica's ``SlotTable`` only. ``hashes[i]`` is the hash of full block i, as far as
     they have been computed. ``replica`` is the name of the one it runs on, ``blocks`` its block table there. ``order``
     is unique and grows with arrival. ``limit`` is the number of tokens (prompt + output) at which it ends, on its
     present replica.

@@ -51,12 +51,12 @@ class Recorder(Observer):
         run.times.append(at_s)
         run.held.append(pool.num_blocks - pool.num_free)
         run.listed.append(len(replica.index))
-        run.running.append(len(replica.running))
+        run.running.append(len(replica.slots))
         run.waiting.append(len(self.deployment.simulation.core.waiting))
         if pool.num_blocks <= MAX_MAP_BLOCKS:
             owners = np.zeros(pool.num_blocks, np.int32)
             owners[[block for block in range(pool.num_blocks) if block in replica.index]] = CACHED
-            for sequence in reversed(replica.running.occupied()):
+            for sequence in reversed(replica.slots.occupied()):
                 owners[sequence.blocks] = sequence.order
             run.maps.append(owners)
 

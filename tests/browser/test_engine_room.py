@@ -51,7 +51,7 @@ def own_map(deployment: Deployment) -> tuple[list[int], list[int]]:
     owners, shares = [0] * replica.pool.num_blocks, Counter[int]()
     for block in replica.index.listed:
         owners[block] = -1
-    sequences = [each for each in replica.running.sequences if each is not None]
+    sequences = [each for each in replica.slots.sequences if each is not None]
     for sequence in reversed(sequences):
         shares.update(sequence.blocks)
         for block in sequence.blocks:
@@ -78,7 +78,7 @@ def test_the_block_map_is_the_schedulers_at_a_paused_step(page: Page, deployment
     deployment.until(lambda: len(deployment.core.requests) == 2)
     deployment.hold(after=9)
     deployment.paused()
-    deployment.until(lambda: len(deployment.replica.running) == 3)
+    deployment.until(lambda: len(deployment.replica.slots) == 3)
     expected = own_map(deployment)
     assert max(expected[1]) > 1
     wait_until(page, lambda: shown_map(page) == expected)
@@ -115,7 +115,7 @@ def test_a_block_tells_its_table_and_hashes(page: Page, deployment: Deployment) 
     deployment.hold(after=4)
     send(deployment, "one", num_prompt=50)
     deployment.paused()
-    (sequence,) = deployment.replica.running.occupied()
+    (sequence,) = deployment.replica.slots.occupied()
     expect(page.get_by_text(f"{len(sequence.blocks)} of 160 held")).to_be_visible()
     page.get_by_label("Device blocks of executor-0").focus()
     for _ in range(sequence.blocks[1] - 0):

@@ -67,8 +67,8 @@ def test_who_is_followed_stands_out_with_what_it_shares(page: Page, deployment: 
     deployment.until(lambda: len(deployment.core.requests) == 2)
     deployment.hold(after=9)
     deployment.paused()
-    deployment.until(lambda: len(deployment.replica.running) == 2)
-    first, second = sorted(deployment.replica.running.occupied(), key=lambda each: each.request.id)
+    deployment.until(lambda: len(deployment.replica.slots) == 2)
+    first, second = sorted(deployment.replica.slots.occupied(), key=lambda each: each.request.id)
     shared, own = first.blocks[0], first.blocks[-1]
     assert second.blocks[0] == shared
     visit(page, "memory")

@@ -74,7 +74,7 @@ def _displace_jobs(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replic
         return None
     for row in np.flatnonzero(able).tolist():
         replica = fleet.replicas[row]
-        if not replica.running.num_jobs:
+        if not replica.slots.num_jobs:
             continue
         fleet.touch(replica)
         offer = displace_jobs(replica, sequence)

@@ -58,7 +58,7 @@ class Core:
     @property
     def num_running(self) -> int:
         """Sequences that have a slot."""
-        return sum(len(replica.running) for replica in self.replicas.values())
+        return sum(len(replica.slots) for replica in self.replicas.values())
 
     @property
     def num_preemptions(self) -> int:
@@ -110,7 +110,7 @@ class Core:
         """What is held, by name; all 0 when idle."""
         held = {"requests": len(self.requests), "waiting": len(self.waiting), "finished": len(self.delivery.finished)}
         for name, replica in self.replicas.items():
-            held[f"{name}: slots"] = len(replica.running)
+            held[f"{name}: slots"] = len(replica.slots)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
             held[f"{name}: host blocks"] = replica.tier.num_held
             held[f"{name}: steps in flight"] = len(replica.in_flight)

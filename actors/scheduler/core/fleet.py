@@ -81,7 +81,7 @@ class Fleet:
             for block_hash in replica.index.new_heads:
                 self.heads.add(block_hash, replica.name)
             replica.index.new_heads.clear()
-            if replica.running.num_jobs or replica.pacer is not None:
+            if replica.slots.num_jobs or replica.pacer is not None:
                 self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
                 self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
         self._stale.clear()
@@ -126,7 +126,7 @@ class Fleet:
             AssertionError: they do not.
         """
         for row, replica in enumerate(self.replicas):
-            for sequence in replica.running.occupied():
+            for sequence in replica.slots.occupied():
                 first = sequence.hashes[0] if sequence.hashes else b""
                 known = first in replica.index.new_heads or replica.name in self.heads.find(first, self._lists)
                 assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"

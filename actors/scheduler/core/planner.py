@@ -171,7 +171,7 @@ class Planner:
             if sequence.in_slot and sequence.replica is not None:
                 replica = self.replicas[sequence.replica]
                 for each in (sequence,) if sequence.beam_group is None else sequence.beam_group.members:
-                    replica.running.promote(each.slot)
+                    replica.slots.promote(each.slot)
                 self.fleet.touch(replica)
         for sequence in queued:
             self.waiting.add(sequence)
@@ -207,7 +207,7 @@ class Planner:
         what runs, but for beam searches, is computed anew from its first token."""
         for replica in self.replicas.values():
             if running:
-                for sequence in replica.running.occupied():
+                for sequence in replica.slots.occupied():
                     self.interrupt(sequence)
                 replica.tier.forget_all()
             replica.index.clear()
@@ -275,7 +275,7 @@ class Planner:
 
     def placed(self) -> Iterator[Sequence]:
         """All sequences: those that wait, then those that have a slot."""
-        return chain(self.waiting, *(replica.running.occupied() for replica in self.replicas.values()))
+        return chain(self.waiting, *(replica.slots.occupied() for replica in self.replicas.values()))
 
     def check_integrity(self) -> None:
         """All owners of slots and blocks agree with one another.

@@ -60,13 +60,13 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
         num_blocks = blocks_needed(request, num_tokens, replica.block_size)
-        if num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.running.num_slots:
+        if num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.slots.num_slots:
             return None
     longest = max(replica.max_model_len for replica in replicas)
     if num_prompt + 1 > longest:
         text = f"The prompt has {num_prompt} tokens, and this model's context holds {longest}, output included."
         return _bad(request.id, text, "prompt")
-    most = max(replica.running.num_slots for replica in replicas)
+    most = max(replica.slots.num_slots for replica in replicas)
     if width > most:
         return _bad(request.id, f"A search of {width} beams needs as many slots at once; this server has {most}.", "n")
     largest = max(replica.pool.num_blocks * replica.block_size for replica in replicas)

@@ -44,8 +44,8 @@ def checkpoint(
     """All that has been produced for requests that are not over, by results up to ``positions`` (by replica)."""
     requests = [*core.requests.values(), *core.delivery.finished.values()]
     for replica in core.replicas.values():
-        for sequence in replica.running.occupied():
-            replica.running.flush(sequence.slot)
+        for sequence in replica.slots.occupied():
+            replica.slots.flush(sequence.slot)
     begun = [each for each in chain.from_iterable(request.sequences for request in requests) if _has_begun(each)]
     scores = [each.scores for each in begun]
     scored = [each for each in scores if len(each)]

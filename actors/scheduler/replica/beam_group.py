@@ -59,7 +59,7 @@ def settle(replica: ReplicaState, group: BeamGroup) -> list[Sequence]:
     group.search.max_tokens = leader.limit - len(leader.request.prompt)
     group.parked = [_member(replica, group, member_id) for member_id in group.ids]
     for member in group.parked:
-        replica.running.enter(member, 0)
+        replica.slots.enter(member, 0)
     group.members = [leader, *group.parked]
     group.beams = [None] * len(group.search.scores)
     group.beams[leader.choice_index] = leader
@@ -79,14 +79,14 @@ def _member(replica: ReplicaState, group: BeamGroup, member_id: int) -> Sequence
 
 def follow(replica: ReplicaState, group: BeamGroup) -> None:
     """Fork the beams without a member from the leader, once it is planned to have computed what they share."""
-    leader, run = group.leader, replica.running
+    leader, table = group.leader, replica.slots
     if not leader.entered:
         return
     prompt, running = leader.request.prompt, group.search.running()
     own = running[leader.choice_index]
     for beam in [place for place, member in enumerate(group.beams) if member is None]:
         common = len(prompt) + int(np.argmax(running[beam] != own))
-        if run.computed[leader.slot] < common:
+        if table.computed[leader.slot] < common:
             continue
         member = group.parked.pop()
         member.tokens = array("i", prompt)
@@ -132,7 +132,7 @@ def advance(replica: ReplicaState, group: BeamGroup) -> bool:
         _assign(group, member, beam)
     for (beam, source), member in zip(forks, free, strict=True):
         assert member is not None
-        replica.running.flush(source.slot)
+        replica.slots.flush(source.slot)
         member.tokens = source.tokens[:]
         _assign(group, member, beam)
         take_over(replica, member, source, len(member.tokens))
@@ -144,12 +144,12 @@ def advance(replica: ReplicaState, group: BeamGroup) -> bool:
 def _write(replica: ReplicaState, group: BeamGroup, token_ids: Int32Array) -> None:
     """Each beam's next token is known."""
     members = [member for member in group.beams if member is not None]
-    replica.running.choose_tokens(np.array([member.slot for member in members], np.intp), token_ids)
+    replica.slots.choose_tokens(np.array([member.slot for member in members], np.intp), token_ids)
     for member, token_id in zip(members, token_ids.tolist(), strict=True):
         if member.entered:
             replica.builder.choose(member, token_id)
         else:
-            replica.running.flush(member.slot)  # it brings its tokens along as it enters
+            replica.slots.flush(member.slot)  # it brings its tokens along as it enters
 
 
 def _assign(group: BeamGroup, member: Sequence, beam: int) -> None:
@@ -185,7 +185,7 @@ def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common:
     """``member``, which has its new tokens already, shares what ``source`` has computed of the first ``common``. If it
     was another beam before, it gives up what the two do not share; its partial block becomes the copy of the
     source's."""
-    pool, run = replica.pool, replica.running
+    pool, table = replica.pool, replica.slots
     full, rest = divmod(common, replica.block_size)
     keep = 0
     if member.entered:
@@ -207,7 +207,7 @@ def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common:
         source.extend_hashes(replica.block_size)
         member.hashes = source.hashes[:full]
     member.num_cached = common
-    run.place(member, common)
+    table.place(member, common)
     if member.entered:
         replica.builder.rewrite(member, keep if keep < full else len(member.blocks))
 
@@ -218,8 +218,8 @@ def candidates(replica: ReplicaState, arrival: Arrival, result: StepResult) -> l
     Raises:
         ProtocolError: some are missing.
     """
-    run = replica.running
-    beams = np.flatnonzero(run.beam[arrival.slots])
+    table = replica.slots
+    beams = np.flatnonzero(table.beam[arrival.slots])
     if not len(beams):
         return []
     rows = beams if arrival.running is None else np.flatnonzero(arrival.running)[beams]
@@ -231,7 +231,7 @@ def candidates(replica: ReplicaState, arrival: Arrival, result: StepResult) -> l
         raise ProtocolError(f"step {result.step}: the columns of log probabilities differ in length")
     found = []
     for slot, place in zip(arrival.slots[beams].tolist(), places.tolist(), strict=True):
-        member = run.at(slot)
+        member = table.at(slot)
         assert member.beam_group is not None
         count, end = member.beam_group.search.num_candidates, int(ends[place])
         if result.top_counts[place] != count:

@@ -14,15 +14,15 @@ def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) 
     its last token will need no blocks any more.) Of beams, the leader's are kept: the others go on from what they
     share with it.
     """
-    slot, run = sequence.slot, replica.running
-    num_computed = int(run.computed[slot])
+    slot, table = sequence.slot, replica.slots
+    num_computed = int(table.computed[slot])
     if sequence.beam_group is not None:  # the last token's step is done again, for its candidates
-        num_computed = min(num_computed, int(run.known[slot]) - 1)
+        num_computed = min(num_computed, int(table.known[slot]) - 1)
         if sequence.copied is not None:
             num_computed -= num_computed % replica.block_size  # the rest is not copied yet
     if sequence.entered:
-        returns = 0 < num_computed < run.last[slot]
-        swaps = returns and replica.tier.swap_out(sequence, num_computed, int(run.indexed[slot]))
+        returns = 0 < num_computed < table.last[slot]
+        swaps = returns and replica.tier.swap_out(sequence, num_computed, int(table.indexed[slot]))
         replica.num_parked += parked
         replica.num_swaps += bool(swaps) and not parked
         replica.num_recomputes += not swaps and not parked
@@ -50,7 +50,7 @@ def end(replica: ReplicaState, sequence: Sequence) -> None:
 def _leave_slot(replica: ReplicaState, sequence: Sequence) -> None:
     """It gives up slot and blocks. So do its beams; all but the leader are over."""
     if sequence.beam_group is not None:
-        last_steps = [int(replica.running.planned[member.slot]) for member in sequence.beam_group.members]
+        last_steps = [int(replica.slots.planned[member.slot]) for member in sequence.beam_group.members]
         for member in sequence.beam_group.members:
             _vacate(replica, member)
             if member is not sequence:
@@ -70,7 +70,7 @@ def _vacate(replica: ReplicaState, sequence: Sequence) -> None:
         del replica.bound[sequence.slot]
         replica.tier.cancel(sequence.slot)
     replica.drop_source(sequence)
-    replica.running.leave(sequence)
+    replica.slots.leave(sequence)
     replica.pool.release(reversed(sequence.blocks))
     sequence.blocks = []
     sequence.replica = None

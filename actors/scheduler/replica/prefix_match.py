@@ -30,10 +30,10 @@ class Offer:
 
 def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     """The sequence's cached prefix, if there are slots, and :meth:`ReplicaState.room` for the rest of its tokens."""
-    if replica.running.num_free_slots < sequence.num_slots:
+    if replica.slots.num_free_slots < sequence.num_slots:
         return None
     num_tokens, size = len(sequence.tokens), replica.block_size
-    fork = fork_of(sequence, replica.running)
+    fork = fork_of(sequence, replica.slots)
     cached, hosts = _find(replica, sequence) if fork is None else (fork.blocks, [])
     needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
     if needed + replica.pool.num_unheld(cached) > replica.room():
@@ -49,12 +49,12 @@ def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
 def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
     would wait all the same."""
-    jobs = [each for each in replica.running.occupied() if each.request.level == JOB]
+    jobs = [each for each in replica.slots.occupied() if each.request.level == JOB]
     most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
     if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
         return None
-    if fork_of(sequence, replica.running) is None and _awaits(replica, sequence, *_find(replica, sequence)):
+    if fork_of(sequence, replica.slots) is None and _awaits(replica, sequence, *_find(replica, sequence)):
         return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:

@@ -21,18 +21,18 @@ of one token takes."""
 def awaits(replica: ReplicaState, sequence: Sequence, num_found: int) -> bool:
     """Whether a running sequence that goes before a waiting one is about to compute its next blocks, behind the
     ``num_found`` that are there already."""
-    run, size = replica.running, replica.block_size
+    table, size = replica.slots, replica.block_size
     least = max(1, int(replica.budget * LEAST_SHARE) // size)
     last = num_found + least - 1
     most = min(len(sequence.hashes), (len(sequence.tokens) - 1) // size)  # one token is always computed
-    if last >= most or run.backlog(JOB) < least * size:
+    if last >= most or table.backlog(JOB) < least * size:
         return False
     wanted, key = sequence.hashes[last], sequence.key
-    others = map(run.at, (run.total - run.computed >= size).nonzero()[0].tolist())
+    others = map(table.at, (table.total - table.computed >= size).nonzero()[0].tolist())
     return any(
         last < len(other.hashes)
         and other.hashes[last] == wanted
         and other.key < key
-        and run.computed[other.slot] <= last * size
+        and table.computed[other.slot] <= last * size
         for other in others
     )

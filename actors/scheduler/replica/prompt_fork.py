@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagebus.actors.scheduler.replica.slots import Running
+from pagebus.actors.scheduler.replica.slots import SlotTable
 from pagebus.actors.scheduler.request import Sequence
 
 
@@ -21,14 +21,14 @@ class Fork:
     copied: int | None
 
 
-def fork_of(sequence: Sequence, running: Running) -> Fork | None:
+def fork_of(sequence: Sequence, table: SlotTable) -> Fork | None:
     """What a waiting sequence can take over from the first of its request: all of the prompt but the last token. None
     if that one does not run here, has not been planned to compute its prompt, or the sequence has gone further."""
     leader = sequence.leader
-    if leader is None or not leader.entered or not running.holds(leader):
+    if leader is None or not leader.entered or not table.holds(leader):
         return None
     num_prompt = len(sequence.request.prompt)
-    if running.computed[leader.slot] < num_prompt or len(sequence.tokens) > num_prompt or sequence.scores_prompt:
+    if table.computed[leader.slot] < num_prompt or len(sequence.tokens) > num_prompt or sequence.scores_prompt:
         return None
-    num_shared, rest = divmod(num_prompt - 1, running.block_size)
+    num_shared, rest = divmod(num_prompt - 1, table.block_size)
     return Fork(leader.blocks[:num_shared], leader.blocks[num_shared] if rest else None)

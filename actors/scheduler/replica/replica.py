@@ -48,7 +48,7 @@ class Replica(ReplicaState):
         sequence.num_cached = offer.num_tokens
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
-        self.running.enter(sequence, sequence.num_cached)
+        self.slots.enter(sequence, sequence.num_cached)
         self.bound[sequence.slot] = sequence
         if sequence.beam_group is not None:
             self.bound.update({member.slot: member for member in settle(self, sequence.beam_group)})
@@ -68,12 +68,12 @@ class Replica(ReplicaState):
         is full. Sequences that had to give way are added to ``preempted``."""
         if self.suspended or not self.pipeline.has_room:
             return None
-        if not len(self.running) and not self.builder.freed_slots:
+        if not len(self.slots) and not self.builder.freed_slots:
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
             if not group.is_complete:
                 follow(self, group)
-        behind = self.tier.hold_back(self.running.behind())
+        behind = self.tier.hold_back(self.slots.behind())
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
         num_decodes = len(slots)
@@ -103,9 +103,9 @@ class Replica(ReplicaState):
         """Count the rows as computed and remember them until their result comes."""
         self.step += 1
         if self.pacer is not None:
-            self.pacer.planned(self.running.computed[slots], counts, num_decodes)
-        ids = self.running.ids[slots]
-        samples = self.running.advance(slots, counts, self.step)
+            self.pacer.planned(self.slots.computed[slots], counts, num_decodes)
+        ids = self.slots.ids[slots]
+        samples = self.slots.advance(slots, counts, self.step)
         sample_slots, sample_ids = slots, ids
         if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
@@ -158,7 +158,7 @@ class Replica(ReplicaState):
     def give_up(self) -> list[Sequence]:
         """The replica is gone: all its sequences, with the tokens that are known, ready to run elsewhere. Those that
         were landing are not among them (they are queued already)."""
-        sequences = [sequence for sequence in self.running.occupied() if sequence is sequence.head]
+        sequences = [sequence for sequence in self.slots.occupied() if sequence is sequence.head]
         for sequence in sequences:
             give_back(self, sequence)
         self.tier.forget_all()
@@ -173,8 +173,8 @@ class Replica(ReplicaState):
         Raises:
             AssertionError: they do not.
         """
-        self.running.check_integrity()
-        sequences = self.running.occupied()
+        self.slots.check_integrity()
+        sequences = self.slots.occupied()
         sources = [sequence.copied[0] for sequence in sequences if sequence.copied is not None]
         self.pool.check_integrity(chain(sources, *(sequence.blocks for sequence in sequences)))
         assert all(sequence.replica == self.name for sequence in sequences)
@@ -183,9 +183,9 @@ class Replica(ReplicaState):
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
         self.landing.check_integrity()
-        assert sum(group.width for group in self.searches.values()) == self.running.num_beams
+        assert sum(group.width for group in self.searches.values()) == self.slots.num_beams
         for group in self.searches.values():
             check_integrity(self, group)
         for sequence in sequences:
-            listed = int(self.running.indexed[sequence.slot])
+            listed = int(self.slots.indexed[sequence.slot])
             assert len(sequence.hashes) >= listed or not self.caching

@@ -30,7 +30,7 @@ from pagebus.bus.messages import Int32Array
 Slots = NDArray[np.intp] | Int32Array
 
 
-class Running:
+class SlotTable:
     """Slot state. ``tail`` [num_slots, block_size] holds each sequence's newest tokens, at position % block_size: what
     is known since its last full block."""
 

@@ -19,7 +19,7 @@ from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
 from pagebus.actors.scheduler.replica.plan_builder import InFlight, PlanBuilder
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
-from pagebus.actors.scheduler.replica.slots import Running, Slots
+from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.replica.step_results import Landing
 from pagebus.actors.scheduler.replica.step_time import Work
 from pagebus.actors.scheduler.request import BeamGroup, Sequence, blocks_needed
@@ -61,11 +61,11 @@ class ReplicaState:
         self.index = PrefixIndex()
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
-        self.running = Running(min(joined.max_num_seqs, self.budget), self.block_size)
+        self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size)
         self.builder = PlanBuilder(self.epoch)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
-        self.landing = Landing(self.name, self.running, landed=self.step)
+        self.landing = Landing(self.name, self.slots, landed=self.step)
         self.preempted: list[Sequence] = []
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
@@ -81,7 +81,7 @@ class ReplicaState:
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence, with all its beams but alone, could run here to its limit."""
         num_tokens = min(sequence.limit, self.max_model_len) - 1
-        if len(sequence.tokens) > num_tokens or sequence.num_slots > self.running.num_slots:
+        if len(sequence.tokens) > num_tokens or sequence.num_slots > self.slots.num_slots:
             return False
         return blocks_needed(sequence.request, num_tokens, self.block_size) <= self.pool.num_blocks
 
@@ -91,44 +91,44 @@ class ReplicaState:
         job must not make steps longer than the pace allows."""
         if level == JOB and not self._has_time_for_job():
             return False
-        if self.suspended or not (self.running.has_free_slot or (level != JOB and self.running.num_jobs)):
+        if self.suspended or not (self.slots.has_free_slot or (level != JOB and self.slots.num_jobs)):
             return False
         return self.backlog(level) < self.budget
 
     def _has_time_for_job(self) -> bool:
-        run = self.running
-        if self.pacer is None or len(run) == run.num_jobs:
+        table = self.slots
+        if self.pacer is None or len(table) == table.num_jobs:
             return True
-        return self.pacer.allows(Work(decodes=len(run) + 1, decode_context=int(run.computed.sum())))
+        return self.pacer.allows(Work(decodes=len(table) + 1, decode_context=int(table.computed.sum())))
 
     def backlog(self, level: int = JOB) -> int:
         """Tokens that running sequences, up to this level, could compute and no plan has."""
-        return self.running.backlog(level)
+        return self.slots.backlog(level)
 
     def load(self, level: int = JOB) -> int:
         """How long a new sequence of this level would wait here, in tokens."""
-        return self.backlog(level) + LOAD_TOKENS_PER_SEQUENCE * len(self.running)
+        return self.backlog(level) + LOAD_TOKENS_PER_SEQUENCE * len(self.slots)
 
     def room(self) -> int:
         """Blocks that a sequence may take to come in: free ones, besides what running sequences need for their tokens
         and a reserve for them to grow. An empty replica gives all; without a free slot there are none."""
-        if not self.running.has_free_slot:
+        if not self.slots.has_free_slot:
             return 0
-        run, pool = self.running, self.pool
-        if not len(run):
+        table, pool = self.slots, self.pool
+        if not len(table):
             return pool.num_free
         room = pool.num_free - max(1, int(pool.num_blocks * WATERMARK))
         # Each sequence lacks blocks for what it is behind and for its next token at most.
-        most = run.backlog(JOB) // self.block_size + 2 * len(run) + 1
+        most = table.backlog(JOB) // self.block_size + 2 * len(table) + 1
         if room - most > self.max_model_len // self.block_size:
             return room - most  # more than a sequence needs, so it need not be exact
-        return room - run.num_missing_blocks()
+        return room - table.num_missing_blocks()
 
     @property
     def tries_suspect(self) -> bool:
         """Whether a sequence runs here that may be what ends executors, and has not shown yet that it is not."""
-        known = self.running.known
-        return any(each.suspect and known[each.slot] <= each.num_tokens_at_loss for each in self.running.occupied())
+        known = self.slots.known
+        return any(each.suspect and known[each.slot] <= each.num_tokens_at_loss for each in self.slots.occupied())
 
     # -- blocks --------------------------------------------------------------------------------------------------------
     def drop_source(self, sequence: Sequence) -> None:
@@ -139,14 +139,14 @@ class ReplicaState:
 
     def list_blocks(self, slots: Slots) -> None:
         """List the blocks that have become full of planned tokens whose values are known."""
-        run, size = self.running, self.block_size
-        full, listed = np.minimum(run.computed[slots], run.known[slots]) // size, run.indexed[slots]
+        table, size = self.slots, self.block_size
+        full, listed = np.minimum(table.computed[slots], table.known[slots]) // size, table.indexed[slots]
         rows = (full > listed).nonzero()[0]
         if not len(rows):
             return
         slots, full = slots[rows], full[rows]
-        run.indexed[slots] = full
+        table.indexed[slots] = full
         for slot, start, end in zip(slots.tolist(), listed[rows].tolist(), full.tolist(), strict=True):
-            sequence = run.at(slot)
+            sequence = table.at(slot)
             sequence.extend_hashes(size)
             self.index.insert_all(sequence.hashes, sequence.blocks, start, end)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.events import ProtocolError
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
-from pagebus.actors.scheduler.replica.slots import Running, Slots
+from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import END_NONE, Int32Array, StepResult
@@ -34,10 +34,10 @@ class Landing:
     """Takes results in. Sequences that were preempted while steps in flight still sample tokens for them wait here,
     until the last of those steps has landed; only then all of their tokens are known."""
 
-    def __init__(self, replica: str, running: Running, landed: int) -> None:
+    def __init__(self, replica: str, table: SlotTable, landed: int) -> None:
         self.landed = landed
         self._replica = replica
-        self._running = running
+        self._table = table
         self._sequences: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Landing:
         slots = flight.sample_slots
         if not same_ints(ids, flight.sample_ids):
             slots = self._match_some(flight, ids)
-        running = self._running.ids[slots] == ids
+        running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):
             self._check_indexes(slots, result.token_indexes, result.ends)
             return Arrival(slots, None)
@@ -95,16 +95,16 @@ class Landing:
         if not np.array_equal(flight.sample_ids[present], ids):
             raise ProtocolError(f"step {flight.step}: the result has rows that the plan has not, or in another order")
         absent_ids = flight.sample_ids[~present]
-        absent = self._running.ids[flight.sample_slots[~present]] == absent_ids
+        absent = self._table.ids[flight.sample_slots[~present]] == absent_ids
         if absent.any() or any(each in self._sequences for each in absent_ids.tolist()):
             raise ProtocolError(f"step {flight.step}: the result lacks rows of sequences that have not ended")
         return flight.sample_slots[present]
 
     def _check_indexes(self, slots: Slots, indexes: Int32Array, ends: Int32Array) -> None:
-        known = self._running.known[slots]
-        if not same_ints(known - self._running.prompt[slots], indexes):
+        known = self._table.known[slots]
+        if not same_ints(known - self._table.prompt[slots], indexes):
             raise ProtocolError("a token has another index than the one due")
-        at_limit = known >= self._running.last[slots]
+        at_limit = known >= self._table.last[slots]
         if np.count_nonzero(at_limit) and np.count_nonzero(ends[at_limit] == END_NONE):
             raise ProtocolError("a sequence has reached its limit and did not end")
 
@@ -118,26 +118,26 @@ class Landing:
         """The step is done. Rows whose sequences are still in their slots may have full blocks to list."""
         self.landed = flight.step
         if list_blocks is not None:
-            same = self._running.ids[flight.slots] == flight.ids
+            same = self._table.ids[flight.slots] == flight.ids
             list_blocks(flight.slots if np.count_nonzero(same) == len(same) else flight.slots[same])
 
     def take(self, arrival: Arrival, result: StepResult) -> list[tuple[Sequence, int]]:
         """Take in the sampled tokens; returns the sequences that ended with them, each with ``ends``."""
-        run, slots = self._running, arrival.slots
+        table, slots = self._table, arrival.slots
         token_ids, indexes, ends = result.token_ids, result.token_indexes, result.ends
         ended: list[tuple[Sequence, int]] = []
         if arrival.running is not None:
             ended = self._take_landing(result, arrival.running)
             token_ids, indexes, ends = token_ids[arrival.running], indexes[arrival.running], ends[arrival.running]
-        if run.num_beams:  # what a beam has sampled says nothing: its search chooses
-            kept = ~run.beam[slots]
+        if table.num_beams:  # what a beam has sampled says nothing: its search chooses
+            kept = ~table.beam[slots]
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
-        run.take_tokens(slots, token_ids)
+        table.take_tokens(slots, token_ids)
         for row in (indexes == 0).nonzero()[0].tolist():
-            sequence = run.at(slots[row])
+            sequence = table.at(slots[row])
             sequence.produced = True
             sequence.request.first_token_s = sequence.request.first_token_s or result.done_s
-        ended += [(run.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
+        ended += [(table.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
         for sequence in [each for each in self._sequences.values() if each.last_step <= self.landed]:
             self._land(sequence)
         return ended

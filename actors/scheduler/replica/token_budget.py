@@ -25,19 +25,19 @@ LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
 
 def share_budget(replica: ReplicaState, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
     """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
-    run, is_decode = replica.running, behind == 1
+    table, is_decode = replica.slots, behind == 1
     decodes, prompts = slots[is_decode], ~is_decode
     budget = replica.budget - len(decodes)
     wanted = dict(zip(slots[prompts].tolist(), behind[prompts].tolist(), strict=True))
-    others = sorted(wanted, key=lambda each: run.at(each).key)
+    others = sorted(wanted, key=lambda each: table.at(each).key)
     if replica.pacer is not None and len(decodes):
-        work = Work(decodes=len(decodes), decode_context=int(run.computed[decodes].sum()))
-        prefills = [prefill_of(run.at(slot), int(run.computed[slot]), wanted[slot]) for slot in others]
+        work = Work(decodes=len(decodes), decode_context=int(table.computed[decodes].sum()))
+        prefills = [prefill_of(table.at(slot), int(table.computed[slot]), wanted[slot]) for slot in others]
         amounts = replica.pacer.share(now_s, work, prefills, budget)
     else:
         amounts = []
         for slot in others:
-            amounts.append(_chunk(int(run.computed[slot]), wanted[slot], budget))
+            amounts.append(_chunk(int(table.computed[slot]), wanted[slot], budget))
             budget -= amounts[-1]
     chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
     rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
@@ -55,9 +55,9 @@ def _chunk(start: int, wanted: int, budget: int) -> int:
 
 def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
     """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
-    run, size = replica.running, replica.block_size
-    missing = run.computed[slots] + counts
-    missing -= run.capacity[slots]
+    table, size = replica.slots, replica.block_size
+    missing = table.computed[slots] + counts
+    missing -= table.capacity[slots]
     rows = (missing > 0).nonzero()[0]
     if not len(rows):
         return slots, counts, num_decodes
@@ -67,10 +67,10 @@ def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_de
         return _contend(replica, slots, counts)
     blocks = replica.pool.allocate(total)
     short = slots[rows]
-    run.capacity[short] += needed * size
+    table.capacity[short] += needed * size
     append, start = replica.builder.append, 0
     for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
-        append(run.at(slot), blocks[start : start + count])
+        append(table.at(slot), blocks[start : start + count])
         start += count
     return slots, counts, num_decodes
 
@@ -82,10 +82,10 @@ def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
     that only waits for its last token). If there are none it keeps its blocks and waits. So the best one always
     goes on, and there is no deadlock.
     """
-    run, pool, size = replica.running, replica.pool, replica.block_size
+    table, pool, size = replica.slots, replica.pool, replica.block_size
     wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
-    behind = run.behind()
-    order = run.occupied()
+    behind = table.behind()
+    order = table.occupied()
     heads = [each for each in order if each is each.head]
     needy = [each.beam_group is not None or bool(behind[each.slot]) for each in heads]
     victims = list(compress(heads, needy)) + [each for each, needs in zip(heads, needy, strict=True) if not needs]
@@ -94,7 +94,7 @@ def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
         slot = sequence.slot
         if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
             continue
-        start, have = int(run.computed[slot]), int(run.capacity[slot])
+        start, have = int(table.computed[slot]), int(table.capacity[slot])
         while start == have and not pool.num_free and victims[-1] is not sequence.head:
             preempt(replica, victims.pop())
         count = min(wanted[slot], have + pool.num_free * size - start)
@@ -102,7 +102,7 @@ def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
             continue
         blocks = max(0, -(-(start + count - have) // size))
         replica.builder.append(sequence, pool.allocate(blocks))
-        run.capacity[slot] += blocks * size
+        table.capacity[slot] += blocks * size
         granted[slot] = count
     rows = np.fromiter(granted, np.intp, len(granted))
     amounts = np.fromiter(granted.values(), np.int32, len(granted))

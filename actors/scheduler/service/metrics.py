@@ -99,7 +99,7 @@ class Meters:
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
-            self._show(name, len(replica.running), 1 - pool.num_free / pool.num_blocks, replica.tier.pool.usage)
+            self._show(name, len(replica.slots), 1 - pool.num_free / pool.num_blocks, replica.tier.pool.usage)
             self.count(replica)
 
     def count(self, replica: Replica) -> None:

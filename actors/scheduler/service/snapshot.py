@@ -134,7 +134,7 @@ class Portrait:
         core, replicas = self.core, list(self.core.replicas.values())
         same = asked.epoch == core.config.epoch
         over = [each for each in self._over if each[0] > (asked.over_seen if same else 0)]
-        sequences = [sequence for replica in replicas for sequence in replica.running.sequences if sequence is not None]
+        sequences = [sequence for replica in replicas for sequence in replica.slots.sequences if sequence is not None]
         sequences += islice(core.waiting, SHOWN_WAITING)
         living = {id(sequence.request): sequence.request for sequence in sequences}
         living |= {id(request): request for request in islice(core.delivery.finished.values(), SHOWN_WAITING)}
@@ -148,9 +148,7 @@ class Portrait:
         ]
         marks = [_marks(request, over_s) for _, over_s, request in over]
         marks += [_marks(request, 0.0) for request in living.values()]
-        pinned = [
-            [each.copied[0] for each in replica.running.sequences if each and each.copied] for replica in replicas
-        ]
+        pinned = [[each.copied[0] for each in replica.slots.sequences if each and each.copied] for replica in replicas]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
         cached_hosts = [_ints(replica.tier.pool.cached) for replica in replicas]
         steps = self._steps_after(asked.steps_seen if same else 0, numbers)
@@ -200,7 +198,7 @@ class Portrait:
         if replica is None or asked.block < 0:
             return BlockState(serial=asked.serial)
         waiting = self.core.waiting if asked.on_host else ()
-        everybody = [each for each in chain(replica.running.sequences, waiting) if each is not None]
+        everybody = [each for each in chain(replica.slots.sequences, waiting) if each is not None]
         tables = [(each, _hosts_of(self.core.replicas, each) if asked.on_host else each.blocks) for each in everybody]
         owners = [(sequence, table) for sequence, table in tables if asked.block in table]
         if not owners:
@@ -221,7 +219,7 @@ class Portrait:
 def num_unwanted(replica: Replica) -> int:
     """Rows of the oldest step in flight that sample a token for a sequence that is over."""
     flight = replica.in_flight[0]
-    unknown = flight.sample_ids[replica.running.ids[flight.sample_slots] != flight.sample_ids]
+    unknown = flight.sample_ids[replica.slots.ids[flight.sample_slots] != flight.sample_ids]
     return sum(not replica.landing.awaits(sequence_id) for sequence_id in unknown.tolist())
 
 
@@ -236,7 +234,7 @@ def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
     """Free blocks whose content can still be found."""
     listed, held = _ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
     held[pinned] = True
-    for sequence in replica.running.sequences:
+    for sequence in replica.slots.sequences:
         if sequence is not None:
             held[sequence.blocks] = True
     return np.asarray(listed[~held[listed]], np.int32)
@@ -249,8 +247,8 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         epoch=replica.epoch,
         step=replica.step,
         num_in_flight=len(replica.in_flight),
-        num_slots=replica.running.num_slots,
-        num_running=len(replica.running),
+        num_slots=replica.slots.num_slots,
+        num_running=len(replica.slots),
         token_budget=replica.budget,
         block_size=replica.block_size,
         num_blocks=pool.num_blocks,
@@ -295,7 +293,7 @@ def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int
 def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
     """Prompt and output as far as their values are known."""
     if sequence.in_slot and sequence.replica is not None:
-        return int(replicas[sequence.replica].running.known[sequence.slot])
+        return int(replicas[sequence.replica].slots.known[sequence.slot])
     return len(sequence.tokens)
 
 
@@ -305,7 +303,7 @@ def _sequence_row(
     name = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
     computed = 0
     if sequence.replica is not None and sequence.in_slot:
-        computed = int(replicas[sequence.replica].running.computed[sequence.slot])
+        computed = int(replicas[sequence.replica].slots.computed[sequence.slot])
     return (
         sequence.id,
         request,

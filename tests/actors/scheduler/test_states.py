@@ -104,7 +104,7 @@ def lose_a_replica_that_loads() -> None:
     for _ in range(6):
         world.step()
     replica = world.core.replicas["gpu-0"]
-    preempt(replica, next(each for each in replica.running.occupied() if each.request.id == "b"))
+    preempt(replica, next(each for each in replica.slots.occupied() if each.request.id == "b"))
     world.core.planner.requeue(replica)
     while not executor.num_copied[1]:
         world.step()

@@ -160,7 +160,7 @@ def test_recorded_changes_rebuild_the_block_tables(tmp_path: Path) -> None:
         for _, plan in world.plans[seen:]:
             tables.apply(_tables(plan))
         seen = len(world.plans)
-        running = [each for each in world.core.replicas["gpu-0"].running.occupied() if each.entered]
+        running = [each for each in world.core.replicas["gpu-0"].slots.occupied() if each.entered]
         for sequence in running:
             assert tables.slots[sequence.slot] == (sequence.id, sequence.blocks)
         returned = tables.returned

@@ -158,7 +158,7 @@ def test_a_job_of_beams_is_promoted() -> None:
     world.send(structs.replace(search("job", prompt(9), 3, max_tokens=20), is_job=True))
     for _ in range(6):
         world.step()
-    assert not world.core.replicas["gpu-0"].running.job.any()
+    assert not world.core.replicas["gpu-0"].slots.job.any()
     world.run()
     world.check_end()
 

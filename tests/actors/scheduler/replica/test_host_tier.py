@@ -122,7 +122,7 @@ def test_steps_that_others_can_fill_do_not_wait_for_a_load() -> None:
     world.send(a, b)
     for _ in range(6):
         world.step()
-    (victim,) = (each for each in replica(world).running.occupied() if each.request.id == "b")
+    (victim,) = (each for each in replica(world).slots.occupied() if each.request.id == "b")
     preempt(replica(world), victim)
     world.core.planner.requeue(replica(world))
     while not executor.num_copied[1]:
@@ -153,7 +153,7 @@ def test_what_is_left_on_the_device_is_not_loaded() -> None:
     world.send(request("a", A[:16], max_tokens=20))
     for _ in range(4):
         world.step()
-    (victim,) = replica(world).running.occupied()
+    (victim,) = replica(world).slots.occupied()
     preempt(replica(world), victim)
     world.core.planner.requeue(replica(world))
     world.run()
@@ -193,7 +193,7 @@ def test_a_sequence_may_return_on_another_replica() -> None:
     world.step("gpu-0")
     world.step("gpu-0")
     assert replica(world).tier.num_held == 0
-    assert [each.request.id for each in world.core.replicas["gpu-1"].running.occupied()] == [name]
+    assert [each.request.id for each in world.core.replicas["gpu-1"].slots.occupied()] == [name]
     world.run()
     world.check_end()
 

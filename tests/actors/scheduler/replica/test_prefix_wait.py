@@ -166,7 +166,7 @@ def test_no_job_gives_way_to_one_that_waits_all_the_same() -> None:
     world.send(structs.replace(request("job", prompt(5, 7), max_tokens=20), is_job=True))
     world.step()
     world.send(*alike(2, prompt(44)))
-    while world.core.replicas["gpu-0"].running.backlog(0) > 8:
+    while world.core.replicas["gpu-0"].slots.backlog(0) > 8:
         assert not world.preempted
         world.step()
     world.run()

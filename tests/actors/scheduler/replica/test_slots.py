@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from pagebus.actors.scheduler.order import Order
-from pagebus.actors.scheduler.replica.slots import Running
+from pagebus.actors.scheduler.replica.slots import SlotTable
 from pagebus.actors.scheduler.request import Sequence, make_request
 from pagebus.actors.scheduler.states import State
 from tests.actors.scheduler.world import request
@@ -22,7 +22,7 @@ def sequence(number: int, tokens: list[int], limit: int = 50) -> Sequence:
 
 def test_a_sequence_is_behind_by_its_tokens() -> None:
     """Prefill, prefix hits and decode are one number; empty slots are behind by nothing."""
-    running = Running(3, 4)
+    running = SlotTable(3, 4)
     first, second = sequence(1, [1, 2, 3]), sequence(2, [1, 2, 3, 4, 5, 6])
     second.blocks = [7]
     running.enter(first, 0)
@@ -33,7 +33,7 @@ def test_a_sequence_is_behind_by_its_tokens() -> None:
 
 def test_sampled_tokens_count_before_they_are_known() -> None:
     """After its last token is planned to be computed, a sequence has one more."""
-    running = Running(1, 4)
+    running = SlotTable(1, 4)
     running.enter(sequence(1, [1, 2, 3]), 0)
     slots = np.array([0])
     assert running.advance(slots, np.array([2], np.int32), 1).tolist() == [False]
@@ -45,7 +45,7 @@ def test_sampled_tokens_count_before_they_are_known() -> None:
 
 def test_nothing_is_computed_for_a_token_beyond_the_limit() -> None:
     """Once the last token is planned to be sampled, the sequence is not behind any more."""
-    running = Running(1, 4)
+    running = SlotTable(1, 4)
     running.enter(sequence(1, [1, 2, 3], limit=4), 0)
     running.advance(np.array([0]), np.array([3], np.int32), 1)
     assert running.behind().tolist() == [0]
@@ -53,7 +53,7 @@ def test_nothing_is_computed_for_a_token_beyond_the_limit() -> None:
 
 def test_known_tokens_reach_the_sequence_at_block_boundaries_and_at_the_end() -> None:
     """In between they are in the arrays only."""
-    running = Running(2, 4)
+    running = SlotTable(2, 4)
     one = sequence(1, [1, 2, 3])
     one.blocks = [0, 1]
     running.enter(one, 0)
@@ -71,7 +71,7 @@ def test_known_tokens_reach_the_sequence_at_block_boundaries_and_at_the_end() ->
 
 def test_the_lowest_free_slot_is_taken() -> None:
     """So the rows in use stay together."""
-    running = Running(3, 4)
+    running = SlotTable(3, 4)
     sequences = [sequence(i, [1]) for i in range(1, 4)]
     for each in sequences:
         running.enter(each, 0)

@@ -70,7 +70,7 @@ def test_blocks_are_where_the_pool_says_in_every_step(hosts: int) -> None:
         state = portrait.draw(ASK, world.now_s)
         check_blocks(world, state)
         for replica in world.core.replicas.values():
-            for sequence in replica.running.occupied():
+            for sequence in replica.slots.occupied():
                 assert tables(state)[sequence.id] == sequence.blocks
         seen |= {name for name in ("pinned_blocks", "cached_blocks", "host_blocks") if len(getattr(state, name))}
     assert world.core.num_preemptions > 0
@@ -147,7 +147,7 @@ def test_a_block_tells_its_owners_and_the_chain_of_contents() -> None:
     world.send(request("b", list(range(9)), max_tokens=20))
     world.step()
     (replica,) = world.core.replicas.values()
-    first = replica.running.occupied()[0]
+    first = replica.slots.occupied()[0]
     told = Portrait(world.core).block(
         BlockRequested(ingress="web", serial=7, replica=replica.name, block=first.blocks[1])
     )
@@ -190,10 +190,10 @@ async def test_the_scheduler_answers_on_the_mailbox_of_who_asks() -> None:
         await deployment.bus.publish([(NAMES.control, StateRequested(ingress="web@1", serial=5))])
         state = await _reply(deployment)
         assert state.serial == 5
-        (sequence,) = replica.running.occupied()
+        (sequence,) = replica.slots.occupied()
         assert tables(state) == {sequence.id: sequence.blocks}
         (row,) = rows(state.sequences, SEQUENCE_COLUMNS)
-        assert (row["state"], row["num_tokens"]) == (SEQUENCE_RUNNING, replica.running.known[sequence.slot])
+        assert (row["state"], row["num_tokens"]) == (SEQUENCE_RUNNING, replica.slots.known[sequence.slot])
         await deployment.bus.publish([(NAMES.control, CancelRequest(request_id="a"))])
         await until(lambda: not deployment.scheduler.core.requests)
         await deployment.bus.publish([(NAMES.control, StateRequested(ingress="web@1", serial=6))])

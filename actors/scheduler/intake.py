@@ -133,7 +133,7 @@ class Intake:
             self.meters.lost(name, error)
             self._take_event(ReplicaLost(name, reason, self.membership.deaf_to(name)))
             return
-        self.observers.landing(name, message)
+        self.observers.result_arrived(name, message)
         try:
             self.core.take(ReplicaResult(name, message))
         except ProtocolError as error:

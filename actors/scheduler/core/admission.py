@@ -20,7 +20,7 @@ MOST_AWAITING = 64
 def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order; returns those that got one, still to be taken off the queue.
 
-    On a replica where a sequence could run but has no room now, or was preempted and has not landed, none behind it
+    On a replica where a sequence could run but has no room now, or was preempted in flight, none behind it
     gets in. Jobs make room for interactive sequences: they are in ``preempted`` of their replicas then. Those that
     await what others compute (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) are passed by those behind them, but
     not for long: what a step has room for.

@@ -93,7 +93,7 @@ class Planner:
             return
         if sequence.state is State.PREEMPTED_IN_FLIGHT:
             assert sequence.replica is not None
-            self.replicas[sequence.replica].landing.drop(sequence)
+            self.replicas[sequence.replica].step_results.drop(sequence)
         self.waiting.remove(sequence)
         sequence.become(State.ENDED)
 

@@ -25,7 +25,7 @@ import numpy as np
 from pagebus.actors.scheduler.beam_search import BeamSearch
 from pagebus.actors.scheduler.events import ProtocolError
 from pagebus.actors.scheduler.replica.state import ReplicaState
-from pagebus.actors.scheduler.replica.step_results import Arrival
+from pagebus.actors.scheduler.replica.step_results import ResultRows
 from pagebus.actors.scheduler.request import BeamGroup, Sequence
 from pagebus.bus.messages import Int32Array, SamplingParams, StepResult
 
@@ -212,17 +212,17 @@ def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common:
         replica.builder.rewrite(member, keep if keep < full else len(member.blocks))
 
 
-def candidates(replica: ReplicaState, arrival: Arrival, result: StepResult) -> list[Candidates]:
+def candidates(replica: ReplicaState, matched: ResultRows, result: StepResult) -> list[Candidates]:
     """Those of all beams in a result. Changes nothing.
 
     Raises:
         ProtocolError: some are missing.
     """
     table = replica.slots
-    beams = np.flatnonzero(table.beam[arrival.slots])
+    beams = np.flatnonzero(table.beam[matched.slots])
     if not len(beams):
         return []
-    rows = beams if arrival.running is None else np.flatnonzero(arrival.running)[beams]
+    rows = beams if matched.running is None else np.flatnonzero(matched.running)[beams]
     places = np.searchsorted(result.logprob_rows, rows)
     ends = np.cumsum(result.top_counts)
     if not len(ends) or not np.array_equal(result.logprob_rows[np.minimum(places, len(ends) - 1)], rows):
@@ -230,7 +230,7 @@ def candidates(replica: ReplicaState, arrival: Arrival, result: StepResult) -> l
     if len(result.logprob_rows) != len(ends) or not ends[-1] == len(result.top_ids) == len(result.top_bits):
         raise ProtocolError(f"step {result.step}: the columns of log probabilities differ in length")
     found = []
-    for slot, place in zip(arrival.slots[beams].tolist(), places.tolist(), strict=True):
+    for slot, place in zip(matched.slots[beams].tolist(), places.tolist(), strict=True):
         member = table.at(slot)
         assert member.beam_group is not None
         count, end = member.beam_group.search.num_candidates, int(ends[place])

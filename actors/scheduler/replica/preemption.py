@@ -27,11 +27,11 @@ def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) 
         replica.num_swaps += bool(swaps) and not parked
         replica.num_recomputes += not swaps and not parked
     _leave_slot(replica, sequence)
-    if sequence.last_step <= replica.landing.landed:
+    if sequence.last_step <= replica.step_results.last_step:
         sequence.become(sequence.at_rest)
     else:
         sequence.become(State.PREEMPTED_IN_FLIGHT)
-        replica.landing.add(sequence)
+        replica.step_results.hold(sequence)
     replica.preempted.append(sequence)
 
 

@@ -121,16 +121,16 @@ class Replica(ReplicaState):
         Raises:
             ProtocolError: the result contradicts the plans; nothing has changed.
         """
-        if result.step <= self.landing.landed:
+        if result.step <= self.step_results.last_step:
             return []  # a repeat
-        arrival = self.landing.match(self.in_flight[0] if self.in_flight else None, result)
-        found = candidates(self, arrival, result) if self.searches else []
+        matched = self.step_results.match(self.in_flight[0] if self.in_flight else None, result)
+        found = candidates(self, matched, result) if self.searches else []
         self.tier.copied_step = max(self.tier.copied_step, min(result.copied_step, result.step))
         self.pipeline.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
-        self.landing.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
-        return self.landing.take(arrival, result) + self._advance_beams(found)
+        self.step_results.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
+        return self.step_results.apply(matched, result) + self._advance_beams(found)
 
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
         """Make the choices whose last candidates these are; returns the leaders whose searches are over."""
@@ -156,13 +156,13 @@ class Replica(ReplicaState):
         return sequences
 
     def give_up(self) -> list[Sequence]:
-        """The replica is gone: all its sequences, with the tokens that are known, ready to run elsewhere. Those that
-        were landing are not among them (they are queued already)."""
+        """Take all sequences off a lost replica, with their known tokens, ready to run elsewhere. Those preempted in
+        flight are not returned: they are queued already."""
         sequences = [sequence for sequence in self.slots.occupied() if sequence is sequence.head]
         for sequence in sequences:
             give_back(self, sequence)
         self.tier.forget_all()
-        self.landing.land_all()
+        self.step_results.release_all()
         self.in_flight.clear()
         self.suspended = True
         return sequences
@@ -181,8 +181,8 @@ class Replica(ReplicaState):
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
         self.tier.check_integrity(sequences)
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
-        assert [flight.step for flight in self.in_flight] == [*range(self.landing.landed + 1, self.step + 1)]
-        self.landing.check_integrity()
+        assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]
+        self.step_results.check_integrity()
         assert sum(group.width for group in self.searches.values()) == self.slots.num_beams
         for group in self.searches.values():
             check_integrity(self, group)

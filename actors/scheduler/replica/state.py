@@ -20,7 +20,7 @@ from pagebus.actors.scheduler.replica.pipeline import Pipeline
 from pagebus.actors.scheduler.replica.plan_builder import InFlight, PlanBuilder
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
-from pagebus.actors.scheduler.replica.step_results import Landing
+from pagebus.actors.scheduler.replica.step_results import StepResults
 from pagebus.actors.scheduler.replica.step_time import Work
 from pagebus.actors.scheduler.request import BeamGroup, Sequence, blocks_needed
 
@@ -65,7 +65,7 @@ class ReplicaState:
         self.builder = PlanBuilder(self.epoch)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
-        self.landing = Landing(self.name, self.slots, landed=self.step)
+        self.step_results = StepResults(self.name, self.slots, last_step=self.step)
         self.preempted: list[Sequence] = []
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}

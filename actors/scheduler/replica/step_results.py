@@ -1,4 +1,4 @@
-"""Results coming in: which rows they answer, and the sequences that left their slots before their results came."""
+"""Matches step results to planned rows, and keeps sequences that were preempted with steps in flight."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pagebus.bus.messages import END_NONE, Int32Array, StepResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
-    """A result matched to rows: the slots of those still running, and which rows [n] of the result they are."""
+class ResultRows:
+    """Rows of a result whose sequences are still in their slots: the slots, and a mask over the result's rows [n]."""
 
     slots: Slots
     running: NDArray[np.bool_] | None
-    """None if all are."""
+    """None: all rows."""
 
 
 def same_ints(one: Int32Array, other: Int32Array) -> bool:
@@ -30,12 +30,15 @@ def same_ints(one: Int32Array, other: Int32Array) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-class Landing:
-    """Takes results in. Sequences that were preempted while steps in flight still sample tokens for them wait here,
-    until the last of those steps has landed; only then all of their tokens are known."""
+class StepResults:
+    """Applies the results of one replica. ``last_step`` is the last step whose result was applied.
 
-    def __init__(self, replica: str, table: SlotTable, landed: int) -> None:
-        self.landed = landed
+    A sequence preempted while steps in flight still sample tokens for it is held here until the last of those results.
+    Only then are all of its tokens known.
+    """
+
+    def __init__(self, replica: str, table: SlotTable, last_step: int) -> None:
+        self.last_step = last_step
         self._replica = replica
         self._table = table
         self._sequences: dict[int, Sequence] = {}
@@ -43,31 +46,31 @@ class Landing:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """The sequence has left its slot before all results of it have come."""
+    def hold(self, sequence: Sequence) -> None:
+        """Hold a sequence that left its slot before all of its results arrived."""
         sequence.replica = self._replica
         self._sequences[sequence.id] = sequence
 
-    def awaits(self, sequence_id: int) -> bool:
-        """Whether tokens of a sequence that has left its slot are still wanted."""
+    def expects(self, sequence_id: int) -> bool:
+        """Whether a held sequence has this id, so that its tokens are still wanted."""
         return sequence_id in self._sequences
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence has ended; what still comes for it is ignored."""
+        """Stop holding a sequence that has ended. Its later results are ignored."""
         del self._sequences[sequence.id]
         sequence.replica = None
 
-    def land_all(self) -> None:
-        """No more results will come: what is known now is all there is."""
+    def release_all(self) -> None:
+        """Release every held sequence with the tokens known now: no more results will arrive."""
         for sequence in list(self._sequences.values()):
-            self._land(sequence)
+            self._release(sequence)
 
-    def _land(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         self.drop(sequence)
         sequence.become(sequence.at_rest)
 
-    def match(self, flight: InFlight | None, result: StepResult) -> Arrival:
-        """Find the rows that ``result`` answers, and check that it can be true. Changes nothing.
+    def match(self, flight: InFlight | None, result: StepResult) -> ResultRows:
+        """Match ``result`` to the rows of ``flight`` and validate it. Changes nothing.
 
         Raises:
             ProtocolError: another step is due, rows are unknown or missing, or tokens have wrong indexes.
@@ -84,13 +87,13 @@ class Landing:
         running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):
             self._check_indexes(slots, result.token_indexes, result.ends)
-            return Arrival(slots, None)
+            return ResultRows(slots, None)
         self._check_indexes(slots[running], result.token_indexes[running], result.ends[running])
-        self._check_landing(result)
-        return Arrival(slots[running], running)
+        self._check_preempted(result)
+        return ResultRows(slots[running], running)
 
     def _match_some(self, flight: InFlight, ids: Int32Array) -> Slots:
-        """Slots of the rows named by ``ids``. Only sequences that have ended may be left out."""
+        """Slots of the rows with these ``ids``. Only rows of ended sequences may be missing."""
         present = np.isin(flight.sample_ids, ids)
         if not np.array_equal(flight.sample_ids[present], ids):
             raise ProtocolError(f"step {flight.step}: the result has rows that the plan has not, or in another order")
@@ -108,28 +111,28 @@ class Landing:
         if np.count_nonzero(at_limit) and np.count_nonzero(ends[at_limit] == END_NONE):
             raise ProtocolError("a sequence has reached its limit and did not end")
 
-    def _check_landing(self, result: StepResult) -> None:
+    def _check_preempted(self, result: StepResult) -> None:
         for sequence_id, index in zip(result.sequence_ids.tolist(), result.token_indexes.tolist(), strict=True):
             sequence = self._sequences.get(sequence_id)
             if sequence and len(sequence.tokens) - len(sequence.request.prompt) != index:
                 raise ProtocolError(f"token {index} of sequence {sequence_id} is not the one due")
 
     def confirm(self, flight: InFlight, list_blocks: Callable[[Slots], None] | None) -> None:
-        """The step is done. Rows whose sequences are still in their slots may have full blocks to list."""
-        self.landed = flight.step
+        """Mark the step as done. Lists newly full blocks of sequences that are still in their slots."""
+        self.last_step = flight.step
         if list_blocks is not None:
             same = self._table.ids[flight.slots] == flight.ids
             list_blocks(flight.slots if np.count_nonzero(same) == len(same) else flight.slots[same])
 
-    def take(self, arrival: Arrival, result: StepResult) -> list[tuple[Sequence, int]]:
-        """Take in the sampled tokens; returns the sequences that ended with them, each with ``ends``."""
-        table, slots = self._table, arrival.slots
+    def apply(self, matched: ResultRows, result: StepResult) -> list[tuple[Sequence, int]]:
+        """Store the sampled tokens. Returns the sequences that they ended, each with its ``ends`` code."""
+        table, slots = self._table, matched.slots
         token_ids, indexes, ends = result.token_ids, result.token_indexes, result.ends
         ended: list[tuple[Sequence, int]] = []
-        if arrival.running is not None:
-            ended = self._take_landing(result, arrival.running)
-            token_ids, indexes, ends = token_ids[arrival.running], indexes[arrival.running], ends[arrival.running]
-        if table.num_beams:  # what a beam has sampled says nothing: its search chooses
+        if matched.running is not None:
+            ended = self._apply_preempted(result, matched.running)
+            token_ids, indexes, ends = token_ids[matched.running], indexes[matched.running], ends[matched.running]
+        if table.num_beams:  # the search chooses a beam's token, not the sampler
             kept = ~table.beam[slots]
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
         table.take_tokens(slots, token_ids)
@@ -138,16 +141,16 @@ class Landing:
             sequence.produced = True
             sequence.request.first_token_s = sequence.request.first_token_s or result.done_s
         ended += [(table.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
-        for sequence in [each for each in self._sequences.values() if each.last_step <= self.landed]:
-            self._land(sequence)
+        for sequence in [each for each in self._sequences.values() if each.last_step <= self.last_step]:
+            self._release(sequence)
         return ended
 
-    def _take_landing(self, result: StepResult, running: NDArray[np.bool_]) -> list[tuple[Sequence, int]]:
+    def _apply_preempted(self, result: StepResult, running: NDArray[np.bool_]) -> list[tuple[Sequence, int]]:
         ended = []
         for row in np.flatnonzero(~running).tolist():
             sequence = self._sequences.get(int(result.sequence_ids[row]))
             if sequence is None or sequence.beam_group is not None:
-                continue  # aborted or stopped meanwhile; or beams, which do this step again
+                continue  # aborted or stopped meanwhile, or a beam search, which repeats this step
             sequence.tokens.append(int(result.token_ids[row]))
             sequence.produced = True
             if result.ends[row] != END_NONE:
@@ -155,11 +158,11 @@ class Landing:
         return ended
 
     def check_integrity(self) -> None:
-        """Those who wait for results have results to come.
+        """Every held sequence has results to come.
 
         Raises:
-            AssertionError: they have not.
+            AssertionError: one has none.
         """
         for sequence in self._sequences.values():
-            assert sequence.state is State.PREEMPTED_IN_FLIGHT, f"landing sequence {sequence.id} is {sequence.state}"
-            assert sequence.last_step > self.landed, f"sequence {sequence.id} has landed"
+            assert sequence.state is State.PREEMPTED_IN_FLIGHT, f"held sequence {sequence.id} is {sequence.state}"
+            assert sequence.last_step > self.last_step, f"sequence {sequence.id} has all its results"

@@ -28,11 +28,11 @@ class Observers:
         """Whether :meth:`decided` has to be told."""
         return self._portrait.is_watched(now_s)
 
-    def landing(self, replica: str, result: StepResult) -> None:
+    def result_arrived(self, replica: str, result: StepResult) -> None:
         """A result has come, and the core has not taken it in yet."""
         now_s = steady_time_s()
         if self._portrait.is_watched(now_s):
-            self._portrait.landing(replica, result, now_s)
+            self._portrait.result_arrived(replica, result, now_s)
 
     def decided(self, output: Output, now_s: float) -> None:
         """The core has decided this."""

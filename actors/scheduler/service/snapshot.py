@@ -108,7 +108,7 @@ class Portrait:
         if len(self._planned) > KEPT_STEPS:  # of replicas that are gone
             del self._planned[next(iter(self._planned))]
 
-    def landing(self, name: str, result: StepResult, now_s: float) -> None:
+    def result_arrived(self, name: str, result: StepResult, now_s: float) -> None:
         """A result has come, and the core has not taken it in yet."""
         step = self._planned.pop((name, result.step), None)
         replica = self.core.replicas.get(name)
@@ -220,7 +220,7 @@ def num_unwanted(replica: Replica) -> int:
     """Rows of the oldest step in flight that sample a token for a sequence that is over."""
     flight = replica.in_flight[0]
     unknown = flight.sample_ids[replica.slots.ids[flight.sample_slots] != flight.sample_ids]
-    return sum(not replica.landing.awaits(sequence_id) for sequence_id in unknown.tolist())
+    return sum(not replica.step_results.expects(sequence_id) for sequence_id in unknown.tolist())
 
 
 def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:

@@ -60,11 +60,11 @@ class Trimmer:
         if self._rounds % AGAIN_ROUNDS == 0:
             self._done.clear()
         for replica, own in positions.items():
-            landed = self._last_steps.get(replica, 0)
+            done = self._last_steps.get(replica, 0)
             if replica in core.replicas:
-                landed = max(landed, core.replicas[replica].landing.landed)
+                done = max(done, core.replicas[replica].step_results.last_step)
             read = {
-                self._names.steps(replica): EntryId(self._epoch, landed),
+                self._names.steps(replica): EntryId(self._epoch, done),
                 self._names.results(replica): self._read_by_all(replica, own, core, membership),
             }
             for stream, through in read.items():

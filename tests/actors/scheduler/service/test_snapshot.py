@@ -93,7 +93,7 @@ def drive(world: World, portrait: Portrait, requests: list[Any]) -> list[Schedul
         name = next(name for name, executor in world.executors.items() if executor.queue)
         result = world.executors[name].run_one()
         stops = world._listen(result)
-        portrait.landing(name, result, world.now_s)
+        portrait.result_arrived(name, result, world.now_s)
         show(world.send(ReplicaResult(name, result), *stops))
         last = states[-1]
         asked = StateRequested(ingress="web", serial=2, epoch=1, steps_seen=last.steps_seen, over_seen=last.over_seen)

@@ -26,14 +26,14 @@ async def test_what_may_go_stays_for_one_more_round() -> None:
     stream = NAMES.steps("gpu-0")
     plans = [StepPlan(step=step, planned_s=0.0, num_decodes=0) for step in range(1, 6)]
     await bus.append([LogEntry(stream, EntryId(EPOCH, plan.step), plan) for plan in plans])
-    core: Any = SimpleNamespace(replicas={"gpu-0": SimpleNamespace(landing=SimpleNamespace(landed=3))})
+    core: Any = SimpleNamespace(replicas={"gpu-0": SimpleNamespace(step_results=SimpleNamespace(last_step=3))})
     membership: Any = SimpleNamespace(positions={}, live_detokenizers=set())
     trimmer = Trimmer(bus, NAMES, EPOCH)
     positions = {"gpu-0": EntryId(1, 3)}
 
     await trimmer.trim(core, membership, positions)
     assert await bus.length(stream) == 5
-    core.replicas["gpu-0"].landing.landed = 4
+    core.replicas["gpu-0"].step_results.last_step = 4
     await trimmer.trim(core, membership, positions)
     assert await bus.length(stream) == 2
     await trimmer.trim(core, membership, positions)
@@ -66,7 +66,7 @@ async def test_a_drain_may_trim_beside_the_housekeeping() -> None:
 async def test_what_a_replaced_scheduler_writes_late_is_trimmed() -> None:
     """It was frozen; its successor has trimmed the stream of an executor since, and has no plan for it."""
     bus = MemoryBus(MemoryServer())
-    core: Any = SimpleNamespace(replicas={"gpu-0": SimpleNamespace(landing=SimpleNamespace(landed=0))})
+    core: Any = SimpleNamespace(replicas={"gpu-0": SimpleNamespace(step_results=SimpleNamespace(last_step=0))})
     membership: Any = SimpleNamespace(positions={}, live_detokenizers=set())
     trimmer = Trimmer(bus, NAMES, EPOCH)
     for _ in range(2):

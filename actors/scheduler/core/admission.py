@@ -54,7 +54,7 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
                 break
             continue
         if sequence.swapped is not None and sequence.swapped.replica != replica.name:
-            fleet.named(sequence.swapped.replica).tier.forget(sequence)
+            fleet.named(sequence.swapped.replica).host_tier.forget(sequence)
         replica.bind(sequence, offer)
         admitted.append(sequence)
         fleet.touch(replica)

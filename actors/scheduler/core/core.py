@@ -112,7 +112,7 @@ class Core:
         for name, replica in self.replicas.items():
             held[f"{name}: slots"] = len(replica.slots)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
-            held[f"{name}: host blocks"] = replica.tier.num_held
+            held[f"{name}: host blocks"] = replica.host_tier.num_held
             held[f"{name}: steps in flight"] = len(replica.in_flight)
         return held
 
@@ -153,7 +153,7 @@ class Core:
                 self.lifecycle.refuse_misfits()
             case HostTierGrown():
                 if message.replica in self.replicas:
-                    self.replicas[message.replica].tier.grow(message.num_host_blocks)
+                    self.replicas[message.replica].host_tier.grow(message.num_host_blocks)
             case ReplicaSuspended():
                 self.planner.suspend(message.replica)
             case ReplicaLost():

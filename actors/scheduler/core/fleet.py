@@ -39,7 +39,7 @@ class Fleet:
         self._max_model_len = np.array([each.max_model_len for each in self.replicas], np.int64)
         self._capacity = np.array([each.pool.num_blocks * each.block_size for each in self.replicas], np.int64)
         self._device = [each.index.blocks for each in self.replicas]
-        self._host = [each.tier.pool.index.blocks for each in self.replicas]
+        self._host = [each.host_tier.pool.index.blocks for each in self.replicas]
         self.due = set(range(count))
         self._stale = set(range(count))
 

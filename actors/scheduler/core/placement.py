@@ -63,5 +63,5 @@ def _may_save(sequence: Sequence, fleet: Fleet, row: int, num_tokens: int) -> bo
     if last < 0 or last >= most:
         return last < 0
     if sequence.hashes[0] not in replica.index.blocks:  # then all of it is loaded from the host, which takes time
-        return num_tokens <= most * replica.block_size - replica.tier.cost_tokens(most)
+        return num_tokens <= most * replica.block_size - replica.host_tier.cost_tokens(most)
     return fleet.lists(row, sequence.hashes[last])

@@ -110,7 +110,7 @@ class Planner:
     def _forget_swapped(self, sequence: Sequence) -> None:
         """What a host tier keeps of the sequence, if one does, is not needed any more."""
         if sequence.swapped is not None:
-            self.replicas[sequence.swapped.replica].tier.forget(sequence)
+            self.replicas[sequence.swapped.replica].host_tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> Iterator[None]:
@@ -209,10 +209,10 @@ class Planner:
             if running:
                 for sequence in replica.slots.occupied():
                     self.interrupt(sequence)
-                replica.tier.forget_all()
+                replica.host_tier.forget_all()
             replica.index.clear()
             if host or running:
-                replica.tier.pool.forget_cached()
+                replica.host_tier.pool.forget_cached()
         self.touch_all()
 
     # -- replicas -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) 
             num_computed -= num_computed % replica.block_size  # the rest is not copied yet
     if sequence.entered:
         returns = 0 < num_computed < table.last[slot]
-        swaps = returns and replica.tier.swap_out(sequence, num_computed, int(table.indexed[slot]))
+        swaps = returns and replica.host_tier.swap_out(sequence, num_computed, int(table.indexed[slot]))
         replica.num_parked += parked
         replica.num_swaps += bool(swaps) and not parked
         replica.num_recomputes += not swaps and not parked
@@ -68,7 +68,7 @@ def _vacate(replica: ReplicaState, sequence: Sequence) -> None:
         replica.builder.forget(sequence)
     else:
         del replica.bound[sequence.slot]
-        replica.tier.cancel(sequence.slot)
+        replica.host_tier.cancel(sequence.slot)
     replica.drop_source(sequence)
     replica.slots.leave(sequence)
     replica.pool.release(reversed(sequence.blocks))

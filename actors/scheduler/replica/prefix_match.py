@@ -43,7 +43,7 @@ def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     swapped = _swapped(replica, sequence)
     found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
     waits = _awaits(replica, sequence, cached, hosts)
-    return Offer(cached, hosts, found, found - replica.tier.cost_tokens(len(hosts)), awaits=waits)
+    return Offer(cached, hosts, found, found - replica.host_tier.cost_tokens(len(hosts)), awaits=waits)
 
 
 def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
@@ -75,7 +75,7 @@ def _find(replica: ReplicaState, sequence: Sequence) -> tuple[list[int], list[in
         cached = replica.index.match(sequence.hashes, limit)
     if swapped is not None:
         return cached, swapped.host_blocks[len(cached) :]
-    return cached, replica.tier.match(sequence.hashes, len(cached), limit) if looks else []
+    return cached, replica.host_tier.match(sequence.hashes, len(cached), limit) if looks else []
 
 
 def _awaits(replica: ReplicaState, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:

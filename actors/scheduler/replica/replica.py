@@ -39,7 +39,7 @@ class Replica(ReplicaState):
         """Give the sequence a slot and what is there of it; the first plan that schedules it tells the executor. What
         lies on the host is loaded with the next plan; no other replica's host tier may keep any of it."""
         self.pool.retain(offer.cached_blocks)
-        self.tier.pool.retain(offer.host_blocks)
+        self.host_tier.pool.retain(offer.host_blocks)
         sequence.blocks = offer.cached_blocks + self.pool.allocate(len(offer.host_blocks))
         if offer.fork is not None and offer.fork.copied is not None:
             self.pool.retain([offer.fork.copied])
@@ -54,13 +54,13 @@ class Replica(ReplicaState):
             self.bound.update({member.slot: member for member in settle(self, sequence.beam_group)})
             self.searches[sequence.id] = sequence.beam_group
         if offer.host_blocks:
-            self.tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
+            self.host_tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
         if self.caching and not sequence.looked_up and sequence.leader is None:
             sequence.looked_up = True
             found = len(offer.cached_blocks) * self.block_size
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += found
-            self.tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
+            self.host_tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
 
     # -- planning ------------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
@@ -73,7 +73,7 @@ class Replica(ReplicaState):
         for group in self.searches.values():
             if not group.is_complete:
                 follow(self, group)
-        behind = self.tier.hold_back(self.slots.behind())
+        behind = self.host_tier.hold_back(self.slots.behind())
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
         num_decodes = len(slots)
@@ -83,7 +83,7 @@ class Replica(ReplicaState):
             slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
         if not len(slots) and (self.in_flight or not self.builder.freed_slots):
             return None
-        self.tier.finish_plan(self.step + 1)
+        self.host_tier.finish_plan(self.step + 1)
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
@@ -94,7 +94,7 @@ class Replica(ReplicaState):
         """Sequences whose first rows these are."""
         entering = [self.bound.pop(slot) for slot in slots.tolist() if slot in self.bound]
         for sequence in entering:
-            self.tier.entered(sequence)
+            self.host_tier.entered(sequence)
             self.builder.enter(sequence)
             self.drop_source(sequence)
         return entering
@@ -125,7 +125,7 @@ class Replica(ReplicaState):
             return []  # a repeat
         matched = self.step_results.match(self.in_flight[0] if self.in_flight else None, result)
         found = candidates(self, matched, result) if self.searches else []
-        self.tier.copied_step = max(self.tier.copied_step, min(result.copied_step, result.step))
+        self.host_tier.copied_step = max(self.host_tier.copied_step, min(result.copied_step, result.step))
         self.pipeline.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
@@ -146,7 +146,7 @@ class Replica(ReplicaState):
     def suspend(self) -> None:
         """Plan nothing more here. What was swapped out may run elsewhere at once."""
         self.suspended = True
-        self.tier.forget_all()
+        self.host_tier.forget_all()
 
     def take_back(self) -> list[Sequence]:
         """Sequences that have a slot but were never started: they give it up."""
@@ -161,7 +161,7 @@ class Replica(ReplicaState):
         sequences = [sequence for sequence in self.slots.occupied() if sequence is sequence.head]
         for sequence in sequences:
             give_back(self, sequence)
-        self.tier.forget_all()
+        self.host_tier.forget_all()
         self.step_results.release_all()
         self.in_flight.clear()
         self.suspended = True
@@ -179,7 +179,7 @@ class Replica(ReplicaState):
         self.pool.check_integrity(chain(sources, *(sequence.blocks for sequence in sequences)))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
-        self.tier.check_integrity(sequences)
+        self.host_tier.check_integrity(sequences)
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]
         self.step_results.check_integrity()

@@ -69,7 +69,7 @@ class ReplicaState:
         self.preempted: list[Sequence] = []
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
-        self.tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
+        self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
 
     @property

@@ -21,13 +21,13 @@ from pagebus.bus.messages import StepPlan
 _COUNTERS = {
     "prefix_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once a request."),
     "prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
-    "tier.num_queries": (
+    "host_tier.num_queries": (
         "vllm:external_prefix_cache_queries",
         "Tokens beyond the device's prefix, looked up on the host.",
     ),
-    "tier.num_hits": ("vllm:external_prefix_cache_hits", "Tokens found in the host tier's prefix cache."),
-    "tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
-    "tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
+    "host_tier.num_hits": ("vllm:external_prefix_cache_hits", "Tokens found in the host tier's prefix cache."),
+    "host_tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
+    "host_tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
     "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
     "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
@@ -99,7 +99,7 @@ class Meters:
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
-            self._show(name, len(replica.slots), 1 - pool.num_free / pool.num_blocks, replica.tier.pool.usage)
+            self._show(name, len(replica.slots), 1 - pool.num_free / pool.num_blocks, replica.host_tier.pool.usage)
             self.count(replica)
 
     def count(self, replica: Replica) -> None:

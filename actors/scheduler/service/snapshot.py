@@ -150,7 +150,7 @@ class Portrait:
         marks += [_marks(request, 0.0) for request in living.values()]
         pinned = [[each.copied[0] for each in replica.slots.sequences if each and each.copied] for replica in replicas]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
-        cached_hosts = [_ints(replica.tier.pool.cached) for replica in replicas]
+        cached_hosts = [_ints(replica.host_tier.pool.cached) for replica in replicas]
         steps = self._steps_after(asked.steps_seen if same else 0, numbers)
         return SchedulerState(
             serial=asked.serial,
@@ -202,7 +202,7 @@ class Portrait:
         tables = [(each, _hosts_of(self.core.replicas, each) if asked.on_host else each.blocks) for each in everybody]
         owners = [(sequence, table) for sequence, table in tables if asked.block in table]
         if not owners:
-            index = replica.tier.pool.index if asked.on_host else replica.index
+            index = replica.host_tier.pool.index if asked.on_host else replica.index
             content = index.hash_of(asked.block)
             return BlockState(serial=asked.serial, hashes=() if content is None else (content.hex(),))
         sequence, table = owners[0]
@@ -227,7 +227,7 @@ def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
     """The sequence's host blocks: those it was swapped out to, or that are being loaded."""
     if sequence.swapped is not None:
         return sequence.swapped.host_blocks
-    return [] if sequence.replica is None else replicas[sequence.replica].tier.loading(sequence)
+    return [] if sequence.replica is None else replicas[sequence.replica].host_tier.loading(sequence)
 
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
@@ -241,7 +241,7 @@ def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
 
 
 def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_pinned: int) -> ReplicaState:
-    pool, tier = replica.pool, replica.tier
+    pool, tier = replica.pool, replica.host_tier
     return ReplicaState(
         name=replica.name,
         epoch=replica.epoch,

@@ -151,9 +151,9 @@ def look_up(num_replicas: int, where: str) -> None:
             if where == "device":
                 replica.index.insert(block_hash, block)
             elif where == "host":
-                (host,) = replica.tier.pool.allocate(1)
-                replica.tier.pool.index.insert(block_hash, host)
-                replica.tier.pool.release((host,))
+                (host,) = replica.host_tier.pool.allocate(1)
+                replica.host_tier.pool.index.insert(block_hash, host)
+                replica.host_tier.pool.release((host,))
         replica.index.new_heads += sequence.hashes[:1] if where != "nowhere" else []
     fleet, times = core.planner.fleet, []
     for _ in range(200):

@@ -277,7 +277,7 @@ class World:
             assert not executor.slots, "slots are left on the executor"
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
-            assert self.core.replicas[executor.name].tier.num_held == 0, "host blocks are left"
+            assert self.core.replicas[executor.name].host_tier.num_held == 0, "host blocks are left"
         assert not self.core.lifecycle.sequences, "ids are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:

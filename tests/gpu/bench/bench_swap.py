@@ -147,8 +147,8 @@ def return_time(driver: Driver, mode: str, seed: int) -> dict[str, float]:
     seconds = job.times_s[had] - before.times_s[-1]
     core.run()
     assert core.replica.num_preemptions == 1, core.replica.num_preemptions
-    assert (core.replica.tier.num_in > 0) == (mode == "swap")
-    return {"seconds": seconds, "blocks_in": core.replica.tier.num_in, "tokens": LONG_TOKENS + had}
+    assert (core.replica.host_tier.num_in > 0) == (mode == "swap")
+    return {"seconds": seconds, "blocks_in": core.replica.host_tier.num_in, "tokens": LONG_TOKENS + had}
 
 
 # -- time to first token ----------------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ def ttft(driver: Driver, seed: int) -> dict[str, float]:
         core.send(f"filler {number}", tokens(driver, SHARED_TOKENS - TAIL_TOKENS, seed + 100 + number), 4)
         core.run()
     driver.synchronize()
-    hits = core.replica.tier.num_hits
+    hits = core.replica.host_tier.num_hits
     figures["host_s"] = ask("host", 3)
-    figures["host_hit_tokens"] = core.replica.tier.num_hits - hits
-    figures["demoted_blocks"] = core.replica.tier.num_out
+    figures["host_hit_tokens"] = core.replica.host_tier.num_hits - hits
+    figures["demoted_blocks"] = core.replica.host_tier.num_out
     figures["device_of_cold"] = figures["device_s"] / figures["cold_s"]
     figures["host_of_cold"] = figures["host_s"] / figures["cold_s"]
     return figures

@@ -64,8 +64,8 @@ def test_swapped_sequences_give_the_same_tokens(config: ReferenceConfig, tmp_pat
                 answers = [core.send(f"{again} {i}", prompt, MAX_TOKENS) for i, prompt in enumerate(prompts)]
                 core.run()
                 assert [answer.tokens for answer in answers] == expected, f"depth {depth}, caching {caching}"
-            num_in += core.replica.tier.num_in
-            num_hits += core.replica.tier.num_hits
+            num_in += core.replica.host_tier.num_in
+            num_hits += core.replica.host_tier.num_hits
     driver.close()
 
     assert num_in > 0

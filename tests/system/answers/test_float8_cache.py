@@ -103,7 +103,7 @@ async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig,
                 assert agreement(got, expected) >= 0.9
             replica = system.scheduler.core.replicas["executor-0"]
             assert sum(system.collector.cached.values()) > 0
-            assert bool(options) == (replica.tier.num_in > 0)
+            assert bool(options) == (replica.host_tier.num_in > 0)
 
 
 async def test_beams_over_int8_copy_blocks_with_their_scales(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ async def test_swap_changes_no_token(config, models):
 
         replica = system.scheduler.core.replicas["executor-0"]
         assert replica.num_preemptions > 0
-        assert replica.tier.num_out > 0
-        assert replica.tier.num_in > 0
+        assert replica.host_tier.num_out > 0
+        assert replica.host_tier.num_in > 0
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)
@@ -125,11 +125,11 @@ async def test_host_tier_prefix_hits_change_no_token(config, models):
     async with running(folder, memory_bus(), **tight) as system:
         await check(system, prompts[:12], expected[:12])
         replica = system.scheduler.core.replicas["executor-0"]
-        before = replica.tier.num_hits
+        before = replica.host_tier.num_hits
         await check(system, prompts[:12], expected[:12])
 
-        assert replica.tier.num_hits - before >= 16 * 8
-        assert sum(system.collector.cached.values()) >= replica.tier.num_hits
+        assert replica.host_tier.num_hits - before >= 16 * 8
+        assert sum(system.collector.cached.values()) >= replica.host_tier.num_hits
 
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=IDS)

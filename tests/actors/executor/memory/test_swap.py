@@ -70,7 +70,7 @@ def test_swapped_sequences_give_the_same_tokens(driver: Driver, folder: Path, de
     assert [answer.tokens for answer in answers] == expected
     swapped = [each for each in core.preempted if each.swapped]
     assert swapped
-    assert core.replica.tier.num_in > 0
+    assert core.replica.host_tier.num_in > 0
     assert not any(core.core.leftovers().values())
 
 
@@ -83,13 +83,13 @@ def test_a_host_tier_hit_computes_only_the_rest(driver: Driver, folder: Path) ->
     for i, prompt in enumerate(prompts[:-1]):
         core.send(f"r{i}", prompt, 4)
         core.run()
-    hits = core.replica.tier.num_hits
+    hits = core.replica.host_tier.num_hits
 
     second = core.send("second", prompts[-1], 4)
     core.run()
 
     assert second.tokens == first.tokens == reference_generate(folder, [prompts[-1]], 4)[0]
-    assert core.replica.tier.num_hits - hits > 0
+    assert core.replica.host_tier.num_hits - hits > 0
     assert second.cached == 64
 
 

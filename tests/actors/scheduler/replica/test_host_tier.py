@@ -72,7 +72,7 @@ def test_auto_takes_what_is_faster(copy_tokens: float, swaps: bool) -> None:
     """A block of 4 tokens is copied twice: worth it while a copy costs less than 2 tokens of prefill."""
     world, _ = tight("auto", copy_tokens=copy_tokens, caching=False)
     preempt_one(world)
-    assert bool(replica(world).tier.num_out) == swaps
+    assert bool(replica(world).host_tier.num_out) == swaps
     world.run()
     world.check_end()
 
@@ -83,9 +83,9 @@ def test_unmeasured_rates_mean_recompute() -> None:
     executor = FakeExecutor(num_blocks=12, num_host_blocks=40, max_num_seqs=4)
     executor.copy_tokens = 0.0
     world.join(executor)
-    replica(world).tier._block_tokens = None
+    replica(world).host_tier._block_tokens = None
     preempt_one(world)
-    assert replica(world).tier.num_out == 0
+    assert replica(world).host_tier.num_out == 0
     world.run()
     world.check_end()
 
@@ -168,13 +168,13 @@ def test_host_blocks_are_given_back(end: str) -> None:
     """Whatever becomes of a swapped sequence; on another replica it is computed again."""
     world, _ = tight()
     name = preempt_one(world)
-    assert replica(world).tier.num_held > 0
+    assert replica(world).host_tier.num_held > 0
     if end == "abort":
         world.send(AbortRequest(request_id=name))
-        assert replica(world).tier.num_held == 0
+        assert replica(world).host_tier.num_held == 0
     elif end == "suspended":
         world.send(ReplicaSuspended("gpu-0"))
-        assert replica(world).tier.num_held == 0
+        assert replica(world).host_tier.num_held == 0
         world.run()
         world.kill("gpu-0")
         world.join(name="gpu-1", num_blocks=12)
@@ -192,7 +192,7 @@ def test_a_sequence_may_return_on_another_replica() -> None:
     world.join(name="gpu-1", num_blocks=60, num_host_blocks=4)
     world.step("gpu-0")
     world.step("gpu-0")
-    assert replica(world).tier.num_held == 0
+    assert replica(world).host_tier.num_held == 0
     assert [each.request.id for each in world.core.replicas["gpu-1"].slots.occupied()] == [name]
     world.run()
     world.check_end()
@@ -209,7 +209,7 @@ def test_evicted_blocks_are_found_on_the_host() -> None:
         world.run()
 
     world.check_end()
-    tier = replica(world).tier
+    tier = replica(world).host_tier
     cached = {heard.started.request_id: heard.started.num_cached_tokens for heard in world.heard.values()}
     assert cached == {"a": 0, "b": 0, "c": 0, "again": 28}
     assert (tier.num_hits, tier.num_in) == (28, 7)
@@ -226,7 +226,7 @@ def test_cached_blocks_are_kept_where_that_pays(copy_tokens: float, mode: str, k
     for name, prompt in (("a", A), ("b", B)):
         world.send(request(name, prompt, max_tokens=3))
         world.run()
-    assert bool(replica(world).tier.num_out) == keeps
+    assert bool(replica(world).host_tier.num_out) == keeps
     world.check_end()
 
 
@@ -239,17 +239,17 @@ def test_a_block_is_copied_out_once() -> None:
 
     world.check_end()
     assert executor.num_copied[0] <= 2 * 8
-    assert len(replica(world).tier.pool.index) <= 2 * 8
+    assert len(replica(world).host_tier.pool.index) <= 2 * 8
 
 
 def test_demotions_per_plan_are_bounded() -> None:
     """The rest is forgotten as before."""
     world, executor = tight(copy_tokens=0.1)
-    replica(world).tier._demotions_left = 3
+    replica(world).host_tier._demotions_left = 3
     assert MAX_DEMOTIONS > 100
     world.send(request("a", A, max_tokens=3))
     world.run()
-    replica(world).tier._demotions_left = 3
+    replica(world).host_tier._demotions_left = 3
     world.send(request("b", B, max_tokens=1))
     assert max(len(plan.swap_out_blocks) for plan in executor.plans) == 3
     world.run()
@@ -300,6 +300,6 @@ def test_growth_reaches_the_pool() -> None:
     executor.num_host_blocks = 40
     world.send(HostTierGrown("gpu-0", 40), HostTierGrown("gpu-9", 40))
     preempt_one(world)
-    assert replica(world).tier.num_held > 0
+    assert replica(world).host_tier.num_held > 0
     world.run()
     world.check_end()

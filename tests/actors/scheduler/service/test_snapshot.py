@@ -50,9 +50,9 @@ def check_blocks(world: World, state: SchedulerState) -> None:
     free = set(range(pool.num_blocks)) - set(owners)
     assert len(free) == pool.num_free == state.replicas[0].num_free
     assert set(state.cached_blocks.tolist()) == {block for block in free if block in replica.index}
-    assert set(state.cached_hosts.tolist()) == {block for block in replica.tier.pool.cached}
+    assert set(state.cached_hosts.tolist()) == {block for block in replica.host_tier.pool.cached}
     held = {block for block in state.host_blocks.tolist()}
-    assert len(held) == replica.tier.num_held
+    assert len(held) == replica.host_tier.num_held
 
 
 @pytest.mark.parametrize("hosts", [0, 40])

@@ -82,10 +82,10 @@ def test_caches_are_emptied(host: bool) -> None:
         world.send(request(name, prompt(24, seed), max_tokens=2))
         world.run()
     replica = world.core.replicas["gpu-0"]
-    assert replica.tier.pool.usage > 0
+    assert replica.host_tier.pool.usage > 0
     world.send(CachesReset(host=host))
     assert len(replica.index) == 0
-    assert (replica.tier.pool.usage == 0) == host
+    assert (replica.host_tier.pool.usage == 0) == host
     before = executor.num_computed
     world.send(request("d", prompt(24, 0), max_tokens=2))
     world.run()

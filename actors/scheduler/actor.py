@@ -29,7 +29,7 @@ from pagebus.actors.scheduler.recovery.remains import Remains
 from pagebus.actors.scheduler.recovery.takeover import MARK_STEP, Recovered, Takeover
 from pagebus.actors.scheduler.service.dead_letters import Poison
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
-from pagebus.actors.scheduler.service.lease_watch import LOOK_S, Lookout
+from pagebus.actors.scheduler.service.lease_watch import LOOK_S, LeaseWatch
 from pagebus.actors.scheduler.service.membership import Membership
 from pagebus.actors.scheduler.service.metrics import Meters
 from pagebus.actors.scheduler.service.observers import Observers
@@ -65,8 +65,8 @@ class SchedulerActor(Actor):
         self._inbox: deque[Entry | Input] = deque()
         self._news = asyncio.Event()
         self._membership = Membership(self._put, self._fence)
-        self._lookout = Lookout(bus, self._membership, settings.lease_ttl_s)
-        self._patience = Patience(self.log, on_away=self._lookout.doubt)
+        self._lease_watch = LeaseWatch(bus, self._membership, settings.lease_ttl_s)
+        self._patience = Patience(self.log, on_away=self._lease_watch.doubt)
         self._meters = Meters(self.metrics, self.publish_soon)
         self._spans = spans_of(settings, name)
 
@@ -128,7 +128,7 @@ class SchedulerActor(Actor):
             self._remains.gone("executor", replica)  # unless it joins
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
                 self._membership.refused[replica] = end.epoch
-                self._lookout.shut_out("executor", replica, end.epoch)
+                self._lease_watch.shut_out("executor", replica, end.epoch)
         self._membership.expect(ledger.ingresses, ledger.detokenizers)
         self._detokenizers.expect(ledger.detokenizers)
         self._intake = Intake(
@@ -252,14 +252,14 @@ class SchedulerActor(Actor):
         self._outbox.append_at(self.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
 
     def lease_lapsed(self) -> None:
-        self._lookout.doubt()
+        self._lease_watch.doubt()
 
     async def _look(self) -> None:
         """Who is there? While the bus is away for one task, what another one sees may be wrong; and who cannot renew
         its own lease, cannot expect it of others."""
         if self._patience.away or self.bus_is_away:
-            self._lookout.doubt()
-        await self._lookout.look(self.epoch)
+            self._lease_watch.doubt()
+        await self._lease_watch.look(self.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
 
     async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:

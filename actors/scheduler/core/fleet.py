@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagebus.actors.scheduler.kv.prefix_directory import Heads
+from pagebus.actors.scheduler.kv.prefix_directory import PrefixDirectory
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
@@ -28,9 +28,9 @@ class Fleet:
     and :meth:`Replica.room`, as of the last :meth:`refresh`. ``due``: rows touched since the core last planned.
     """
 
-    def __init__(self, replicas: Iterable[Replica] = (), heads: Heads | None = None) -> None:
+    def __init__(self, replicas: Iterable[Replica] = (), prefix_directory: PrefixDirectory | None = None) -> None:
         self.replicas = list(replicas)
-        self.heads = Heads() if heads is None else heads
+        self.prefix_directory = PrefixDirectory() if prefix_directory is None else prefix_directory
         self._rows = {replica.name: row for row, replica in enumerate(self.replicas)}
         count = len(self.replicas)
         self.load = np.zeros((len(_LEVELS), count), np.int64)
@@ -78,14 +78,14 @@ class Fleet:
             self.room[row] = replica.room()
             self.load[:, row] = replica.load(JOB)
             self.open[:, row] = replica.is_open(JOB)
-            for block_hash in replica.index.new_heads:
-                self.heads.add(block_hash, replica.name)
-            replica.index.new_heads.clear()
+            for block_hash in replica.index.new_first_hashes:
+                self.prefix_directory.add(block_hash, replica.name)
+            replica.index.new_first_hashes.clear()
             if replica.slots.num_jobs or replica.pacer is not None:
                 self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
                 self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
         self._stale.clear()
-        self.heads.sweep(self._lists)
+        self.prefix_directory.sweep(self._lists)
 
     def can_hold(self, sequence: Sequence) -> Rows:
         """Where the sequence, alone, could run to its limit (:meth:`Replica.can_hold`)."""
@@ -102,7 +102,7 @@ class Fleet:
         if self.replicas[0].caching:
             sequence.extend_hashes(self.replicas[0].block_size)
         if sequence.hashes:
-            found = sorted(self._rows[name] for name in self.heads.find(sequence.hashes[0], self._lists))
+            found = sorted(self._rows[name] for name in self.prefix_directory.find(sequence.hashes[0], self._lists))
             holders = [row for row in found if rows[row]]
         known = sequence.swapped.replica if sequence.swapped is not None else None
         for name in (known, sequence.leader.replica if sequence.leader is not None else None):
@@ -128,7 +128,9 @@ class Fleet:
         for row, replica in enumerate(self.replicas):
             for sequence in replica.slots.occupied():
                 first = sequence.hashes[0] if sequence.hashes else b""
-                known = first in replica.index.new_heads or replica.name in self.heads.find(first, self._lists)
+                known = first in replica.index.new_first_hashes or replica.name in self.prefix_directory.find(
+                    first, self._lists
+                )
                 assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"
             if row in self._stale:
                 continue

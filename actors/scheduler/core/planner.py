@@ -1,8 +1,8 @@
-"""Which sequences run where, and what each replica computes next.
+"""Decides which sequences run on which replica, and what each replica computes next.
 
-The owners of the state are :class:`Waiting`, and one :class:`Replica` each with its slots, block pool and prefix index.
-Here they are brought together: waiting sequences get slots, replicas with room in their pipelines get plans, preempted
-sequences go back to the queue, replicas come and go.
+:class:`WaitingQueue` owns the queue; each :class:`Replica` owns its slots, block pool and prefix index. The planner
+connects them: it gives slots to waiting sequences, plans steps for replicas whose pipelines have room, requeues
+preempted sequences, and adds and removes replicas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import Shares
 from pagebus.actors.scheduler.core.fleet import Fleet
-from pagebus.actors.scheduler.core.waiting import Jobs, Waiting
+from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.preemption import end, preempt
@@ -34,8 +34,8 @@ class Planner:
     def __init__(self, config: CoreConfig, delivery: Delivery, out: list[Output]) -> None:
         self.replicas: dict[str, Replica] = {}
         self.fleet = Fleet()
-        self.waiting = Waiting()
-        self.jobs = Jobs(config.priority_aging_s)
+        self.waiting = WaitingQueue()
+        self.jobs = JobQueue(config.priority_aging_s)
         self.shares = Shares()
         self.next_steps: dict[str, int] = {}
         """The first step of replicas that are not here, where that is not 1."""
@@ -236,7 +236,7 @@ class Planner:
             preemption_mode=self._config.preemption_mode,
             most_tokens=self._config.max_num_scheduled_tokens,
         )
-        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
+        self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
         self._out.append(Note("replica joined", who))
 
@@ -256,7 +256,7 @@ class Planner:
         if replica is None:
             return []
         self.next_steps[name] = replica.step + 1
-        self.fleet = Fleet(self.replicas.values(), self.fleet.heads)
+        self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self._past_preemptions += replica.num_preemptions
         sequences = replica.give_up()
         for sequence in sequences:

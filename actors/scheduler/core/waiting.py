@@ -15,7 +15,7 @@ from pagebus.actors.scheduler.order import JOB, Key
 from pagebus.actors.scheduler.request import Request, Sequence
 
 
-class Waiting:
+class WaitingQueue:
     """A sorted list: insertion and removal are a binary search and one memory move, also with 10,000 waiting."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Waiting:
             assert not sequence.blocks, f"waiting sequence {sequence.id} holds blocks"
 
 
-class Jobs:
+class JobQueue:
     """The jobs that have not been promoted, first due first."""
 
     def __init__(self, aging_s: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 LEAST_SWEPT = 2**16
 
 
-class Heads:
+class PrefixDirectory:
     """Names of replicas by the hash of a first block."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, int] = {}
-        self.new_heads: list[bytes] = []
+        self.new_first_hashes: list[bytes] = []
         """Blocks that a sequence begins with, listed since somebody last looked (and took them away)."""
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
@@ -60,7 +60,7 @@ class PrefixIndex:
         """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed."""
         end = min(end, len(hashes))
         if start == 0 < end:
-            self.new_heads.append(hashes[0])
+            self.new_first_hashes.append(hashes[0])
         for i in range(start, end):
             self.insert(hashes[i], blocks[i])
 
@@ -82,7 +82,7 @@ class PrefixIndex:
         return block_hash
 
     def clear(self) -> None:
-        """No block can be found. ``new_heads`` stay: they may lie in the host tier, too."""
+        """No block can be found. ``new_first_hashes`` stay: they may lie in the host tier, too."""
         self.blocks.clear()
         self._hashes.clear()
 

@@ -18,7 +18,7 @@ from pagebus.bus.contract import FENCE_INDEX, START, Bus, EntryId, Fenced, Lease
 LOOK_S = 0.25
 
 
-class Lookout:
+class LeaseWatch:
     """Tells the membership who is there, and revokes the leases of those who are believed to be gone."""
 
     def __init__(self, bus: Bus, membership: Membership, lease_ttl_s: float) -> None:

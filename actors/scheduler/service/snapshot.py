@@ -69,7 +69,7 @@ class _Step:
     flashes: list[tuple[int, int]]
 
 
-class Portrait:
+class Snapshot:
     """Watches one core while it is looked at. ``now_s`` is the time of the wall clock."""
 
     def __init__(self, core: Core) -> None:
@@ -127,7 +127,7 @@ class Portrait:
         self._over.append((self._num_over, now_s, request))
 
     # -- what is told -------------------------------------------------------------------------------------------------
-    def draw(self, asked: StateRequested, now_s: float) -> SchedulerState:
+    def build(self, asked: StateRequested, now_s: float) -> SchedulerState:
         """The whole state, and what has happened since the last one that was asked for."""
         began_s = time.thread_time()
         self._until_s = now_s + WATCHED_S

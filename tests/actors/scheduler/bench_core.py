@@ -154,7 +154,7 @@ def look_up(num_replicas: int, where: str) -> None:
                 (host,) = replica.host_tier.pool.allocate(1)
                 replica.host_tier.pool.index.insert(block_hash, host)
                 replica.host_tier.pool.release((host,))
-        replica.index.new_heads += sequence.hashes[:1] if where != "nowhere" else []
+        replica.index.new_first_hashes += sequence.hashes[:1] if where != "nowhere" else []
     fleet, times = core.planner.fleet, []
     for _ in range(200):
         for replica in core.replicas.values():

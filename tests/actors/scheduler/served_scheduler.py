@@ -60,7 +60,7 @@ class Deployment:
 
     async def start_scheduler(self) -> None:
         self.scheduler = SchedulerActor(self.settings, MemoryBus(self.server, NAMES), "scheduler-0")
-        self.scheduler._lookout._believe_absence_s = 0.0  # who leaves is gone, although the scheduler is new
+        self.scheduler._lease_watch._believe_absence_s = 0.0  # who leaves is gone, although the scheduler is new
         self.life = asyncio.create_task(self.scheduler.run())
         await until(lambda: self.scheduler.state == "ready" or self.life.done())
 

@@ -28,8 +28,8 @@ async def test_an_executor_that_closed_its_results_before_does_not_join_a_new_sc
         fence = ReplicaFenced(replica="gpu-0", reason="a device fault", error="RuntimeError")
         await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), EntryId(epoch, FENCE_INDEX), fence)])
         await deployment.start_scheduler()
-        looked_s = deployment.scheduler._lookout.looked_s
-        await until(lambda: deployment.scheduler._lookout.looked_s > looked_s)
+        looked_s = deployment.scheduler._lease_watch.looked_s
+        await until(lambda: deployment.scheduler._lease_watch.looked_s > looked_s)
         assert not deployment.scheduler._membership.members
 
         await deployment.bus.release_lease("executor", "gpu-0", epoch)

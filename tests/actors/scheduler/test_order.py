@@ -8,7 +8,7 @@ import random
 import pytest
 from msgspec import structs
 
-from pagebus.actors.scheduler.core.waiting import Jobs
+from pagebus.actors.scheduler.core.waiting import JobQueue
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
 from pagebus.actors.scheduler.request import make_request
 from pagebus.bus.messages import TokenizedRequest
@@ -141,7 +141,7 @@ def test_interactive_requests_do_not_preempt_each_other_to_start() -> None:
 
 def test_an_old_job_becomes_interactive_once_per_step_of_ageing() -> None:
     """Of many jobs that are due, one is promoted per ageing time; it stands as if it had arrived now."""
-    jobs = Jobs(AGING_S)
+    jobs = JobQueue(AGING_S)
     made = [make_request(ask(f"j{i}", is_job=True, at_s=float(i)), (), Order()) for i in range(3)]
     for each in made:
         jobs.add(each)

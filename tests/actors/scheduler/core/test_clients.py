@@ -145,7 +145,7 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
 async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bus takes no writes and answers reads: others may have lost their leases by that."""
     async with Deployment().running() as deployment:
-        bus, lookout = deployment.bus, deployment.scheduler._lookout
+        bus, lease_watch = deployment.bus, deployment.scheduler._lease_watch
         epoch = await bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
         await until(lambda: address_of("web", epoch) in deployment.scheduler._membership.ingresses)
 
@@ -157,8 +157,8 @@ async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytes
             deployment.scheduler.set_state("ready")  # renews the lease at once
             await until(lambda: deployment.scheduler.bus_is_away)
             await bus.release_lease("ingress", "web", epoch)
-            looked_s = lookout.looked_s
-            await until(lambda: lookout.looked_s > looked_s)
+            looked_s = lease_watch.looked_s
+            await until(lambda: lease_watch.looked_s > looked_s)
             assert address_of("web", epoch) in deployment.scheduler._membership.ingresses
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from pagebus.actors.scheduler.core.waiting import Waiting
+from pagebus.actors.scheduler.core.waiting import WaitingQueue
 from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.request import Sequence, make_request
 from tests.actors.scheduler.world import request
@@ -19,7 +19,7 @@ def sequence(order: int, priority: int = 0) -> Sequence:
 
 def test_lower_priority_numbers_first_then_arrival() -> None:
     """Whatever order they are added in."""
-    waiting = Waiting()
+    waiting = WaitingQueue()
     for each in (sequence(3), sequence(1, 5), sequence(2, -1), sequence(4, -1), sequence(0)):
         waiting.add(each)
     assert [each.order for each in waiting] == [2, 4, 0, 3, 1]
@@ -28,7 +28,7 @@ def test_lower_priority_numbers_first_then_arrival() -> None:
 
 def test_one_that_comes_back_takes_its_old_place() -> None:
     """Preempted, it is before all that arrived after it."""
-    waiting = Waiting()
+    waiting = WaitingQueue()
     first, second = sequence(1), sequence(2)
     waiting.add(first)
     waiting.add(second)
@@ -40,7 +40,7 @@ def test_one_that_comes_back_takes_its_old_place() -> None:
 
 def test_misuse_is_loud() -> None:
     """Adding twice and removing what is not there are errors."""
-    waiting = Waiting()
+    waiting = WaitingQueue()
     one = sequence(1)
     waiting.add(one)
     with pytest.raises(ValueError, match="waits already"):

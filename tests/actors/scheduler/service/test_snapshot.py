@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagebus.actors.scheduler.events import ReplicaResult, RequestOver, ToIngress, ToReplica
-from pagebus.actors.scheduler.service.snapshot import Portrait
+from pagebus.actors.scheduler.service.snapshot import Snapshot
 from pagebus.bus.contract import START
 from pagebus.bus.messages import (
     OUTCOME_ABORTED,
@@ -60,14 +60,14 @@ def test_blocks_are_where_the_pool_says_in_every_step(hosts: int) -> None:
     """With sharing, preemption and swap: owners, cached and free blocks of both tiers are those of the pools."""
     world = World(preemption_mode="swap" if hosts else "recompute")
     world.join(num_blocks=24, num_host_blocks=hosts)
-    portrait = Portrait(world.core)
+    snapshot = Snapshot(world.core)
     for i in range(6):
         prompt = [*range(8), *range(i, i + 6 + i)]
         world.send(request(f"r{i}", prompt, max_tokens=16, n=1 + i % 3))
     seen = set()
     while any(executor.queue for executor in world.executors.values()):
         world.step()
-        state = portrait.draw(ASK, world.now_s)
+        state = snapshot.build(ASK, world.now_s)
         check_blocks(world, state)
         for replica in world.core.replicas.values():
             for sequence in replica.slots.occupied():
@@ -77,27 +77,27 @@ def test_blocks_are_where_the_pool_says_in_every_step(hosts: int) -> None:
     assert seen >= ({"cached_blocks", "host_blocks"} if hosts else {"cached_blocks"})
 
 
-def drive(world: World, portrait: Portrait, requests: list[Any]) -> list[SchedulerState]:
+def drive(world: World, snapshot: Snapshot, requests: list[Any]) -> list[SchedulerState]:
     """Run requests to their end as the actor does, and look after each step."""
-    states = [portrait.draw(ASK, world.now_s)]
+    states = [snapshot.build(ASK, world.now_s)]
 
     def show(outputs: list[Any]) -> None:
         for output in outputs:
             if isinstance(output, ToReplica):
-                portrait.planned(output.replica, output.message)
+                snapshot.planned(output.replica, output.message)
             elif isinstance(output, RequestOver):
-                portrait.over(output.request, world.now_s)
+                snapshot.over(output.request, world.now_s)
 
     show(world.send(*requests))
     while any(executor.queue for executor in world.executors.values()):
         name = next(name for name, executor in world.executors.items() if executor.queue)
         result = world.executors[name].run_one()
         stops = world._listen(result)
-        portrait.result_arrived(name, result, world.now_s)
+        snapshot.result_arrived(name, result, world.now_s)
         show(world.send(ReplicaResult(name, result), *stops))
         last = states[-1]
         asked = StateRequested(ingress="web", serial=2, epoch=1, steps_seen=last.steps_seen, over_seen=last.over_seen)
-        states.append(portrait.draw(asked, world.now_s))
+        states.append(snapshot.build(asked, world.now_s))
     return states
 
 
@@ -105,7 +105,7 @@ def test_every_step_is_told_once_with_its_tokens() -> None:
     """Prefill and decode tokens of all plans; tokens sampled for sequences that had ended are wasted."""
     world = World(eos_token_ids=tuple(range(0, 40, 3)))
     executor = world.join()
-    states = drive(world, Portrait(world.core), [request("a", list(range(9)), max_tokens=30)])
+    states = drive(world, Snapshot(world.core), [request("a", list(range(9)), max_tokens=30)])
     steps = [row for state in states for row in rows(state.steps, STEP_COLUMNS)]
     plans = [plan for plan in executor.plans if plan.step <= steps[-1]["step"]]
     assert [row["step"] for row in steps] == [plan.step for plan in plans]
@@ -119,7 +119,7 @@ def test_a_request_that_is_over_is_told_once() -> None:
     """With its counts, and the times of what has happened to it in order."""
     world = World()
     world.join()
-    states = drive(world, Portrait(world.core), [request("a", list(range(9)), max_tokens=5)])
+    states = drive(world, Snapshot(world.core), [request("a", list(range(9)), max_tokens=5)])
     over = [state for state in states if state.num_over]
     assert [state.request_ids for state in over] == [("a",)]
     (row,) = rows(over[0].requests, REQUEST_COLUMNS)
@@ -131,10 +131,10 @@ def test_a_request_that_is_over_is_told_once() -> None:
 def test_nothing_is_kept_when_nobody_has_asked_for_a_while() -> None:
     """Whoever looks away is forgotten."""
     world = World()
-    portrait = Portrait(world.core)
-    portrait.draw(ASK, 100.0)
-    assert portrait.is_watched(104.0)
-    assert not portrait.is_watched(105.0)
+    snapshot = Snapshot(world.core)
+    snapshot.build(ASK, 100.0)
+    assert snapshot.is_watched(104.0)
+    assert not snapshot.is_watched(105.0)
 
 
 def test_a_block_tells_its_owners_and_the_chain_of_contents() -> None:
@@ -148,14 +148,14 @@ def test_a_block_tells_its_owners_and_the_chain_of_contents() -> None:
     world.step()
     (replica,) = world.core.replicas.values()
     first = replica.slots.occupied()[0]
-    told = Portrait(world.core).block(
+    told = Snapshot(world.core).block(
         BlockRequested(ingress="web", serial=7, replica=replica.name, block=first.blocks[1])
     )
     assert (told.serial, told.owners, told.place) == (7, ("a", "b"), 1)
     assert told.table.tolist() == first.blocks
     assert told.hashes == tuple(each.hex() for each in first.hashes[:2])
     world.run()
-    found = Portrait(world.core).block(
+    found = Snapshot(world.core).block(
         BlockRequested(ingress="web", serial=8, replica=replica.name, block=told.table.tolist()[0])
     )
     assert (found.owners, found.hashes) == ((), told.hashes[:1])

@@ -23,20 +23,20 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import Input
 from pagebus.actors.scheduler.intake import Intake
-from pagebus.actors.scheduler.outputs import Sender
+from pagebus.actors.scheduler.outputs import OutputRouter
 from pagebus.actors.scheduler.recovery.checkpoints import Checkpoints
 from pagebus.actors.scheduler.recovery.remains import Remains
 from pagebus.actors.scheduler.recovery.takeover import MARK_STEP, Recovered, Takeover
-from pagebus.actors.scheduler.service.dead_letters import Poison
+from pagebus.actors.scheduler.service.dead_letters import DeadLetters
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
 from pagebus.actors.scheduler.service.lease_watch import LOOK_S, LeaseWatch
 from pagebus.actors.scheduler.service.membership import Membership
-from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.scheduler.service.observers import Observers
-from pagebus.actors.scheduler.service.result_streams import Results
+from pagebus.actors.scheduler.service.result_streams import ResultStreams
 from pagebus.actors.scheduler.service.steering import Steering
 from pagebus.actors.scheduler.service.trimming import Trimmer
-from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import spans_of
 from pagebus.actors.telemetry.steady_clock import steady_time_s
@@ -67,7 +67,7 @@ class SchedulerActor(Actor):
         self._membership = Membership(self._put, self._fence)
         self._lease_watch = LeaseWatch(bus, self._membership, settings.lease_ttl_s)
         self._patience = Patience(self.log, on_away=self._lease_watch.doubt)
-        self._meters = Meters(self.metrics, self.publish_soon)
+        self._metrics = SchedulerMetrics(self.metrics, self.publish_soon)
         self._spans = spans_of(settings, name)
 
     def lease_name(self) -> str:
@@ -89,11 +89,11 @@ class SchedulerActor(Actor):
         self._steering = Steering(self.core, self._outbox, self.names)
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._remains = Remains(self.bus, self.names, self._outbox, self._forget)
-        self._work = Work(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
+        self._work = WorkStream(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
         await self._patience.until_taken(self._work.create_groups, "groups")
-        self._poison = Poison(
+        self._dead_letters = DeadLetters(
             self.bus, self.names, self._outbox, self._work,
-            patience=self._patience, meters=self._meters, log=self.log, spawn=self.spawn,
+            patience=self._patience, metrics=self._metrics, log=self.log, spawn=self.spawn,
         )  # fmt: skip
         self.spawn(self._outbox.run(), "outbox")
         await self._take_over()
@@ -116,8 +116,8 @@ class SchedulerActor(Actor):
         await self._patience.until_taken(self._remains.recall, "names of streams")
         ledger = takeover.ledger
         recovered = Recovered(ledger)
-        self._poison.blamed = ledger.blamed
-        self._results = Results(self.bus, self.names, takeover.read)
+        self._dead_letters.blamed = ledger.blamed
+        self._results = ResultStreams(self.bus, self.names, takeover.read)
         self._checkpoints = Checkpoints(
             self.bus, self.names, self._outbox, end=takeover.journal_end, covered=ledger.positions
         )
@@ -134,12 +134,13 @@ class SchedulerActor(Actor):
         self._intake = Intake(
             core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
             membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
-            steering=self._steering, poison=self._poison, trimmer=self._trimmer, remains=self._remains,
-            meters=self._meters, log=self.log,
+            steering=self._steering, dead_letters=self._dead_letters, trimmer=self._trimmer, remains=self._remains,
+            metrics=self._metrics, log=self.log,
         )  # fmt: skip
-        self._sender = Sender(
+        self._outputs = OutputRouter(
             self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
-            poison=self._poison, meters=self._meters, log=self.log, logs_requests=self.settings.enable_log_requests,
+            dead_letters=self._dead_letters, metrics=self._metrics, log=self.log,
+            logs_requests=self.settings.enable_log_requests,
         )  # fmt: skip
         if recovered:
             seconds = round(time.monotonic() - began_s, 3)
@@ -167,7 +168,7 @@ class SchedulerActor(Actor):
 
     async def bequeath(self, error: BaseException) -> None:
         """Tell the next scheduler which request this one has failed at, if it was one."""
-        if hasattr(self, "_poison") and (blame := self._poison.blame(error)) is not None:
+        if hasattr(self, "_dead_letters") and (blame := self._dead_letters.blame(error)) is not None:
             self._checkpoints.append(blame)
             await self._outbox.flush()
 
@@ -181,7 +182,7 @@ class SchedulerActor(Actor):
         looked_at, began_s = self._observers.is_looked_at(now_s), now_s
         for part in self.core.plan_in_turns(now_s):
             for output in part:
-                self._sender.send(output)
+                self._outputs.route(output)
                 if looked_at:
                     self._observers.decided(output, now_s)
             began_s = self._note_work("plan", began_s)
@@ -194,7 +195,7 @@ class SchedulerActor(Actor):
     def _note_work(self, what: str, began_s: float) -> float:
         """A part of the loop's work is done; returns the time."""
         ended_s = steady_time_s()
-        self._meters.busy.inc(ended_s - began_s)
+        self._metrics.busy.inc(ended_s - began_s)
         if self._spans is not None:
             self._spans.add(what, 0, began_s, ended_s)
         return ended_s
@@ -267,7 +268,7 @@ class SchedulerActor(Actor):
         await asyncio.sleep(pause_s)
         await self.confirm_lease()
         await self._claim_work()
-        self._sender.log_preempted()
+        self._outputs.log_preempted()
         if self.core.delivery.is_waiting:
             self._news.set()
         await self._sum_up()
@@ -283,7 +284,7 @@ class SchedulerActor(Actor):
             self._trimmer.forget(name)
 
     async def measure(self) -> None:
-        self._meters.update(self.core)
+        self._metrics.update(self.core)
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless something that was left or read has not been taken in yet."""
@@ -293,5 +294,5 @@ class SchedulerActor(Actor):
                 self.core,
                 self._results.positions,
                 self._membership,
-                self._poison.blamed.values(),
+                self._dead_letters.blamed.values(),
             )

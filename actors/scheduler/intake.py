@@ -17,15 +17,15 @@ from pagebus.actors.scheduler.events import (
 )
 from pagebus.actors.scheduler.recovery.remains import Remains
 from pagebus.actors.scheduler.recovery.takeover import Recovered
-from pagebus.actors.scheduler.service.dead_letters import Poison
+from pagebus.actors.scheduler.service.dead_letters import DeadLetters
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
 from pagebus.actors.scheduler.service.membership import Membership
-from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.scheduler.service.observers import Observers
-from pagebus.actors.scheduler.service.result_streams import Results
+from pagebus.actors.scheduler.service.result_streams import ResultStreams
 from pagebus.actors.scheduler.service.steering import Steering
 from pagebus.actors.scheduler.service.trimming import Trimmer
-from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Entry
 from pagebus.bus.messages import (
@@ -50,18 +50,18 @@ class Intake:
 
     core: Core
     names: Names
-    work: Work
-    results: Results
+    work: WorkStream
+    results: ResultStreams
     recovered: Recovered
     """Of a predecessor's requests, those that have not been taken in again."""
     membership: Membership
     detokenizers: Detokenizers
     observers: Observers
     steering: Steering
-    poison: Poison
+    dead_letters: DeadLetters
     trimmer: Trimmer
     remains: Remains
-    meters: Meters
+    metrics: SchedulerMetrics
     log: Log
 
     def take(self, item: Entry | Input) -> None:
@@ -74,7 +74,7 @@ class Intake:
             except Exception as error:
                 if self.core.knows(getattr(item.message, "request_id", "")):
                     raise  # it may be taken in by half: a successor starts without that
-                self.poison.give_up(item, describe(error))
+                self.dead_letters.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
         elif isinstance(item.message, StateRequested | BlockRequested):
@@ -84,7 +84,7 @@ class Intake:
             self.steering.ask(item.message)
             self.work.settled(item)
         else:
-            self.poison.give_up(item, item.error or f"unexpected {type(item.message).__name__}")
+            self.dead_letters.give_up(item, item.error or f"unexpected {type(item.message).__name__}")
 
     def _take_work(
         self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
@@ -112,8 +112,8 @@ class Intake:
         message, others, outputs = self.recovered.take(message)
         ingresses = [message.ingress, *(each.ingress for each in others)]
         self.membership.expect(ingresses)  # where its clients had moved to, and may have died since
-        if reason := self.poison.verdict(message.request_id):
-            self.poison.give_up(replace(entry, message=message), reason, others=ingresses[1:])
+        if reason := self.dead_letters.verdict(message.request_id):
+            self.dead_letters.give_up(replace(entry, message=message), reason, others=ingresses[1:])
         else:
             self.core.readmit(message, outputs, others)
 
@@ -130,7 +130,7 @@ class Intake:
             if isinstance(message, ReplicaFenced):
                 reason, error = message.reason, message.error
                 self.membership.refused[name] = member.epoch  # one that fails says so before it gives its lease back
-            self.meters.lost(name, error)
+            self.metrics.lost(name, error)
             self._take_event(ReplicaLost(name, reason, self.membership.deaf_to(name)))
             return
         self.observers.result_arrived(name, message)
@@ -140,7 +140,7 @@ class Intake:
             if member.fenced:
                 return  # what follows a false result makes no sense either
             self.log.error("false result: the executor is shut out", replica=name, error=str(error))
-            self.meters.refused_results.inc()
+            self.metrics.refused_results.inc()
             self.membership.distrust(name, str(error))
 
     def _take_event(self, event: Input) -> None:
@@ -153,7 +153,7 @@ class Intake:
                 self.results.leave(name)
                 replica = self.core.replicas.get(name)
                 if replica is not None:
-                    self.meters.forget(replica)
+                    self.metrics.forget(replica)
                     self.trimmer.replica_lost(name, replica.step)
             case DetokenizerLost(name):
                 self.remains.gone("detokenizer", name)

@@ -17,10 +17,10 @@ from pagebus.actors.scheduler.events import (
     ToReplica,
 )
 from pagebus.actors.scheduler.recovery.checkpoints import Checkpoints
-from pagebus.actors.scheduler.service.dead_letters import Poison
+from pagebus.actors.scheduler.service.dead_letters import DeadLetters
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
-from pagebus.actors.scheduler.service.metrics import Meters
-from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
+from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.messages import SequenceStarted
 from pagebus.bus.outbox import Outbox
@@ -29,7 +29,7 @@ from pagebus.bus.streams import Names
 SHOWN_IDS = 8
 
 
-class Sender:
+class OutputRouter:
     """Sends outputs of the core, each where it belongs. Waits for nothing.
 
     Args:
@@ -43,9 +43,9 @@ class Sender:
         *,
         detokenizers: Detokenizers,
         checkpoints: Checkpoints,
-        work: Work,
-        poison: Poison,
-        meters: Meters,
+        work: WorkStream,
+        dead_letters: DeadLetters,
+        metrics: SchedulerMetrics,
         log: Log,
         logs_requests: bool,
     ) -> None:
@@ -54,39 +54,39 @@ class Sender:
         self._detokenizers = detokenizers
         self._checkpoints = checkpoints
         self._work = work
-        self._poison = poison
-        self._meters = meters
+        self._dead_letters = dead_letters
+        self._metrics = metrics
         self._log = log
         self._logs_requests = logs_requests
         self._stopped: dict[str, Counter[str]] = {}
 
-    def send(self, output: Output) -> None:
+    def route(self, output: Output) -> None:
         """One of them, after all before it."""
         match output:
             case ToReplica(replica, plan):
                 at = self._outbox.append(self._names.steps(replica), plan)
                 assert at.index == plan.step, f"step {plan.step} of {replica} would be entry {at}"
-                self._meters.planned(replica, plan)
+                self._metrics.planned(replica, plan)
             case ToDetokenizer(detokenizer, message):
                 self._detokenizers.tell(detokenizer, message)
                 if self._logs_requests and isinstance(message, SequenceStarted):
                     sequence = {"sequence": message.sequence_id, "cached_tokens": message.num_cached_tokens}
                     self._log.info("started", request_id=message.request_id, **sequence)
             case ToIngress(ingress, failure):
-                self._meters.failed.inc()
+                self._metrics.failed.inc()
                 self._outbox.publish(self._names.replies(ingress), failure)
             case ToJournal(message):
                 self._checkpoints.append(message)
             case RequestOver(request_id, request):
                 if request is not None:
-                    self._meters.over(request)
+                    self._metrics.over(request)
                     if request.traced and not request.away:
                         for address in request.readers.addresses:
                             self._outbox.publish(self._names.replies(address), times_of(request))
-                self._poison.over(request_id)
+                self._dead_letters.over(request_id)
                 self._work.over(request_id)
             case RequestGivenUp(request_id, reason):
-                self._poison.given_up(request_id, reason)
+                self._dead_letters.given_up(request_id, reason)
             case Preempted(request_id=request_id, parked=parked):
                 self._stopped.setdefault("parked" if parked else "preempted", Counter())[request_id] += 1
             case Note(event, fields):

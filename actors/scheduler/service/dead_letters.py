@@ -11,8 +11,8 @@ from typing import Any
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.bus_retry import Patience
 from pagebus.actors.scheduler.service.blame import MOST_BLAMES, blamed
-from pagebus.actors.scheduler.service.metrics import Meters
-from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
+from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Bus, BusError, Entry
 from pagebus.bus.messages import RequestBlamed, RequestFailed, TokenizedRequest
@@ -22,7 +22,7 @@ from pagebus.bus.streams import Names
 STAGE = "scheduler"
 
 
-class Poison:
+class DeadLetters:
     """Gives up what has to be. Nobody waits for it: what has to wait for the bus, is spawned.
 
     Attributes:
@@ -34,10 +34,10 @@ class Poison:
         bus: Bus,
         names: Names,
         outbox: Outbox,
-        work: Work,
+        work: WorkStream,
         *,
         patience: Patience,
-        meters: Meters,
+        metrics: SchedulerMetrics,
         log: Log,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
@@ -47,7 +47,7 @@ class Poison:
         self._outbox = outbox
         self._work = work
         self._patience = patience
-        self._meters = meters
+        self._metrics = metrics
         self._log = log
         self._spawn = spawn
 
@@ -91,7 +91,7 @@ class Poison:
         self._bury(entry, reason)
 
     def _bury(self, entry: Entry, reason: str) -> None:
-        self._meters.dead.inc()
+        self._metrics.dead.inc()
         self._spawn(self._keep(entry, reason), "dead letter")
 
     async def _keep(self, entry: Entry, reason: str) -> None:

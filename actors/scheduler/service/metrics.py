@@ -38,7 +38,7 @@ _COUNTERS = {
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
-class Meters:
+class SchedulerMetrics:
     """Series with the label ``engine`` belong to one replica. ``on_over`` is called when a request is over."""
 
     def __init__(self, metrics: Metrics, on_over: Callable[[], None] = lambda: None) -> None:

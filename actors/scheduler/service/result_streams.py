@@ -12,7 +12,7 @@ READ_BLOCK_MS = 200
 """Longest wait of one read: a replica that joins is read, and planned for, after this time."""
 
 
-class Results:
+class ResultStreams:
     """Which results are read, and which have been taken in. ``positions`` are of the latter, by replica, of replicas
     that are gone too, until their streams are.
 

@@ -18,7 +18,7 @@ READ_COUNT = 512
 READ_BLOCK_MS = 1000
 
 
-class Work:
+class WorkStream:
     """Reads work, and acknowledges it once it is settled.
 
     Args:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.request import make_request
-from pagebus.actors.scheduler.service.metrics import Meters
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
 from tests.actors.scheduler.world import request
 
@@ -29,7 +29,7 @@ def test_waiting_and_prefill(
     over = make_request(replace(request("a", [1, 2, 3]), is_job=is_job), (), Order(False, 0.0))
     over.tokenized_s, over.started_s, over.first_token_s = tokenized_s, 15.0, first_token_s
 
-    Meters(metrics).over(over)
+    SchedulerMetrics(metrics).over(over)
 
     found = {
         name: [data["sum"], sum(data["counts"])] for name, _, data in metrics.snapshot()["series"] if "sum" in data
@@ -44,7 +44,7 @@ def test_inference_and_preemptions() -> None:
     over.tokenized_s, over.started_s, over.first_token_s, over.ended_s = 10.0, 15.0, 17.0, 21.0
     over.num_preemptions = 2
 
-    Meters(metrics, lambda: told.append("over")).over(over)
+    SchedulerMetrics(metrics, lambda: told.append("over")).over(over)
 
     found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
     assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pagebus.actors.scheduler.service.work_stream import Work
+from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AbortRequest, ReplicaFenced
@@ -23,7 +23,7 @@ async def test_what_has_been_taken_in_is_acknowledged_when_all_that_follows_from
     async def confirm() -> None:
         stored.append(await bus.length(NAMES.journal))
 
-    work = Work(bus, NAMES, "me", outbox, confirm)
+    work = WorkStream(bus, NAMES, "me", outbox, confirm)
     await work.create_groups()
     await bus.publish([(NAMES.control, AbortRequest(request_id="a"))])
     (entry,) = await work.read(new_requests=True)

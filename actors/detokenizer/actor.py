@@ -20,7 +20,7 @@ from pagebus.actors.detokenizer.text import Decoder, make_decoder
 from pagebus.actors.model.config import resolve_tokenizer
 from pagebus.actors.model.tokenizer import load_tokenizer
 from pagebus.actors.runtime.actor import Actor, describe
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.settings import Settings
 from pagebus.bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
@@ -81,7 +81,7 @@ class DetokenizerActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self.log.info("decoder chosen", decoder=type(decoder).__name__)
         self.spawn(self._outbox.run(), "outbox")
-        self._sequences_position = await Patience(self.log).until_taken(lambda: self.bus.last_id(self._mailbox))
+        self._sequences_position = await BusRetry(self.log).until_taken(lambda: self.bus.last_id(self._mailbox))
         with suppress(BusUnavailable):  # else with the first tick
             await self._discover()
         self.spawn(self._tick(), "tick")
@@ -90,15 +90,15 @@ class DetokenizerActor(Actor):
         """Read, work off, publish, until draining and no sequence is left."""
         assert self._sequences is not None
         assert self._outbox is not None
-        patience = Patience(self.log, doing="no results are read")
+        bus_retry = BusRetry(self.log, doing="no results are read")
         while not self.draining.is_set() or len(self._sequences):
             try:
                 reached, positions = self._positions, self._read_set()
                 entries = await self.bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
             except BusUnavailable as error:
-                await patience.pause(error)
+                await bus_retry.pause(error)
                 continue
-            patience.back()
+            bus_retry.back()
             await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
             await self._handle(entries, positions.keys(), reached)
             await asyncio.sleep(0)  # the outbox sends what came of it, before more is read
@@ -108,7 +108,7 @@ class DetokenizerActor(Actor):
     async def drain(self) -> None:
         if self._outbox is not None:
             await self._outbox.flush()
-        await Patience(self.log).until_taken(lambda: self._trim(self._sequences_position))
+        await BusRetry(self.log).until_taken(lambda: self._trim(self._sequences_position))
 
     # -- one read -----------------------------------------------------------------------------------------------------
 

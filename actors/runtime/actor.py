@@ -24,7 +24,7 @@ from pagebus.actors.runtime.tasks import cancel, first_of, set_within
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.logs import get_logger
 from pagebus.actors.telemetry.metrics import Metrics
-from pagebus.actors.telemetry.process_metrics import Usage
+from pagebus.actors.telemetry.process_metrics import ProcessMetrics
 from pagebus.bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
 from pagebus.bus.streams import Names
 
@@ -357,7 +357,7 @@ class Actor(ABC):
         self.request_drain()
 
     async def _publish_metrics(self) -> None:
-        usage = Usage(self.metrics, self.name)
+        usage = ProcessMetrics(self.metrics, self.name)
         while True:
             self._publish_now.clear()
             usage.measure()

@@ -15,7 +15,7 @@ T = TypeVar("T")
 RETRY_S = 0.2
 
 
-class Patience:
+class BusRetry:
     """Of one actor. ``away`` names the tasks of it that wait for the bus.
 
     Args:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from pagebus.actors.model.config import ModelConfig, resolve_model
 from pagebus.actors.runtime.actor import Actor
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import Input
@@ -66,7 +66,7 @@ class SchedulerActor(Actor):
         self._news = asyncio.Event()
         self._membership = Membership(self._put, self._fence)
         self._lease_watch = LeaseWatch(bus, self._membership, settings.lease_ttl_s)
-        self._patience = Patience(self.log, on_away=self._lease_watch.doubt)
+        self._bus_retry = BusRetry(self.log, on_away=self._lease_watch.doubt)
         self._metrics = SchedulerMetrics(self.metrics, self.publish_soon)
         self._spans = spans_of(settings, name)
 
@@ -90,14 +90,14 @@ class SchedulerActor(Actor):
         self._trimmer = Trimmer(self.bus, self.names, self.epoch)
         self._remains = Remains(self.bus, self.names, self._outbox, self._forget)
         self._work = WorkStream(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
-        await self._patience.until_taken(self._work.create_groups, "groups")
+        await self._bus_retry.until_taken(self._work.create_groups, "groups")
         self._dead_letters = DeadLetters(
             self.bus, self.names, self._outbox, self._work,
-            patience=self._patience, metrics=self._metrics, log=self.log, spawn=self.spawn,
+            bus_retry=self._bus_retry, metrics=self._metrics, log=self.log, spawn=self.spawn,
         )  # fmt: skip
         self.spawn(self._outbox.run(), "outbox")
         await self._take_over()
-        await self._patience.until_taken(self._claim_work, "work left behind")
+        await self._bus_retry.until_taken(self._claim_work, "work left behind")
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
@@ -105,15 +105,15 @@ class SchedulerActor(Actor):
             ("leases", self._look),
             ("housekeeping", self._keep_house),
         ):
-            self.spawn(self._patience.for_ever(once, name), name)
+            self.spawn(self._bus_retry.for_ever(once, name), name)
 
     async def _take_over(self) -> None:
         """Learn what the scheduler before this one left, down to the last token."""
         began_s = time.monotonic()
-        await self._patience.until_taken(lambda: self._steering.recall(self.bus), "hold")
+        await self._bus_retry.until_taken(lambda: self._steering.recall(self.bus), "hold")
         takeover = Takeover(self.bus, self.names, self._outbox)
-        await self._patience.until_taken(takeover.run, "takeover")
-        await self._patience.until_taken(self._remains.recall, "names of streams")
+        await self._bus_retry.until_taken(takeover.run, "takeover")
+        await self._bus_retry.until_taken(self._remains.recall, "names of streams")
         ledger = takeover.ledger
         recovered = Recovered(ledger)
         self._dead_letters.blamed = ledger.blamed
@@ -163,8 +163,8 @@ class SchedulerActor(Actor):
         """Send what is queued, ack what was taken in, trim."""
         await self._outbox.flush()
         while self._work.has_settled:
-            await self._patience.until_taken(self._work.acknowledge, "acks")
-        await self._patience.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")
+            await self._bus_retry.until_taken(self._work.acknowledge, "acks")
+        await self._bus_retry.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")
 
     async def bequeath(self, error: BaseException) -> None:
         """Tell the next scheduler which request this one has failed at, if it was one."""
@@ -258,7 +258,7 @@ class SchedulerActor(Actor):
     async def _look(self) -> None:
         """Who is there? While the bus is away for one task, what another one sees may be wrong; and who cannot renew
         its own lease, cannot expect it of others."""
-        if self._patience.away or self.bus_is_away:
+        if self._bus_retry.away or self.bus_is_away:
             self._lease_watch.doubt()
         await self._lease_watch.look(self.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)

@@ -13,7 +13,7 @@ FILES_EVERY_S = 10.0
 """Counting open files takes a microsecond for each: an ingress may have ten thousand."""
 
 
-class Usage:
+class ProcessMetrics:
     """CPU time, memory and files of this process, under the names that Prometheus's own clients use."""
 
     def __init__(self, metrics: Metrics, actor: str) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
 from pagebus.actors.model.tokenizer import load_tokenizer
 from pagebus.actors.runtime.actor import Actor, describe
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer.encode import INTERNAL, Encoder, Limits, Outcome
 from pagebus.actors.tokenizer.grammar_check import GrammarChecker
@@ -78,7 +78,7 @@ class TokenizerActor(Actor):
         """Requests whose grammar is being tried out, and those that take long; others do not wait for them."""
         self._heavy = Heavy(lambda entry: self._process([entry]))
         self._next_claim_s = 0.0
-        self.patience = Patience(self.log)
+        self.bus_retry = BusRetry(self.log)
         self._tokenized = self.metrics.counter("pagebus:tokenizer_requests", "Requests tokenized.")
         self._tokens = self.metrics.counter("pagebus:tokenizer_tokens", "Prompt tokens of tokenized requests.")
         self._told = self.metrics.counter("pagebus:tokenizer_told", "Prompts whose tokens a client asked for.")
@@ -91,7 +91,7 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)
-        await self.patience.until_taken(lambda: self.bus.create_group(self.names.requests, TOKENIZER_GROUP))
+        await self.bus_retry.until_taken(lambda: self.bus.create_group(self.names.requests, TOKENIZER_GROUP))
 
     async def drain(self) -> None:
         await asyncio.gather(*self._trials)
@@ -107,9 +107,9 @@ class TokenizerActor(Actor):
             try:
                 await self._take_over()
                 await self._handle(await self._read())
-                self.patience.back()
+                self.bus_retry.back()
             except BusUnavailable as error:
-                await self.patience.pause(error)
+                await self.bus_retry.pause(error)
 
     async def _read(self) -> list[Entry]:
         return await self.bus.read_group(
@@ -174,12 +174,12 @@ class TokenizerActor(Actor):
         outcomes = [each if isinstance(each, Outcome) else await self._behind_prompt(next(encoded)) for each in checked]
         replies = [self._address(entry, outcome) for entry, outcome in zip(good, outcomes, strict=True)]
         if replies:
-            await self.patience.until_taken(lambda: self.bus.publish(replies))
+            await self.bus_retry.until_taken(lambda: self.bus.publish(replies))
         for entry, outcome in zip(good, outcomes, strict=True):
             if outcome.error is not None:
                 await self._bury(entry, describe(outcome.error))
         if outcomes:
-            await self.patience.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, good))
+            await self.bus_retry.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, good))
         for outcome in outcomes:
             self._note(outcome)
         for entry in entries:
@@ -259,9 +259,9 @@ class TokenizerActor(Actor):
         self._failures.inc()
         if request is not None:
             reply = Refusal(GIVEN_UP, status=500).reply(request)
-            await self.patience.until_taken(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
+            await self.bus_retry.until_taken(lambda: self.bus.publish([(self.names.replies(request.ingress), reply)]))
         await self._bury(entry, reason)
-        await self.patience.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
+        await self.bus_retry.until_taken(lambda: self.bus.ack(TOKENIZER_GROUP, [entry]))
 
     async def _bury(self, entry: Entry, reason: str) -> None:
-        await self.patience.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason))
+        await self.bus_retry.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason))

@@ -71,7 +71,7 @@ def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     process = TokenizerActor._process
 
     async def acks_first(self: TokenizerActor, entries: Sequence[Entry]) -> None:
-        await self.patience.until_taken(lambda: self.bus.ack("tokenizers", entries))
+        await self.bus_retry.until_taken(lambda: self.bus.ack("tokenizers", entries))
         await process(self, entries)
 
     monkeypatch.setattr(TokenizerActor, "_process", acks_first)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pagebus.actors.runtime.actor import describe
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Bus, CodecError
 from pagebus.bus.messages import (
@@ -83,7 +83,7 @@ class Inbox:
         self._tracing = tracing
         self._request_log = request_log
         self._cache_block_size = cache_block_size
-        self._patience = Patience(log, doing="replies wait")
+        self._bus_retry = BusRetry(log, doing="replies wait")
         self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.ask_again())
         self.questions = Questions(outbox, names.control, address)
         self._readers = Readers()
@@ -212,7 +212,7 @@ class Inbox:
 
     async def run(self) -> None:
         """Read the mailbox for ever."""
-        await self._patience.for_ever(self._read)
+        await self._bus_retry.for_ever(self._read)
 
     async def _read(self) -> None:
         entries = await self.mailbox.read()
@@ -224,7 +224,7 @@ class Inbox:
             problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
-                await self._patience.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
+                await self._bus_retry.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
         await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._readers.newest)
         self.repeats.ask_for_silent()

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 
@@ -41,9 +41,9 @@ class Mailbox:
 
     async def keep_for_ever(self) -> None:
         """See to it that it is there."""
-        patience = Patience(self._log, doing="the mailbox is not kept")
+        bus_retry = BusRetry(self._log, doing="the mailbox is not kept")
         while True:
-            await patience.until_taken(self.keep)
+            await bus_retry.until_taken(self.keep)
             with suppress(TimeoutError):
                 async with asyncio.timeout(TTL_S / 4):
                     await self._doubt.wait()

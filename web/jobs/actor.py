@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from pagebus.actors.runtime.actor import Actor, describe
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.settings import Settings
 from pagebus.bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import BatchQueued, Job, JobResult
@@ -56,7 +56,7 @@ class JobsActor(Actor):
         self._model = model
         self.window = Window(settings.max_num_jobs or LEAST_WINDOW)
         self._settling = Settling(bus, self.names, self.log)
-        self._patience = Patience(self.log)
+        self._bus_retry = BusRetry(self.log)
         self._holding = Holding(bus, self.names.jobs, name, self.log)
         self._next_look_s = self._next_read_s = 0.0
         self._has_more = False
@@ -76,7 +76,7 @@ class JobsActor(Actor):
             cache_block_size=cached_block_size(self.settings),
         )  # fmt: skip
         self.worker = Worker(model, self._inbox, address)
-        await self._patience.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
+        await self._bus_retry.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
         for coro, name in (
             (self._outbox.run(), "outbox"),
             (self._inbox.mailbox.keep_for_ever(), "mailbox"),
@@ -92,9 +92,9 @@ class JobsActor(Actor):
             try:
                 await self._take_over()
                 await self._take()
-                self._patience.back()
+                self._bus_retry.back()
             except BusUnavailable as error:
-                await self._patience.pause(error)
+                await self._bus_retry.pause(error)
 
     def bus_restarted(self) -> None:
         """Whatever is lost of the requests under way, they are asked for again."""
@@ -228,7 +228,7 @@ class JobsActor(Actor):
     async def _is_ours(self, entry_id: EntryId) -> bool:
         """Whether no other actor has taken the entry over: asked before files of a batch are written."""
         await self.confirm_lease()
-        await self._patience.until_taken(self._holding.look, "holders")
+        await self._bus_retry.until_taken(self._holding.look, "holders")
         return entry_id in self._holding
 
     async def _find_batch(self, batch_id: str) -> Record | None:
@@ -272,7 +272,7 @@ class JobsActor(Actor):
         """Those of these batches that are not wanted any more."""
         names = [name for name in batches if BATCH_NAME.fullmatch(name)]
         try:  # however long it takes: what has been read must be begun, nobody else gets it
-            found = await self._patience.until_taken(
+            found = await self._bus_retry.until_taken(
                 lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
             )
         except BusError as error:  # the name of a batch is taken by something that is no hash

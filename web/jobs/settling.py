@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Answer, Bus, Entry
 from pagebus.bus.streams import JOBS_GROUP, Names
@@ -26,7 +26,7 @@ class Settling:
         self._bus = bus
         self._names = names
         self._log = log
-        self._patience = Patience(log, doing="results wait")
+        self._bus_retry = BusRetry(log, doing="results wait")
         self._waiting: list[Outcome] = []
         self._news = asyncio.Event()
 
@@ -39,12 +39,12 @@ class Settling:
         await self._news.wait()
         self._news.clear()
         outcomes, self._waiting = self._waiting, []
-        await self._patience.until_taken(lambda: self._store([outcome.answer for outcome in outcomes]), "results")
+        await self._bus_retry.until_taken(lambda: self._store([outcome.answer for outcome in outcomes]), "results")
         return outcomes
 
     async def end(self, entry: Entry) -> None:
         """The entry of a batch: its results are in files."""
-        await self._patience.until_taken(lambda: self._bus.ack(JOBS_GROUP, [entry]), entry.stream + str(entry.id))
+        await self._bus_retry.until_taken(lambda: self._bus.ack(JOBS_GROUP, [entry]), entry.stream + str(entry.id))
 
     async def _store(self, answers: list[Answer]) -> None:
         problems = await self._bus.answer(JOBS_GROUP, answers)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pagebus.actors.runtime.actor import describe
-from pagebus.actors.runtime.bus_retry import Patience
+from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.scheduler.service.blame import MOST_BLAMES, blamed
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.scheduler.service.work_stream import WorkStream
@@ -36,7 +36,7 @@ class DeadLetters:
         outbox: Outbox,
         work: WorkStream,
         *,
-        patience: Patience,
+        bus_retry: BusRetry,
         metrics: SchedulerMetrics,
         log: Log,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
@@ -46,7 +46,7 @@ class DeadLetters:
         self._names = names
         self._outbox = outbox
         self._work = work
-        self._patience = patience
+        self._bus_retry = bus_retry
         self._metrics = metrics
         self._log = log
         self._spawn = spawn
@@ -95,6 +95,6 @@ class DeadLetters:
         self._spawn(self._keep(entry, reason), "dead letter")
 
     async def _keep(self, entry: Entry, reason: str) -> None:
-        await self._patience.until_taken(lambda: self._bus.dead_letter(STAGE, entry, reason), "dead letters")
+        await self._bus_retry.until_taken(lambda: self._bus.dead_letter(STAGE, entry, reason), "dead letters")
         if entry.stream in self._work.streams:
             self._work.settled(entry)

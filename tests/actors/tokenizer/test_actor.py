@@ -213,7 +213,7 @@ async def test_bus_outage_loses_nothing(server: MemoryServer, settings: Settings
         await bus.publish([(NAMES.requests, request("a"))])
         await read(bus, NAMES.tokenized, 1)
         server.unavailable = True
-        await until(lambda: actor.patience.away)
+        await until(lambda: actor.bus_retry.away)
         server.unavailable = False
         await bus.publish([(NAMES.requests, request("b"))])
         assert len(await read(bus, NAMES.tokenized, 2)) == 2

@@ -1,25 +1,25 @@
-"""Who goes first: the order of waiting sequences, of prefill chunks, and (reversed) of preemption victims.
+"""Scheduling order: of waiting sequences, of prefill chunks and, reversed, of preemption victims.
 
-A request has a *level*, 0 for interactive requests and 1 for jobs, and a time at which it is *due*::
+A request has a *priority class*, 0 for interactive requests and 1 for jobs, and a *deadline*::
 
-    due_s = arrived_s + aging_s * priority                      (interactive)
-    due_s = arrived_s + aging_s * (JOB_STEPS + priority)        (job; priority not below -JOB_BOOST)
+    deadline_s = arrived_s + aging_s * priority                      (interactive)
+    deadline_s = arrived_s + aging_s * (JOB_STEPS + priority)        (job; priority not below -JOB_BOOST)
 
-and the order is that of (level, due_s, order of arrival).
+The order is that of (priority_class, deadline_s, order of arrival).
 
-**This is ageing, and yet the order is static.** With ageing, a request that has waited for w seconds stands
-``w / aging_s`` steps better than its priority number says: at time t it stands at ``priority - (t - arrived_s) /
-aging_s``. That is ``(due_s - t) / aging_s``, so at every t, two requests compare as their ``due_s`` do: t is the same
-for both. Nothing has to be sorted again as time passes, and a request takes its place once, by binary search.
+**Requests age, and yet the order is static.** With ageing, a request that has waited for w seconds gains ``w /
+aging_s`` steps of priority: at time t its aged priority is ``priority - (t - arrived_s) / aging_s``. That equals
+``(deadline_s - t) / aging_s``. The term t is the same for all requests, so comparing deadlines compares aged priorities
+at every t. The queue is never sorted again, and a request is inserted once, by binary search.
 
-**Nobody starves.** After the time ``due_s - aging_s * p``, whatever arrives with a priority number of p or more stands
-behind. So a request has finitely many others before it, and these end one after another: the first of all is never
-preempted and always gets blocks and tokens.
+**There is no starvation.** From the time ``deadline_s - aging_s * p``, every new request with a priority number of p or
+more is ordered behind this one. So a finite number of requests precede it. They end one after another, because the
+first of all is never preempted and always gets blocks and tokens.
 
-**Jobs** stand behind all interactive requests, however long these wait or whatever their priority. But once per
-``aging_s`` the first of the jobs that are due by then (running or waiting) is *promoted*: it becomes an interactive
-request that arrives now with priority 0. A job that has grown old alone is promoted at once; of a hundred thousand jobs
-that have, one per ``aging_s`` is, so a large batch neither starves behind interactive traffic nor overtakes it.
+**Jobs** follow all interactive requests, whatever their priority and waiting time. But once per ``aging_s`` the first
+job whose deadline has passed, running or waiting, is *promoted*: it becomes an interactive request that arrives now
+with priority 0. A single old job is promoted at once. Of a hundred thousand old jobs, one per ``aging_s`` is promoted.
+So a large batch neither starves behind interactive traffic nor overtakes it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ import math
 from dataclasses import dataclass
 
 Key = tuple[int, float, int]
-"""(level, due_s, order): smaller goes first."""
+"""(priority class, deadline in seconds, order of arrival): smaller goes first."""
 INTERACTIVE, JOB = 0, 1
 JOB_STEPS = 20
-"""A job of priority 0 is due this many steps of priority after an interactive request that arrives with it."""
+"""The deadline of a job of priority 0 is this many priority steps after that of an interactive request arriving with
+it."""
 JOB_BOOST = 10
-"""Priority numbers of jobs count down to minus this: so no job is born old."""
+"""The lowest effective priority number of a job is minus this, so no job's deadline has passed when it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Order:
     priorities: bool = True
     aging_s: float = 30.0
 
-    def due_s(self, arrived_s: float, priority: int, *, is_job: bool) -> float:
+    def deadline_s(self, arrived_s: float, priority: int, *, is_job: bool) -> float:
         """When a request is due, in seconds of the clock that ``arrived_s`` is of."""
         steps = priority if self.priorities else 0
         if is_job:

@@ -1,4 +1,4 @@
-"""A request and its sequences, as the scheduler sees them."""
+"""Requests and their sequences, as the scheduler stores them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from pagebus.bus.messages import END_NONE, AlsoReads, Int32Array, SamplingParams
 SEQUENCE_IDS = 2**20
 """Ids of sequences that live at the same time differ modulo this."""
 SUSPECT_LOSSES, MOST_LOSSES = 2, 4
-"""Executors lost in a row under a sequence without a token of it: from when it is tried apart from others like it, and
-when its request is given up."""
+"""Consecutive executors lost under a sequence without a new token: after the first number it runs apart from other
+suspects, after the second its request fails."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked for. It ends when all its ``sequences`` have. ``queued``: none of them has run yet.
+    """A client's request. It ends when all of its ``sequences`` have ended. ``queued``: none of them has run yet.
 
-    ``level`` and ``due_s``: its place in the order (see :mod:`pagebus.actors.scheduler.order`). ``start_s``: when it
-    starts by the share of its ``client``, which it has been charged for ``num_charged`` tokens
-    (:mod:`pagebus.actors.scheduler.core.fair_share`).
-    ``num_cached``: tokens of its prompt that were in the cache when its first sequence started. ``readers``: where the
-    replies go to; ``away``: nowhere at present. ``settled``: nothing is to be kept once it has ended.
+    ``priority_class`` and ``deadline_s``: its place in the order (:mod:`pagebus.actors.scheduler.order`). ``start_s``:
+    its start by the fair share of its ``client``, which was charged ``num_charged`` tokens
+    (:mod:`pagebus.actors.scheduler.core.fair_share`). ``num_cached``: prompt tokens found in the cache when its first
+    sequence started. ``readers``: the destinations of its replies; ``away``: there is none at present. ``settled``:
+    nothing of it is kept once it has ended.
 
-    Only to be shown, or told to its ingress if it is ``traced``: ``priority``, when what happened (0: it has not),
-    ``num_preemptions`` of its sequences, their tokens once it is over (``num_output``), whether it was ``aborted``.
+    Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences,
+    ``num_output``, their output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times.
     """
 
     id: str
     readers: Readers
     sampling: SamplingParams
-    level: int
-    due_s: float
+    priority_class: int
+    deadline_s: float
     salt: str | None
     arrived_s: float
     prompt: array[int]
@@ -72,8 +72,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Swapped:
-    """The first ``num_tokens`` tokens of a preempted sequence lie in ``host_blocks`` of the replica of this name, the
-    last of them perhaps in part of a block."""
+    """A preempted sequence's copy in the host tier: its first ``num_tokens`` tokens lie in ``host_blocks`` of this
+    replica. The last block may be partly filled."""
 
     replica: str
     host_blocks: list[int]
@@ -84,16 +84,15 @@ class Swapped:
 class Sequence:
     """One growing token sequence.
 
-    ``tokens`` holds prompt and known output; while it runs, the newest tokens (less than one block) are with
-    the replica's ``SlotTable`` only. ``hashes[i]`` is the hash of full block i, as far as
-    they have been computed. ``replica`` is the name of the one it runs on, ``blocks`` its block table there. ``order``
-    is unique and grows with arrival. ``limit`` is the number of tokens (prompt + output) at which it ends, on its
-    present replica.
-    ``copied``: the block whose content it takes over with the next plan (as it enters, if it has not), held until then,
-    and the block of its own that gets it. ``num_losses``: replicas lost under it in a row without a token in between,
-    when it had ``num_tokens_at_loss``. ``beam_group``: of a beam search, the beams that it is one of. ``started``: its
-    request's detokenizer knows it. ``end``: how its tokens ended it, if they did; ``scores``: what clients asked to
-    know of them.
+    ``tokens`` holds the prompt and the known output. While it runs, its newest tokens, less than one block, are only in
+    the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``replica`` names the
+    replica that it runs on, and ``blocks`` is its block table there. ``order`` is unique and grows with arrival.
+    ``limit`` is the number of tokens (prompt + output) at which it ends on its present replica.
+
+    ``copied``: a pending copy on write as (source block, own block), made by the next plan; the source is retained
+    until then. ``num_losses``: consecutive replicas lost under it without a new token, counted from
+    ``num_tokens_at_loss``. ``beam_group``: the beam group that it belongs to. ``started``: its request's detokenizer
+    has been sent it. ``end``: how its tokens ended it. ``scores``: log probabilities requested for it.
     """
 
     id: int
@@ -124,7 +123,7 @@ class Sequence:
     num_tokens_at_loss: int = 0
 
     def become(self, state: State) -> None:
-        """Change its state; ``TRANSITIONS`` says who may.
+        """Change the state. ``TRANSITIONS`` names the module that may make each transition.
 
         Raises:
             AssertionError: there is no such transition.
@@ -136,53 +135,54 @@ class Sequence:
 
     @property
     def entered(self) -> bool:
-        """It is in its executor's batch."""
+        """Whether it is in its executor's batch."""
         return self.state is State.ENTERED
 
     @property
     def in_slot(self) -> bool:
-        """It has a slot of a replica."""
+        """Whether it has a slot on a replica."""
         return self.state in IN_SLOT
 
     @property
     def is_queued(self) -> bool:
-        """It has no slot, and has not ended."""
+        """Whether it has no slot and has not ended."""
         return self.state in QUEUED
 
     @property
     def at_rest(self) -> State:
-        """The state that it has without a slot, once all of its tokens are known."""
+        """Its state without a slot once all of its tokens are known."""
         return State.WAITING if self.swapped is None else State.SWAPPED
 
     @property
     def suspect(self) -> bool:
-        """It may be what ends executors: it is tried again only where no other suspect is."""
+        """Whether it may be what crashes executors. It is then tried only on a replica without another suspect."""
         return self.num_losses >= SUSPECT_LOSSES
 
     def note_loss(self) -> None:
-        """The replica that it ran on is gone. (All its known tokens are here.)"""
+        """Count the loss of its replica. All its known tokens must be in ``tokens``."""
         progress = len(self.tokens) > self.num_tokens_at_loss
         self.num_losses = 1 if progress else self.num_losses + 1
         self.num_tokens_at_loss = len(self.tokens)
 
     @property
     def head(self) -> Sequence:
-        """The sequence that waits, is admitted, preempted and ended for all beams of its search; or itself."""
+        """The leader of its beam group, which is queued, admitted, preempted and ended for all beams; itself without a
+        group."""
         return self if self.beam_group is None else self.beam_group.leader
 
     @property
     def num_slots(self) -> int:
-        """How many slots it takes, with all its beams."""
+        """Slots that it takes, with all its beams."""
         return 1 if self.beam_group is None else self.beam_group.width
 
     @property
     def key(self) -> Key:
-        """Scheduling order: interactive requests before jobs, then by what is due first."""
-        return self.request.level, self.request.due_s, self.order
+        """Scheduling order: interactive requests before jobs, then the earlier deadline."""
+        return self.request.priority_class, self.request.deadline_s, self.order
 
     @property
     def ready(self) -> bool:
-        """It may be given a slot. Sequences of one request let the first compute their prompt, then share it."""
+        """Whether it may get a slot. Sequences of one request wait until the first has computed their shared prompt."""
         if self.state is not State.WAITING and self.state is not State.SWAPPED:
             return False
         leader = self.leader
@@ -190,23 +190,25 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Its prompt has to be computed even if it is cached: log probabilities of the prompt, or the mean of its
-        states, are wanted, and have not all come yet, or may have been lost since. One sequence does so for its whole
-        request."""
+        """Whether its prompt must be computed even if cached.
+
+        It must be if log probabilities of the prompt, or the mean of its hidden states, were requested and have not all
+        arrived, or may have been lost since. Only the first sequence of a request does this.
+        """
         if self.choice_index or not self.request.sampling.scores_all_of_prompt:
             return False
         return self.scores_again or not self.produced
 
     @property
     def pooled_from(self) -> int | None:
-        """The first token of its prompt whose hidden state is wanted."""
+        """Index of the first prompt token whose hidden state is requested; None if none is."""
         pooling = self.request.sampling.pooling
         if self.choice_index or not pooling:
             return None
         return 0 if pooling == "mean" else len(self.request.prompt) - 1
 
     def begin_again(self, new_id: int, limit: int, block_size: int) -> None:
-        """It has ended, and is computed once more from its prompt on, under another id."""
+        """Reset an ended sequence to its prompt, under a new id."""
         num_prompt = len(self.request.prompt)
         del self.tokens[num_prompt:]
         del self.hashes[num_prompt // block_size :]
@@ -230,15 +232,14 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
-    """The sequences of one beam search: which is which beam (:mod:`pagebus.actors.scheduler.replica.beam_group` says
-    how they fork).
+    """The sequences of one beam search (:mod:`pagebus.actors.scheduler.replica.beam_group` forks them).
 
-    ``leader`` stands for all of them as long as they wait; ``ids`` are those of the others, ``choice_ids`` those under
-    which the answer is told. ``sampling`` makes executors report candidates. While the search runs, each of its
-    ``members`` has a slot: ``beams[i]`` is the member of running beam i, which is its ``choice_index``, None where it
-    has still to follow, and ``parked`` are members without a beam. The candidates of ``num_missing`` beams have not
-    come; of the others ``top_ids`` and ``top_bits`` [beams, num_candidates] hold the tokens and their log
-    probabilities' bits.
+    ``leader`` stands for all of them while they wait. ``ids`` are the sequence ids of the others, and ``choice_ids``
+    those of the choices in the answer. ``sampling`` makes executors report candidates. While the search runs, each of
+    ``members`` has a slot. ``beams[i]`` is the member of running beam i, which is its ``choice_index``, or None until a
+    member has forked for it; ``parked`` are members without a beam. Candidates of ``num_missing`` beams have not
+    arrived. ``top_ids`` and ``top_bits`` [beams, num_candidates] hold the candidates' tokens and the bits of their log
+    probabilities.
     """
 
     leader: Sequence
@@ -255,21 +256,21 @@ class BeamGroup:
 
     @property
     def width(self) -> int:
-        """How many beams go on."""
+        """Number of beams that continue at each step."""
         return self.search.width
 
     @property
     def is_complete(self) -> bool:
-        """Whether every running beam has its member."""
+        """Whether every running beam has a member."""
         return None not in self.beams
 
     def disband(self) -> None:
-        """All have left their slots: the leader goes on, or ends, for all."""
+        """Reduce the group to its leader, after all members have left their slots."""
         self.members, self.parked, self.beams = [self.leader], [], []
 
 
 def blocks_needed(request: Request, num_tokens: Count, block_size: int) -> Count:
-    """Blocks in which ``num_tokens`` computed tokens of a request, or of each of its beams, always fit."""
+    """Blocks that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams."""
     return peak_blocks(len(request.prompt), num_tokens, max(1, request.sampling.beam_width), block_size)
 
 
@@ -297,8 +298,8 @@ def make_request(
             Reader(message.ingress, message.attempt, message.asked),
         ),
         sampling=sampling,
-        level=JOB if message.is_job else INTERACTIVE,
-        due_s=order.due_s(message.arrived_s, message.priority, is_job=message.is_job),
+        priority_class=JOB if message.is_job else INTERACTIVE,
+        deadline_s=order.deadline_s(message.arrived_s, message.priority, is_job=message.is_job),
         salt=message.cache_salt,
         arrived_s=message.arrived_s,
         prompt=array("i", message.prompt_token_ids.tobytes()),
@@ -314,7 +315,7 @@ def make_request(
 
 
 def prompt_hashes(message: TokenizedRequest, block_size: int) -> list[bytes]:
-    """The hashes of the prompt's full blocks: the tokenizer's, or our own where its block size was another."""
+    """Hashes of the prompt's full blocks: the tokenizer's, or recomputed here if its block size differs."""
     prompt = message.prompt_token_ids
     if len(message.block_hashes) == len(prompt) // block_size * 4:
         return hashes_from_array(message.block_hashes)

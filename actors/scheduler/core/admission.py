@@ -26,12 +26,12 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     not for long: what a step has room for.
     """
     fleet.refresh()
-    level, admitted, num_awaiting = INTERACTIVE, [], 0
-    candidates = fleet.open[level].copy()
+    priority_class, admitted, num_awaiting = INTERACTIVE, [], 0
+    candidates = fleet.open[priority_class].copy()
     for sequence in waiting:
-        if sequence.request.level != level:
-            level = sequence.request.level
-            candidates &= fleet.open[level]
+        if sequence.request.priority_class != priority_class:
+            priority_class = sequence.request.priority_class
+            candidates &= fleet.open[priority_class]
         if not np.count_nonzero(candidates):
             break
         if not sequence.ready:
@@ -60,7 +60,7 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
         fleet.touch(replica)
         fleet.refresh()
         row = fleet.row(replica.name)
-        candidates[row] &= fleet.open[level, row]
+        candidates[row] &= fleet.open[priority_class, row]
     return admitted
 
 
@@ -70,7 +70,7 @@ def _without_suspect(fleet: Fleet) -> Rows:
 
 def _displace_jobs(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer] | None:
     """A place that jobs give up for an interactive sequence."""
-    if sequence.request.level == JOB:
+    if sequence.request.priority_class == JOB:
         return None
     for row in np.flatnonzero(able).tolist():
         replica = fleet.replicas[row]

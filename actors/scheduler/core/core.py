@@ -85,7 +85,7 @@ class Core:
         """Whether nothing is to be planned: at once, or once requests of clients have ended (jobs can wait)."""
         if self.held in ("", HOLD_KEEP):
             return self.held == HOLD_KEEP
-        return all(request.level == JOB for request in self.requests.values())
+        return all(request.priority_class == JOB for request in self.requests.values())
 
     @property
     def is_forgettable(self) -> bool:
@@ -208,7 +208,7 @@ class Core:
         self.lifecycle.held = mode
         self.planner.touch_all()
         if mode == HOLD_ABORT:
-            for request in [each for each in self.requests.values() if each.level != JOB]:
+            for request in [each for each in self.requests.values() if each.priority_class != JOB]:
                 self.lifecycle.cancel(request.id, held=True)
 
     def _set_detokenizers(self, names: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ KEPT_CLIENTS = 4096
 LEAST_WEIGHT = 1e-6
 
 
-class Shares:
+class FairShare:
     """The clocks of all clients, in seconds. Requests without a client's name do not take part."""
 
     def __init__(self) -> None:

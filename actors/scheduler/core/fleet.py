@@ -1,7 +1,7 @@
-"""All replicas at a glance: one row of arrays each, so that a request is placed without asking every one of them.
+"""Load and room of all replicas as arrays, one row per replica, so that placing a request costs no call per replica.
 
-The figures of a row are taken anew only when its replica has changed since: whoever changes a replica says so by
-:meth:`Fleet.touch`. The same tells the core which replicas may have something new to plan.
+A row is recomputed only after its replica has changed. Code that changes a replica calls :meth:`Fleet.touch`, which
+also marks the replica as one that may have something new to plan.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 Rows = NDArray[np.bool_]
-"""Some of the replicas [n]."""
-_LEVELS = (INTERACTIVE, JOB)
+"""A mask over the replicas [n]."""
+_CLASSES = (INTERACTIVE, JOB)
 
 
 class Fleet:
     """n replicas in the order in which they joined.
 
-    ``load`` [2, n] and ``open`` [2, n], by level, and ``room`` [n] are :meth:`Replica.load`, :meth:`Replica.is_open`
-    and :meth:`Replica.room`, as of the last :meth:`refresh`. ``due``: rows touched since the core last planned.
+    ``load`` [2, n] and ``open`` [2, n] by priority class, and ``room`` [n], hold :meth:`Replica.load`,
+    :meth:`Replica.is_open` and :meth:`Replica.room` as of the last :meth:`refresh`. ``due``: rows touched since the
+    core last planned.
     """
 
     def __init__(self, replicas: Iterable[Replica] = (), prefix_directory: PrefixDirectory | None = None) -> None:
@@ -33,8 +34,8 @@ class Fleet:
         self.prefix_directory = PrefixDirectory() if prefix_directory is None else prefix_directory
         self._rows = {replica.name: row for row, replica in enumerate(self.replicas)}
         count = len(self.replicas)
-        self.load = np.zeros((len(_LEVELS), count), np.int64)
-        self.open = np.zeros((len(_LEVELS), count), np.bool_)
+        self.load = np.zeros((len(_CLASSES), count), np.int64)
+        self.open = np.zeros((len(_CLASSES), count), np.bool_)
         self.room = np.zeros(count, np.int64)
         self._max_model_len = np.array([each.max_model_len for each in self.replicas], np.int64)
         self._capacity = np.array([each.pool.num_blocks * each.block_size for each in self.replicas], np.int64)
@@ -52,27 +53,27 @@ class Fleet:
         return self.replicas[self._rows[name]]
 
     def touch(self, replica: Replica) -> None:
-        """The replica has changed, in any way."""
+        """Mark a replica as changed: its row is recomputed, and it may have something to plan."""
         row = self._rows.get(replica.name)
         if row is not None:
             self.due.add(row)
             self._stale.add(row)
 
     def outdate(self, replica: Replica) -> None:
-        """The replica has changed, but has nothing more to plan."""
+        """Mark a replica as changed, but with nothing new to plan."""
         self._stale.add(self._rows[replica.name])
 
     def changed(self) -> list[Replica]:
-        """The replicas of ``due``."""
+        """The replicas in ``due``."""
         return [self.replicas[row] for row in sorted(self.due)]
 
     def take_due(self) -> list[Replica]:
-        """The replicas of ``due``, which is empty afterwards."""
+        """The replicas in ``due``, which is empty afterwards."""
         changed, self.due = self.changed(), set()
         return changed
 
     def refresh(self) -> None:
-        """Take the figures of those that have changed."""
+        """Recompute the rows of changed replicas."""
         for row in self._stale:
             replica = self.replicas[row]
             self.room[row] = replica.room()
@@ -88,7 +89,7 @@ class Fleet:
         self.prefix_directory.sweep(self._lists)
 
     def can_hold(self, sequence: Sequence) -> Rows:
-        """Where the sequence, alone, could run to its limit (:meth:`Replica.can_hold`)."""
+        """Replicas on which the sequence could run alone up to its limit (:meth:`Replica.can_hold`)."""
         if sequence.beam_group is not None:
             return np.array([replica.can_hold(sequence) for replica in self.replicas], np.bool_)
         num_tokens = np.minimum(self._max_model_len, sequence.limit) - 1
@@ -96,8 +97,8 @@ class Fleet:
         return fits
 
     def holders(self, sequence: Sequence, rows: Rows) -> list[int]:
-        """Those of ``rows`` that may have tokens of the sequence already: in the cache, swapped out, or computed by a
-        sequence of the same request."""
+        """The ``rows`` that may already hold tokens of the sequence: cached, swapped out, or computed for the same
+        request."""
         holders: list[int] = []
         if self.replicas[0].caching:
             sequence.extend_hashes(self.replicas[0].block_size)
@@ -112,7 +113,7 @@ class Fleet:
         return holders
 
     def lists(self, row: int, block_hash: bytes) -> bool:
-        """Whether a block is cached there, in either tier."""
+        """Whether the replica in this row caches a block in either tier."""
         return block_hash in self._device[row] or block_hash in self._host[row]
 
     def _lists(self, name: str, block_hash: bytes) -> bool:
@@ -120,10 +121,10 @@ class Fleet:
         return row is not None and self.lists(row, block_hash)
 
     def check_integrity(self) -> None:
-        """Rows of replicas that were not touched say how it is, and first blocks that are cached can be found.
+        """Rows that are not stale equal their replicas' figures, and cached first blocks are in the prefix directory.
 
         Raises:
-            AssertionError: they do not.
+            AssertionError: one is not.
         """
         for row, replica in enumerate(self.replicas):
             for sequence in replica.slots.occupied():
@@ -135,6 +136,10 @@ class Fleet:
             if row in self._stale:
                 continue
             assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"
-            for level in _LEVELS:
-                assert self.load[level, row] == replica.load(level), f"{replica.name}: load is out of date"
-                assert self.open[level, row] == replica.is_open(level), f"{replica.name}: open is out of date"
+            for priority_class in _CLASSES:
+                assert self.load[priority_class, row] == replica.load(priority_class), (
+                    f"{replica.name}: load is out of date"
+                )
+                assert self.open[priority_class, row] == replica.is_open(priority_class), (
+                    f"{replica.name}: open is out of date"
+                )

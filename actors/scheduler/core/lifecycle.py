@@ -91,7 +91,7 @@ class Lifecycle:
         config, planner = self._config, self._planner
         request = make_request(message, config.eos_token_ids, self._order_policy, others)
         refused = validation.of_message(message, config.vocab_size) or self._misfit(request)
-        if refused is None and check_load and self.held in (HOLD_WAIT, HOLD_ABORT) and request.level != JOB:
+        if refused is None and check_load and self.held in (HOLD_WAIT, HOLD_ABORT) and request.priority_class != JOB:
             refused = validation.of_hold(request)
         if refused is None and check_load and planner.num_queued_requests >= config.max_num_queued_requests:
             refused = validation.of_load(request, config.max_num_queued_requests)

@@ -23,8 +23,8 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer
     Only replicas that have something of the sequence are asked how much, in the order of their loads, as long as that
     can make up for the load. Of all others the least loaded one with room is the best, without asking.
     """
-    level, num_tokens = sequence.request.level, len(sequence.tokens)
-    load = np.where(able, fleet.load[level], _NEVER)
+    priority_class, num_tokens = sequence.request.priority_class, len(sequence.tokens)
+    load = np.where(able, fleet.load[priority_class], _NEVER)
     best: tuple[int, int, Offer] | None = None
     holders = np.array(fleet.holders(sequence, able), np.intp)
     for row in holders[np.argsort(load[holders], kind="stable")].tolist():

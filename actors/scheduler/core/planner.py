@@ -15,7 +15,7 @@ import numpy as np
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
-from pagebus.actors.scheduler.core.fair_share import Shares
+from pagebus.actors.scheduler.core.fair_share import FairShare
 from pagebus.actors.scheduler.core.fleet import Fleet
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
@@ -36,7 +36,7 @@ class Planner:
         self.fleet = Fleet()
         self.waiting = WaitingQueue()
         self.jobs = JobQueue(config.priority_aging_s)
-        self.shares = Shares()
+        self.fair_share = FairShare()
         self.next_steps: dict[str, int] = {}
         """The first step of replicas that are not here, where that is not 1."""
         self.num_queued_requests = 0
@@ -55,7 +55,7 @@ class Planner:
     # -- requests -----------------------------------------------------------------------------------------------------
     def take_on(self, request: Request) -> None:
         """A request whose sequences will be waiting."""
-        if request.level == JOB:
+        if request.priority_class == JOB:
             self.jobs.add(request)
         elif request.client:
             self._charge(request)
@@ -64,8 +64,8 @@ class Planner:
     def _charge(self, request: Request) -> None:
         """Give a request its place by its client's share."""
         request.num_charged = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
-        start_s = self.shares.start(request.client, request.weight, request.num_charged, request.start_s)
-        request.due_s += start_s - request.start_s
+        start_s = self.fair_share.start(request.client, request.weight, request.num_charged, request.start_s)
+        request.deadline_s += start_s - request.start_s
         request.start_s = start_s
 
     def dismiss(self, request: Request) -> None:
@@ -75,7 +75,7 @@ class Planner:
         if request.num_charged:
             num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
             num_used = len(request.prompt) - (request.num_cached or 0) + num_output if request.started_s else 0
-            self.shares.give_back(request.client, request.weight, request.num_charged - num_used)
+            self.fair_share.give_back(request.client, request.weight, request.num_charged - num_used)
             request.num_charged = 0
 
     def _has_run(self, request: Request) -> None:
@@ -151,7 +151,7 @@ class Planner:
             for sequence in admit(self.waiting, self.fleet):
                 self.waiting.remove(sequence)
                 self._has_run(sequence.request)
-                self.shares.serve(sequence.request.client, sequence.request.start_s)
+                self.fair_share.serve(sequence.request.client, sequence.request.start_s)
             displaced = False
             for replica in self.fleet.changed():
                 if replica.preempted:
@@ -166,7 +166,7 @@ class Planner:
         queued = [each for each in request.sequences if each.is_queued]
         for sequence in queued:
             self.waiting.remove(sequence)
-        request.level, request.due_s = INTERACTIVE, self.shares.not_after(now_s)
+        request.priority_class, request.deadline_s = INTERACTIVE, self.fair_share.not_after(now_s)
         for sequence in request.sequences:
             if sequence.in_slot and sequence.replica is not None:
                 replica = self.replicas[sequence.replica]

@@ -77,13 +77,13 @@ class JobQueue:
 
     def add(self, request: Request) -> None:
         """A job has arrived."""
-        key = request.due_s, request.id
+        key = request.deadline_s, request.id
         insort(self._keys, key)
         self._requests[key] = request
 
     def discard(self, request: Request) -> None:
         """A request has ended; nothing happens if it is no job."""
-        key = request.due_s, request.id
+        key = request.deadline_s, request.id
         if self._requests.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
@@ -101,7 +101,7 @@ class JobQueue:
             AssertionError: it is not so.
         """
         assert self._keys == sorted(self._requests), "keys and jobs differ"
-        for (due_s, name), request in self._requests.items():
-            assert (request.due_s, request.id) == (due_s, name), f"job {name} is listed under a wrong key"
-            assert request.level == JOB, f"job {name} was promoted"
+        for (deadline_s, name), request in self._requests.items():
+            assert (request.deadline_s, request.id) == (deadline_s, name), f"job {name} is listed under a wrong key"
+            assert request.priority_class == JOB, f"job {name} was promoted"
             assert request.num_live, f"job {name} is over"

@@ -24,7 +24,7 @@ import numpy as np
 
 from pagebus.actors.scheduler.beam_search import BeamSearch
 from pagebus.actors.scheduler.events import ProtocolError
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.replica.step_results import ResultRows
 from pagebus.actors.scheduler.request import BeamGroup, Sequence
 from pagebus.bus.messages import Int32Array, SamplingParams, StepResult
@@ -53,7 +53,7 @@ def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
 
 
 # -- coming and going -------------------------------------------------------------------------------------------------
-def settle(replica: ReplicaState, group: BeamGroup) -> list[Sequence]:
+def settle(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
     """The leader has got a slot; give the others theirs. Returns the others."""
     leader = group.leader
     group.search.max_tokens = leader.limit - len(leader.request.prompt)
@@ -67,7 +67,7 @@ def settle(replica: ReplicaState, group: BeamGroup) -> list[Sequence]:
     return group.members[1:]
 
 
-def _member(replica: ReplicaState, group: BeamGroup, member_id: int) -> Sequence:
+def _member(replica: ReplicaBase, group: BeamGroup, member_id: int) -> Sequence:
     """A beam that has nothing yet."""
     leader = group.leader
     return Sequence(
@@ -77,7 +77,7 @@ def _member(replica: ReplicaState, group: BeamGroup, member_id: int) -> Sequence
     )  # fmt: skip
 
 
-def follow(replica: ReplicaState, group: BeamGroup) -> None:
+def follow(replica: ReplicaBase, group: BeamGroup) -> None:
     """Fork the beams without a member from the leader, once it is planned to have computed what they share."""
     leader, table = group.leader, replica.slots
     if not leader.entered:
@@ -113,7 +113,7 @@ def give(group: BeamGroup, candidates: Candidates) -> bool:
     return not group.num_missing
 
 
-def advance(replica: ReplicaState, group: BeamGroup) -> bool:
+def advance(replica: ReplicaBase, group: BeamGroup) -> bool:
     """Make the choice, and arrange the members for it. True if the search is over."""
     chosen = group.search.choose(group.top_ids, group.top_bits)
     if chosen is None:
@@ -141,7 +141,7 @@ def advance(replica: ReplicaState, group: BeamGroup) -> bool:
     return False
 
 
-def _write(replica: ReplicaState, group: BeamGroup, token_ids: Int32Array) -> None:
+def _write(replica: ReplicaBase, group: BeamGroup, token_ids: Int32Array) -> None:
     """Each beam's next token is known."""
     members = [member for member in group.beams if member is not None]
     replica.slots.choose_tokens(np.array([member.slot for member in members], np.intp), token_ids)
@@ -164,7 +164,7 @@ def _expect(group: BeamGroup) -> None:
     group.top_ids, group.top_bits = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
 
 
-def check_integrity(replica: ReplicaState, group: BeamGroup) -> None:
+def check_integrity(replica: ReplicaBase, group: BeamGroup) -> None:
     """Every running beam that has a member has one of its own, and the leader has one.
 
     Raises:
@@ -181,7 +181,7 @@ def check_integrity(replica: ReplicaState, group: BeamGroup) -> None:
     assert 0 < group.num_missing <= len(group.beams)
 
 
-def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common: int) -> None:
+def take_over(replica: ReplicaBase, member: Sequence, source: Sequence, common: int) -> None:
     """``member``, which has its new tokens already, shares what ``source`` has computed of the first ``common``. If it
     was another beam before, it gives up what the two do not share; its partial block becomes the copy of the
     source's."""
@@ -212,7 +212,7 @@ def take_over(replica: ReplicaState, member: Sequence, source: Sequence, common:
         replica.builder.rewrite(member, keep if keep < full else len(member.blocks))
 
 
-def candidates(replica: ReplicaState, matched: ResultRows, result: StepResult) -> list[Candidates]:
+def candidates(replica: ReplicaBase, matched: ResultRows, result: StepResult) -> list[Candidates]:
     """Those of all beams in a result. Changes nothing.
 
     Raises:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 
 
-def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) -> None:
+def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -> None:
     """Take slot and blocks away, for want of blocks or because its listener left (``parked``, counted apart).
 
     The tokens are kept, and computed again later unless the host tier keeps their blocks. (One that only waits for
@@ -35,19 +35,19 @@ def preempt(replica: ReplicaState, sequence: Sequence, *, parked: bool = False) 
     replica.preempted.append(sequence)
 
 
-def give_back(replica: ReplicaState, sequence: Sequence) -> None:
+def give_back(replica: ReplicaBase, sequence: Sequence) -> None:
     """The sequence is to wait for a slot elsewhere: no more results come for it."""
     _leave_slot(replica, sequence)
     sequence.become(sequence.at_rest)
 
 
-def end(replica: ReplicaState, sequence: Sequence) -> None:
+def end(replica: ReplicaBase, sequence: Sequence) -> None:
     """The sequence is over."""
     _leave_slot(replica, sequence)
     sequence.become(State.ENDED)
 
 
-def _leave_slot(replica: ReplicaState, sequence: Sequence) -> None:
+def _leave_slot(replica: ReplicaBase, sequence: Sequence) -> None:
     """It gives up slot and blocks. So do its beams; all but the leader are over."""
     if sequence.beam_group is not None:
         last_steps = [int(replica.slots.planned[member.slot]) for member in sequence.beam_group.members]
@@ -62,7 +62,7 @@ def _leave_slot(replica: ReplicaState, sequence: Sequence) -> None:
         _vacate(replica, sequence)
 
 
-def _vacate(replica: ReplicaState, sequence: Sequence) -> None:
+def _vacate(replica: ReplicaBase, sequence: Sequence) -> None:
     if sequence.entered:
         replica.builder.freed_slots.append(sequence.slot)
         replica.builder.forget(sequence)

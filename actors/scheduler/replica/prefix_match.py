@@ -8,7 +8,7 @@ from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
 from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence, Swapped, blocks_needed
 
 
@@ -28,8 +28,8 @@ class Offer:
     awaits: bool = False
 
 
-def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
-    """The sequence's cached prefix, if there are slots, and :meth:`ReplicaState.room` for the rest of its tokens."""
+def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
+    """The sequence's cached prefix, if there are slots, and :meth:`ReplicaBase.room` for the rest of its tokens."""
     if replica.slots.num_free_slots < sequence.num_slots:
         return None
     num_tokens, size = len(sequence.tokens), replica.block_size
@@ -46,10 +46,10 @@ def offer_of(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     return Offer(cached, hosts, found, found - replica.host_tier.cost_tokens(len(hosts)), awaits=waits)
 
 
-def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
+def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
     would wait all the same."""
-    jobs = [each for each in replica.slots.occupied() if each.request.level == JOB]
+    jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
     most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
     if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
@@ -63,7 +63,7 @@ def displace_jobs(replica: ReplicaState, sequence: Sequence) -> Offer | None:
     return offer
 
 
-def _find(replica: ReplicaState, sequence: Sequence) -> tuple[list[int], list[int]]:
+def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[list[int], list[int]]:
     """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
@@ -78,16 +78,16 @@ def _find(replica: ReplicaState, sequence: Sequence) -> tuple[list[int], list[in
     return cached, replica.host_tier.match(sequence.hashes, len(cached), limit) if looks else []
 
 
-def _awaits(replica: ReplicaState, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
+def _awaits(replica: ReplicaBase, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
     return _looks_up(replica, sequence) and awaits(replica, sequence, len(cached) + len(hosts))
 
 
-def _looks_up(replica: ReplicaState, sequence: Sequence) -> bool:
+def _looks_up(replica: ReplicaBase, sequence: Sequence) -> bool:
     """Whether the sequence takes over what others have computed."""
     return replica.caching and (_swapped(replica, sequence) is not None or not sequence.scores_prompt)
 
 
-def _swapped(replica: ReplicaState, sequence: Sequence) -> Swapped | None:
+def _swapped(replica: ReplicaBase, sequence: Sequence) -> Swapped | None:
     """The sequence's host blocks, if they are here."""
     swapped = sequence.swapped
     return swapped if swapped is not None and swapped.replica == replica.name else None

@@ -10,7 +10,7 @@ it does not wait any more.
 from __future__ import annotations
 
 from pagebus.actors.scheduler.order import JOB
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence
 
 LEAST_SHARE = 1 / 32
@@ -18,7 +18,7 @@ LEAST_SHARE = 1 / 32
 of one token takes."""
 
 
-def awaits(replica: ReplicaState, sequence: Sequence, num_found: int) -> bool:
+def awaits(replica: ReplicaBase, sequence: Sequence, num_found: int) -> bool:
     """Whether a running sequence that goes before a waiting one is about to compute its next blocks, behind the
     ``num_found`` that are there already."""
     table, size = replica.slots, replica.block_size

@@ -25,13 +25,13 @@ from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.slots import Slots
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.replica.token_budget import allot_blocks, share_budget
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
 
-class Replica(ReplicaState):
+class Replica(ReplicaBase):
     """One replica as the core drives it: :meth:`bind`, :meth:`plan`, :meth:`take_result`, and how it leaves."""
 
     # -- admission -----------------------------------------------------------------------------------------------------

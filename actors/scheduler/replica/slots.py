@@ -76,16 +76,16 @@ class SlotTable:
             tokens[self.held] = 0
         return tokens
 
-    def backlog(self, level: int) -> int:
-        """The sum of :meth:`behind` over sequences up to this level, kept until it changes."""
+    def backlog(self, priority_class: int) -> int:
+        """The sum of :meth:`behind` over sequences up to this priority class, kept until it changes."""
         if not self.num_jobs:
-            level = JOB
-        known = self._backlogs.get(level)
+            priority_class = JOB
+        known = self._backlogs.get(priority_class)
         if known is None:
             behind = self.behind()
-            if level != JOB:
+            if priority_class != JOB:
                 behind[self.job] = 0
-            known = self._backlogs[level] = int(behind.sum())
+            known = self._backlogs[priority_class] = int(behind.sum())
         return known
 
     def promote(self, slot: int) -> None:
@@ -121,8 +121,8 @@ class SlotTable:
         self.prompt[slot] = len(sequence.request.prompt)
         self.last[slot] = sequence.limit - 1
         self.planned[slot] = 0
-        self.job[slot] = sequence.request.level == JOB
-        self.num_jobs += sequence.request.level == JOB
+        self.job[slot] = sequence.request.priority_class == JOB
+        self.num_jobs += sequence.request.priority_class == JOB
         self.beam[slot] = sequence.beam_group is not None
         self.num_beams += sequence.beam_group is not None
         self.sequences[slot] = sequence
@@ -220,7 +220,9 @@ class SlotTable:
         assert self.num_beams == np.count_nonzero(self.beam), "beams are counted wrongly"
         assert not (self.held & ~self.beam).any(), "a sequence is held that is no beam"
         kept, self._backlogs = self._backlogs, {}
-        assert all(self.backlog(level) == tokens for level, tokens in kept.items()), "a backlog is out of date"
+        assert all(self.backlog(priority_class) == tokens for priority_class, tokens in kept.items()), (
+            "a backlog is out of date"
+        )
         for sequence in self.sequences:
             if sequence is not None:
                 self._check_row(sequence)
@@ -234,7 +236,7 @@ class SlotTable:
             "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
             "does not run": sequence.in_slot,
             "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
-            "wrong level": self.job[slot] == (sequence.request.level == JOB),
+            "wrong priority class": self.job[slot] == (sequence.request.priority_class == JOB),
             "wrong capacity": self.capacity[slot] == capacity,
             "computed too much": computed <= total and computed <= capacity,
             "beyond its limit": known <= total <= self.last[slot] + 1,

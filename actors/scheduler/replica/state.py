@@ -1,7 +1,7 @@
-"""The fields of one replica: its slots, its blocks, the plans that it has been given, and how much room that leaves.
+"""The state of one replica: its slots, its blocks, its plans in flight, and the room that they leave.
 
-What plans over them is elsewhere: :mod:`pagebus.actors.scheduler.replica.prefix_match` looks for what is there of a
-sequence, :mod:`pagebus.actors.scheduler.replica.token_budget` shares a step out,
+The operations over it are functions in other modules: :mod:`pagebus.actors.scheduler.replica.prefix_match` finds cached
+tokens of a sequence, :mod:`pagebus.actors.scheduler.replica.token_budget` divides a step, and
 :mod:`pagebus.actors.scheduler.replica.preemption` takes slots away.
 """
 
@@ -25,17 +25,18 @@ from pagebus.actors.scheduler.replica.step_time import Work
 from pagebus.actors.scheduler.request import BeamGroup, Sequence, blocks_needed
 
 WATERMARK = 0.01
-"""Share of the blocks that admission leaves free, so that running sequences can grow for a while."""
+"""Share of the blocks that admission leaves free for running sequences to grow."""
 LOAD_TOKENS_PER_SEQUENCE = 16
-"""What a running sequence weighs in placement, in tokens of prefill."""
+"""The weight of a running sequence in placement, in tokens of prefill."""
 
 
-class ReplicaState:
-    """The fields of one replica.
+class ReplicaBase:
+    """The state of one replica.
 
-    ``bound``: sequences that have a slot and no row yet, by slot. ``searches``: the beam groups that run here, by their
-    leaders' sequence ids. ``preempted``: sequences that gave way, to be queued again. Counts: ``num_swaps`` and
-    ``num_recomputes`` (preemptions of both kinds), ``num_parked``, ``prefix_queries`` and ``prefix_hits`` (tokens).
+    ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
+    sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again. Counters:
+    ``num_swaps`` and ``num_recomputes`` (preemptions of each kind), ``num_parked``, and ``prefix_queries`` and
+    ``prefix_hits`` (tokens).
     """
 
     def __init__(
@@ -74,26 +75,28 @@ class ReplicaState:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks up."""
+        """Sequences preempted here for want of blocks, so far."""
         return self.num_swaps + self.num_recomputes
 
     # -- room and load -------------------------------------------------------------------------------------------------
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether the sequence, with all its beams but alone, could run here to its limit."""
+        """Whether the sequence, with all its beams, could run here alone up to its limit."""
         num_tokens = min(sequence.limit, self.max_model_len) - 1
         if len(sequence.tokens) > num_tokens or sequence.num_slots > self.slots.num_slots:
             return False
         return blocks_needed(sequence.request, num_tokens, self.block_size) <= self.pool.num_blocks
 
-    def is_open(self, level: int = JOB) -> bool:
-        """Whether the next plan has a slot and tokens of budget for one more sequence of this level. For interactive
-        ones, slots and tokens of jobs count as free. (So what is open to jobs is open to all.) Beside streams, one more
-        job must not make steps longer than the pace allows."""
-        if level == JOB and not self._has_time_for_job():
+    def is_open(self, priority_class: int = JOB) -> bool:
+        """Whether the next plan has a slot and token budget for one more sequence of this priority class.
+
+        For interactive sequences, slots and tokens of jobs count as free, so a replica open to jobs is open to all.
+        Beside streams, a job is admitted only if the longer step still keeps the inter-token target.
+        """
+        if priority_class == JOB and not self._has_time_for_job():
             return False
-        if self.suspended or not (self.slots.has_free_slot or (level != JOB and self.slots.num_jobs)):
+        if self.suspended or not (self.slots.has_free_slot or (priority_class != JOB and self.slots.num_jobs)):
             return False
-        return self.backlog(level) < self.budget
+        return self.backlog(priority_class) < self.budget
 
     def _has_time_for_job(self) -> bool:
         table = self.slots
@@ -101,17 +104,20 @@ class ReplicaState:
             return True
         return self.pacer.allows(Work(decodes=len(table) + 1, decode_context=int(table.computed.sum())))
 
-    def backlog(self, level: int = JOB) -> int:
-        """Tokens that running sequences, up to this level, could compute and no plan has."""
-        return self.slots.backlog(level)
+    def backlog(self, priority_class: int = JOB) -> int:
+        """Tokens of running sequences, up to this priority class, that can be computed and are in no plan."""
+        return self.slots.backlog(priority_class)
 
-    def load(self, level: int = JOB) -> int:
-        """How long a new sequence of this level would wait here, in tokens."""
-        return self.backlog(level) + LOAD_TOKENS_PER_SEQUENCE * len(self.slots)
+    def load(self, priority_class: int = JOB) -> int:
+        """The expected wait of a new sequence of this priority class, in tokens."""
+        return self.backlog(priority_class) + LOAD_TOKENS_PER_SEQUENCE * len(self.slots)
 
     def room(self) -> int:
-        """Blocks that a sequence may take to come in: free ones, besides what running sequences need for their tokens
-        and a reserve for them to grow. An empty replica gives all; without a free slot there are none."""
+        """Blocks that an arriving sequence may take: free blocks, less those that running sequences still need and a
+        reserve for growth.
+
+        An empty replica offers all its blocks. Without a free slot the result is 0.
+        """
         if not self.slots.has_free_slot:
             return 0
         table, pool = self.slots, self.pool
@@ -126,19 +132,19 @@ class ReplicaState:
 
     @property
     def tries_suspect(self) -> bool:
-        """Whether a sequence runs here that may be what ends executors, and has not shown yet that it is not."""
+        """Whether a suspect sequence runs here that has not yet progressed beyond its last loss."""
         known = self.slots.known
         return any(each.suspect and known[each.slot] <= each.num_tokens_at_loss for each in self.slots.occupied())
 
     # -- blocks --------------------------------------------------------------------------------------------------------
     def drop_source(self, sequence: Sequence) -> None:
-        """The copy is in the plan, or not wanted any more: the source may change."""
+        """Release the source block of a sequence's pending copy: the copy is planned, or no longer wanted."""
         if sequence.copied is not None:
             self.pool.release(sequence.copied[:1])
             sequence.copied = None
 
     def list_blocks(self, slots: Slots) -> None:
-        """List the blocks that have become full of planned tokens whose values are known."""
+        """Add blocks to the prefix index that have become full of planned tokens with known values."""
         table, size = self.slots, self.block_size
         full, listed = np.minimum(table.computed[slots], table.known[slots]) // size, table.indexed[slots]
         rows = (full > listed).nonzero()[0]

@@ -10,7 +10,7 @@ from pagebus.actors.scheduler.replica.plan_builder import decodes_first
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefill_pacing import prefill_of
 from pagebus.actors.scheduler.replica.slots import Slots
-from pagebus.actors.scheduler.replica.state import ReplicaState
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.replica.step_time import Work
 from pagebus.bus.messages import Int32Array
 
@@ -23,7 +23,7 @@ LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
 """A smaller one is not shortened for that."""
 
 
-def share_budget(replica: ReplicaState, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
+def share_budget(replica: ReplicaBase, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
     """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
     table, is_decode = replica.slots, behind == 1
     decodes, prompts = slots[is_decode], ~is_decode
@@ -53,7 +53,7 @@ def _chunk(start: int, wanted: int, budget: int) -> int:
     return budget - (start + budget) % CHUNK_END_TOKENS
 
 
-def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
+def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
     """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
     table, size = replica.slots, replica.block_size
     missing = table.computed[slots] + counts
@@ -64,7 +64,7 @@ def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_de
     needed = -(-missing[rows] // size)
     total = int(needed.sum())
     if total > replica.pool.num_free:
-        return _contend(replica, slots, counts)
+        return preempt_for_blocks(replica, slots, counts)
     blocks = replica.pool.allocate(total)
     short = slots[rows]
     table.capacity[short] += needed * size
@@ -75,7 +75,7 @@ def allot_blocks(replica: ReplicaState, slots: Slots, counts: Int32Array, num_de
     return slots, counts, num_decodes
 
 
-def _contend(replica: ReplicaState, slots: Slots, counts: Int32Array) -> Shared:
+def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -> Shared:
     """Too few blocks: the best sequence takes what it needs, then the next.
 
     To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any

@@ -83,7 +83,7 @@ class SchedulerMetrics:
 
     def over(self, request: Request) -> None:
         """A request is over. Jobs have times that nobody waits for; tokenizers may have clocks that differ a little."""
-        if request.first_token_s and request.level != JOB:
+        if request.first_token_s and request.priority_class != JOB:
             self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
             self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
             self._inference_time.observe(max(0.0, (request.ended_s or request.first_token_s) - request.started_s))

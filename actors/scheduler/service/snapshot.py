@@ -277,7 +277,7 @@ def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int
     if request.aborted or not request.started_s:
         outcome = OUTCOME_ABORTED
     return (
-        int(request.level == JOB),
+        int(request.priority_class == JOB),
         request.priority,
         len(request.prompt),
         request.num_cached or 0,

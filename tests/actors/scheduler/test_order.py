@@ -36,24 +36,24 @@ def test_the_static_order_is_that_of_ageing_at_any_time() -> None:
         (a, p), (b, q) = ((rng.uniform(0, 100), rng.randrange(-5, 5)) for _ in range(2))
         now_s = rng.uniform(100, 500)
         aged = (p - (now_s - a) / AGING_S) < (q - (now_s - b) / AGING_S)
-        assert aged == (order.due_s(a, p, is_job=False) < order.due_s(b, q, is_job=False))
+        assert aged == (order.deadline_s(a, p, is_job=False) < order.deadline_s(b, q, is_job=False))
 
 
 def test_first_come_first_served_knows_no_priorities() -> None:
     """Whatever number comes over the bus."""
     order = Order(priorities=False)
-    assert order.due_s(5.0, -100, is_job=False) == 5.0
+    assert order.deadline_s(5.0, -100, is_job=False) == 5.0
 
 
 @pytest.mark.parametrize("arrived_s", [math.nan, math.inf, -math.inf])
 def test_a_nonsense_arrival_does_not_break_the_order(arrived_s: float) -> None:
     """It counts as unknown."""
-    assert Order().due_s(arrived_s, 1, is_job=False) == AGING_S
+    assert Order().deadline_s(arrived_s, 1, is_job=False) == AGING_S
 
 
 def test_a_job_is_not_born_old() -> None:
     """However urgent it claims to be, it waits for some steps."""
-    assert Order().due_s(0.0, -1000, is_job=True) == AGING_S * (JOB_STEPS - JOB_BOOST)
+    assert Order().deadline_s(0.0, -1000, is_job=True) == AGING_S * (JOB_STEPS - JOB_BOOST)
 
 
 def test_waiting_makes_up_for_priority() -> None:
@@ -145,13 +145,13 @@ def test_an_old_job_becomes_interactive_once_per_step_of_ageing() -> None:
     made = [make_request(ask(f"j{i}", is_job=True, at_s=float(i)), (), Order()) for i in range(3)]
     for each in made:
         jobs.add(each)
-    due_s = AGING_S * JOB_STEPS
-    assert jobs.pop_due(due_s - 1) is None
-    assert jobs.pop_due(due_s + 100) is made[0]
-    assert jobs.pop_due(due_s + 100) is None
+    deadline_s = AGING_S * JOB_STEPS
+    assert jobs.pop_due(deadline_s - 1) is None
+    assert jobs.pop_due(deadline_s + 100) is made[0]
+    assert jobs.pop_due(deadline_s + 100) is None
     jobs.discard(made[1])
     jobs.discard(made[1])
-    assert jobs.pop_due(due_s + 100 + AGING_S) is made[2]
+    assert jobs.pop_due(deadline_s + 100 + AGING_S) is made[2]
     assert len(jobs) == 0
 
 
@@ -211,4 +211,4 @@ def test_levels_are_on_the_bus() -> None:
     """A job stays one in the core, until it ends."""
     world = World()
     world.send(ask("a"), ask("b", is_job=True))
-    assert [world.core.requests[name].level for name in "ab"] == [INTERACTIVE, JOB]
+    assert [world.core.requests[name].priority_class for name in "ab"] == [INTERACTIVE, JOB]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pagebus.actors.scheduler.core.fair_share import KEPT_CLIENTS, Shares
+from pagebus.actors.scheduler.core.fair_share import KEPT_CLIENTS, FairShare
 from pagebus.bus.messages import TokenizedRequest
 from tests.actors.scheduler.world import World, request
 
@@ -113,7 +113,7 @@ def test_a_pause_earns_nothing() -> None:
 
 def test_what_was_not_needed_is_given_back() -> None:
     """A request that ends early costs what it took: its client's next one starts the earlier for it."""
-    shares = Shares()
+    shares = FairShare()
     shares.start("a", 1.0, 10_000, 0.0)
     shares.give_back("a", 1.0, 9_000)
     assert shares.start("a", 1.0, 10, 0.0) == 1.0
@@ -128,7 +128,7 @@ def test_what_was_not_needed_is_given_back() -> None:
 
 def test_without_names_the_order_is_that_of_arrival() -> None:
     """Nothing is kept, and nothing moves."""
-    shares = Shares()
+    shares = FairShare()
     assert [shares.start("", 1.0, 10**6, float(i)) for i in range(3)] == [0.0, 1.0, 2.0]
     assert shares.not_after(5.0) == 5.0
     world = run([ask(f"r{i}", "") for i in range(5)])
@@ -137,7 +137,7 @@ def test_without_names_the_order_is_that_of_arrival() -> None:
 
 def test_clocks_of_clients_that_say_nothing_are_forgotten() -> None:
     """However many names there were."""
-    shares = Shares()
+    shares = FairShare()
     for number in range(3 * KEPT_CLIENTS):
         shares.serve("x", shares.start(f"client{number}", 1.0, 100, 0.0) + number)
     assert len(shares._ends_s) <= KEPT_CLIENTS + 1

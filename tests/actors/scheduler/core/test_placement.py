@@ -22,7 +22,7 @@ def ask_all(sequence: Sequence, replicas: list[Replica]) -> tuple[Replica, Offer
         offer = offer_of(replica, sequence)
         if offer is None:
             continue
-        cost = replica.load(sequence.request.level) - offer.saved_tokens
+        cost = replica.load(sequence.request.priority_class) - offer.saved_tokens
         if best is None or cost < least:
             best, least = (replica, offer), cost
     return best
@@ -47,7 +47,7 @@ def test_the_choice_is_that_of_asking_all(seed: int) -> None:
         fleet = world.core.planner.fleet
         fleet.refresh()
         for sequence in world.core.waiting:
-            able = fleet.open[sequence.request.level] & fleet.can_hold(sequence)
+            able = fleet.open[sequence.request.priority_class] & fleet.can_hold(sequence)
             replicas = [replica for row, replica in enumerate(fleet.replicas) if able[row]]
             chosen, expected = choose(sequence, fleet, able), ask_all(sequence, replicas)
             assert chosen == expected

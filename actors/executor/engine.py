@@ -222,13 +222,13 @@ class Engine:
 
     def _next_plan(self) -> Queued | None:
         """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
-        long_prompts = self._loaded.long_prompts
-        while long_prompts:
+        prefill_backend = self._loaded.prefill_backend
+        while prefill_backend:
             with suppress(queue.Empty):
                 return self._plans.get(timeout=IDLE_S)
             if self._pool is None or self._pool.is_full:
                 with self._captures_paused():
-                    long_prompts.prepare_next()
+                    prefill_backend.prepare_next()
         return self._plans.get()
 
     def _captures_paused(self) -> AbstractContextManager[None]:

@@ -15,10 +15,10 @@ import numpy as np
 
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.batch.layout import NUM_COLUMNS, TOP_K, BatchLimits
-from pagebus.actors.executor.batch.logit_bias import Rules
-from pagebus.actors.executor.batch.logprob_rows import ScoredSlots, ranges
+from pagebus.actors.executor.batch.logit_bias import LogitBias
+from pagebus.actors.executor.batch.logprob_rows import LogprobSlots, ranges
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.batch.token_masks import Restrictions, long_words
+from pagebus.actors.executor.batch.token_masks import TokenMasks, long_words
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
 
@@ -66,14 +66,14 @@ class PersistentBatch:
         columns = self._table
         self.sequence_ids, self.num_tokens, self.num_computed = columns[ID], columns[TOKENS], columns[COMPUTED]
         self.num_blocks = columns[BLOCKS]
-        self._rules = Rules(columns[RULED_UNTIL], limits.vocab_size)
-        self._restrictions = Restrictions(limits.vocab_size)
+        self._logit_bias = LogitBias(columns[RULED_UNTIL], limits.vocab_size)
+        self._token_masks = TokenMasks(limits.vocab_size)
         self._fill()
 
     def _fill(self) -> None:
         self._table.fill(0)
         self._end_ids = np.full((self._size, 2), -1, np.int32)
-        self._scored = ScoredSlots(self._size)
+        self._scored = LogprobSlots(self._size)
 
     def reset(self) -> None:
         """Empty every slot: a new scheduler starts from nothing. Rows of rules stay on the device until overwritten."""
@@ -130,8 +130,8 @@ class PersistentBatch:
         columns[TOP_K:] = np.array(entering.ints, np.int32).T
         num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
-        self._rules.pack(deltas)
-        self._restrictions.pack(deltas)
+        self._logit_bias.pack(deltas)
+        self._token_masks.pack(deltas)
         layout = self._layout
         of_column = layout.columns + np.arange(NUM_COLUMNS, dtype=np.int32)[:, None] * np.int32(layout.num_slots)
         return [
@@ -148,8 +148,8 @@ class PersistentBatch:
             *(new.sequence_id, new.num_tokens, new.num_computed_tokens, new.num_prompt_tokens, new.num_blocks),
             *(new.max_total_tokens, sampling.min_tokens, _kinds(sampling, top_k, self.limits.vocab_size)),
         )
-        self._rules.enter(new)
-        self._restrictions.enter(new)
+        self._logit_bias.enter(new)
+        self._token_masks.enter(new)
         self._scored.enter(new, self.limits.vocab_size)
         self._set_end_ids(slot, new.end_token_ids)
         entering.slots.append(slot)
@@ -242,7 +242,7 @@ class PersistentBatch:
             new_slots=[new.slot for new in plan.new_sequences],
         )
         _mark_extras(work, sampled[KINDS], sampled[RULED_UNTIL])
-        work.scoring = self._scored.scoring(
+        work.logprob_rows = self._scored.rows_of(
             sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
         )
         return work

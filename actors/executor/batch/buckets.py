@@ -114,7 +114,7 @@ class Buckets:
         decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
         return list(dict.fromkeys(mixed + decodes))
 
-    def telling(self) -> list[Bucket]:
+    def covering_kernels(self) -> list[Bucket]:
         """The first, decodes of powers of two, and the largest pieces: together they need every kernel that there
         is."""
         powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]

@@ -15,7 +15,7 @@ FOREVER = 2**31 - 1
 MIN_WIDTH = 8
 
 
-class Rules:
+class LogitBias:
     """Collects the rows of sequences that enter, then hands them over with :meth:`pack`. ``until`` [S], which it fills:
     the output index from which on no rule of the slot is left."""
 

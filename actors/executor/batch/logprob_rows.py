@@ -25,7 +25,7 @@ MAX_TOP = 256
 
 
 @dataclass(slots=True)
-class Scoring:
+class LogprobRows:
     """What one step reports. ``rows`` [m] of the sampled tokens, with ``counts`` [m] alternatives each; and the parts
     of ``prompts`` [q] sequence ids, ``starts``, ``lengths``, ``prompt_counts`` [q]. ``num_top`` and ``prompt_num_top``
     are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host.
@@ -68,7 +68,7 @@ class Scoring:
         return int(self.prompt_counts.max(initial=0))
 
 
-class ScoredSlots:
+class LogprobSlots:
     """Which slots report log probabilities, of how many alternatives, and the prompt's states, from which token on;
     ``NOT_ASKED`` for none."""
 
@@ -105,7 +105,7 @@ class ScoredSlots:
             for slot in slots.tolist() if self._picked else ():
                 self._picked.pop(slot, None)
 
-    def scoring(
+    def rows_of(
         self,
         sample_slots: Int32Array,
         slots: Int32Array,
@@ -115,7 +115,7 @@ class ScoredSlots:
         sequence_ids: Int32Array,
         deltas: dict[str, Int32Array],
         row_tokens: int,
-    ) -> Scoring | None:
+    ) -> LogprobRows | None:
         """What a step with these rows reports, None if nothing.
 
         ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` [N].
@@ -135,7 +135,7 @@ class ScoredSlots:
         pooled = np.flatnonzero((pooled_from >= 0) & (pooled_lengths > 0))
         if not len(rows) and not len(parts) and not len(pooled):
             return None
-        scoring = Scoring(
+        requested = LogprobRows(
             rows=rows,
             counts=asked[rows],
             prompts=sequence_ids[parts],
@@ -150,24 +150,24 @@ class ScoredSlots:
         if len(rows):
             deltas["score_rows"] = rows
             if self._picked:
-                self._pick(scoring, sample_slots[rows], deltas)
+                self._pick(requested, sample_slots[rows], deltas)
         if len(parts):
-            deltas["prompt_hidden"] = ranges(query_start[:-1][parts], scoring.lengths)
-            deltas["prompt_index"] = ranges(slots[parts] * np.int32(row_tokens) + scoring.starts, scoring.lengths)
-        return scoring
+            deltas["prompt_hidden"] = ranges(query_start[:-1][parts], requested.lengths)
+            deltas["prompt_index"] = ranges(slots[parts] * np.int32(row_tokens) + requested.starts, requested.lengths)
+        return requested
 
-    def _pick(self, scoring: Scoring, slots: Int32Array, deltas: dict[str, Int32Array]) -> None:
+    def _pick(self, requested: LogprobRows, slots: Int32Array, deltas: dict[str, Int32Array]) -> None:
         """Note the picked tokens of the scored rows, which are in these ``slots`` [m]. Puts ``picked_rows`` [K] (places
         among the scored rows) and ``picked_ids`` [K] into ``deltas``."""
         found = [
             (place, ids) for place, slot in enumerate(slots.tolist()) if (ids := self._picked.get(slot)) is not None
         ]
         if found:
-            scoring.picking = np.array([place for place, _ in found], np.int32)
-            scoring.picked_counts = np.array([len(ids) for _, ids in found], np.int32)
-            scoring.picked_ids = np.concatenate([ids for _, ids in found])
-            deltas["picked_rows"] = np.repeat(scoring.picking, scoring.picked_counts)
-            deltas["picked_ids"] = scoring.picked_ids
+            requested.picking = np.array([place for place, _ in found], np.int32)
+            requested.picked_counts = np.array([len(ids) for _, ids in found], np.int32)
+            requested.picked_ids = np.concatenate([ids for _, ids in found])
+            deltas["picked_rows"] = np.repeat(requested.picking, requested.picked_counts)
+            deltas["picked_ids"] = requested.picked_ids
 
 
 def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
@@ -177,52 +177,54 @@ def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
     return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)
 
 
-def result_columns(scoring: Scoring, late: BoolArray) -> dict[str, Int32Array]:
+def result_columns(requested: LogprobRows, late: BoolArray) -> dict[str, Int32Array]:
     """What a :class:`StepResult` reports besides tokens; ``late`` [N] are rows that it leaves out."""
     columns: dict[str, Int32Array] = {}
-    sampled, prompts = scoring.packed, scoring.packed_prompts
+    sampled, prompts = requested.packed, requested.packed_prompts
     if sampled is not None:
-        kept = ~late[scoring.rows]
+        kept = ~late[requested.rows]
         row_after = np.cumsum(~late, dtype=np.int32) - np.int32(1)
-        packed, counts = sampled[kept], scoring.counts[kept]
-        columns["logprob_rows"] = row_after[scoring.rows[kept]]
+        packed, counts = sampled[kept], requested.counts[kept]
+        columns["logprob_rows"] = row_after[requested.rows[kept]]
         columns["logprob_bits"] = packed[:, 0].copy()
-        if scoring.packed_picked is None:
+        if requested.packed_picked is None:
             columns["top_counts"] = counts
             columns["top_ids"], columns["top_bits"] = _tops(packed, counts)
         else:
-            columns |= _with_picked(scoring, scoring.packed_picked, sampled, kept)
+            columns |= _with_picked(requested, requested.packed_picked, sampled, kept)
     if prompts is not None:
-        columns["prompt_sequence_ids"] = scoring.prompts
-        columns["prompt_starts"] = scoring.starts
-        columns["prompt_lengths"] = scoring.lengths
-        columns["prompt_top_counts"] = scoring.prompt_counts
+        columns["prompt_sequence_ids"] = requested.prompts
+        columns["prompt_starts"] = requested.starts
+        columns["prompt_lengths"] = requested.lengths
+        columns["prompt_top_counts"] = requested.prompt_counts
         columns["prompt_bits"] = prompts[:, 0].copy()
         columns["prompt_ranks"] = prompts[:, 1].copy()
-        counts = np.repeat(scoring.prompt_counts, scoring.lengths)
+        counts = np.repeat(requested.prompt_counts, requested.lengths)
         columns["prompt_top_ids"], columns["prompt_top_bits"] = _tops(prompts, counts)
-    if scoring.packed_pooled is not None:
-        columns["pooled_sequence_ids"] = scoring.pooled
-        columns["pooled_starts"] = scoring.pooled_starts
-        columns["pooled_lengths"] = scoring.pooled_lengths
-        columns["pooled_bits"] = scoring.packed_pooled.reshape(-1)
+    if requested.packed_pooled is not None:
+        columns["pooled_sequence_ids"] = requested.pooled
+        columns["pooled_starts"] = requested.pooled_starts
+        columns["pooled_lengths"] = requested.pooled_lengths
+        columns["pooled_bits"] = requested.packed_pooled.reshape(-1)
     return columns
 
 
-def _with_picked(scoring: Scoring, bits: Int32Array, sampled: Int32Array, kept: BoolArray) -> dict[str, Int32Array]:
+def _with_picked(
+    requested: LogprobRows, bits: Int32Array, sampled: Int32Array, kept: BoolArray
+) -> dict[str, Int32Array]:
     """The alternatives where some rows picked theirs, of the rows that are ``kept`` [m]."""
-    likely, counts = scoring.counts.copy(), scoring.counts.copy()
-    likely[scoring.picking], counts[scoring.picking] = 0, scoring.picked_counts
+    likely, counts = requested.counts.copy(), requested.counts.copy()
+    likely[requested.picking], counts[requested.picking] = 0, requested.picked_counts
     likely[~kept], counts[~kept] = 0, 0
-    stays = np.repeat(kept[scoring.picking], scoring.picked_counts)
+    stays = np.repeat(kept[requested.picking], requested.picked_counts)
     top_ids, top_bits = _tops(sampled, likely)
     # By row, whose alternatives are all of one kind: a stable sort keeps them in their order.
     rows = np.concatenate([np.repeat(np.arange(len(likely)), likely),
-                           np.repeat(scoring.picking, scoring.picked_counts)[stays]])  # fmt: skip
+                           np.repeat(requested.picking, requested.picked_counts)[stays]])  # fmt: skip
     order = np.argsort(rows, kind="stable")
     return {
         "top_counts": counts[kept],
-        "top_ids": np.concatenate([top_ids, scoring.picked_ids[stays]])[order],
+        "top_ids": np.concatenate([top_ids, requested.picked_ids[stays]])[order],
         "top_bits": np.concatenate([top_bits, bits[stays]])[order],
     }
 

@@ -65,7 +65,7 @@ class ResultBuilder:
             ends=ends,
             copied_step=copied_step,
             busy_s=busy_s,
-            **({} if work.scoring is None else result_columns(work.scoring, late)),
+            **({} if work.logprob_rows is None else result_columns(work.logprob_rows, late)),
         )
 
     def _latch(self, work: StepWork, ends: Int32Array) -> BoolArray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pagebus.actors.executor.batch.logprob_rows import Scoring
+from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.field_types import no_ints
 
@@ -70,7 +70,7 @@ class StepWork:
     extra_worded: bool = False
     constrained: Int32Array = field(default_factory=no_ints)
     broken: list[int] = field(default_factory=list)
-    scoring: Scoring | None = None
+    logprob_rows: LogprobRows | None = None
 
     @property
     def decode_only(self) -> bool:

@@ -16,7 +16,7 @@ from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams
 MIN_WIDTH = 16
 
 
-class Restrictions:
+class TokenMasks:
     """Collects the rows of sequences that enter, then hands them over with :meth:`pack`."""
 
     def __init__(self, vocab_size: int) -> None:

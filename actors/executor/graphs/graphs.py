@@ -30,7 +30,7 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader
 from pagebus.actors.executor.device.errors import EngineError
-from pagebus.actors.executor.graphs.piecewise_graphs import Pieces, borrow, capture_pieces, run_pieces
+from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, borrow, capture_pieces, run_pieces
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.models import Model, Tokens
 
@@ -70,7 +70,7 @@ class Graphs:
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
-        self._captured: dict[Wanted, _Captured | Pieces | None] = {}
+        self._captured: dict[Wanted, _Captured | PiecewiseGraphs | None] = {}
         """None: it cannot be captured."""
         self._later = deque(buckets.later())
         self._planned: set[Wanted] = {*buckets.first(), *self._later}
@@ -122,10 +122,10 @@ class Graphs:
             self._planned.add(wanted)
             self._missed.put(wanted)
 
-    def pieces(self, bucket: Bucket) -> Pieces:
+    def pieces(self, bucket: Bucket) -> PiecewiseGraphs:
         """The graphs of the pieces of a step that is padded to ``bucket``."""
         captured = self._captured[bucket]
-        assert isinstance(captured, Pieces)
+        assert isinstance(captured, PiecewiseGraphs)
         return captured
 
     def capture(self, runner: Passes, progress: Callable[[float], None]) -> None:
@@ -133,7 +133,7 @@ class Graphs:
 
         On the meta device, where there is nothing to capture, their passes are run once.
         """
-        buckets, first = self.buckets.telling(), self.buckets.first()
+        buckets, first = self.buckets.covering_kernels(), self.buckets.first()
         for done, bucket in enumerate(buckets):
             with runner.model.few_layers():
                 _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated

@@ -26,7 +26,7 @@ class Graph(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class PiecewiseGraphs:
     """The graphs of P tokens, by layer, and what each leaves behind: ``residual`` [P, H], which is the same for all,
     and ``qkv`` [P, Hq + 2 Hkv, D]. They own none of this: the next capture gets the memory too."""
 
@@ -34,9 +34,9 @@ class Pieces:
     residual: torch.Tensor
     qkv: Sequence[torch.Tensor]
 
-    def of(self, num_tokens: int) -> Pieces:
+    def of(self, num_tokens: int) -> PiecewiseGraphs:
         """For a pass that begins with so many tokens and is padded to P."""
-        return Pieces(self.graphs, self.residual[:num_tokens], [qkv[:num_tokens] for qkv in self.qkv])
+        return PiecewiseGraphs(self.graphs, self.residual[:num_tokens], [qkv[:num_tokens] for qkv in self.qkv])
 
     @torch.inference_mode()
     def forward(self, model: Model, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Pieces:
 Capturing = Callable[[], AbstractContextManager[Graph]]
 
 
-def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]) -> Pieces:
+def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]) -> PiecewiseGraphs:
     """Capture every piece of a pass of these tokens; ``pause`` is called before each."""
     graphs, qkv = [], []
     residual: torch.Tensor | None = None
@@ -66,7 +66,7 @@ def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Ca
         qkv.append(borrow(found))
         del found  # the next piece may have its memory
     assert residual is not None
-    return Pieces(graphs, borrow(residual), qkv)
+    return PiecewiseGraphs(graphs, borrow(residual), qkv)
 
 
 def run_pieces(model: Model, tokens: Tokens) -> None:

@@ -30,6 +30,6 @@ def resampling_of(work: StepWork, bucket: Bucket, num_growths: int, vocab_size: 
     """What is to be sampled again in a step that is padded to ``bucket``; None if no graph does that: logits are left
     as they are for scores."""
     extras = work.extras
-    if work.scoring is not None or (extras.penalized and 4 * bucket.rows * vocab_size > MAX_SCRATCH_BYTES):
+    if work.logprob_rows is not None or (extras.penalized and 4 * bucket.rows * vocab_size > MAX_SCRATCH_BYTES):
         return None
     return Resampling(bucket, extras, num_growths)

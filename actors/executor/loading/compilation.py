@@ -30,7 +30,7 @@ from triton.runtime import build, driver
 from triton.runtime._async_compile import AsyncCompileMode
 
 from pagebus.actors.executor.device.device import resolve_dtype
-from pagebus.actors.executor.loading.dry_run import META, rehearse
+from pagebus.actors.executor.loading.dry_run import META, dry_run
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
@@ -151,7 +151,7 @@ def record(settings: Settings, config: ModelConfig, target: Target, on_kernel: C
     driver.set_active(AbsentGpu(target))
     keys: set[str] = set()
     with Recorder(keys, on_kernel):
-        rehearse(settings, config, resolve_dtype(settings, config.dtype, META))
+        dry_run(settings, config, resolve_dtype(settings, config.dtype, META))
     return keys
 
 

@@ -17,7 +17,7 @@ from pagebus.actors.executor.loading.loading import batch_limits, choose_ops, gr
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8
 from pagebus.actors.executor.models import build_model
-from pagebus.actors.executor.step.prefill_backend import LongPrompts
+from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
@@ -42,12 +42,12 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
     )  # fmt: skip
-    runner.left_to_library = LongPrompts(runner).parts
+    runner.left_to_library = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner
 
 
 @torch.inference_mode()
-def rehearse(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None:
+def dry_run(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None:
     """Run every step that a start runs, and every pass that it captures."""
     batch, runner = make_runner(settings, config, dtype)
     if is_float8(runner.kv_cache.dtype) and settings.calculate_kv_scales:

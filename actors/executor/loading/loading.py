@@ -22,7 +22,7 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
-from pagebus.actors.executor.step.prefill_backend import PLAN_S, LongPrompts
+from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights
 from pagebus.actors.settings import Settings
@@ -68,7 +68,7 @@ class Loaded:
     batch: PersistentBatch
     runner: Runner
     copies: Copies
-    long_prompts: LongPrompts
+    prefill_backend: PrefillBackend
     info: EngineInfo
 
 
@@ -141,8 +141,8 @@ def _load(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
     )  # fmt: skip
-    long_prompts = LongPrompts(runner)
-    runner.left_to_library = long_prompts.parts
+    prefill_backend = PrefillBackend(runner)
+    runner.left_to_library = prefill_backend.parts
     measured = known_bytes is None
     if known_bytes is None:
         with model.few_layers():
@@ -153,7 +153,7 @@ def _load(
     progress("kv cache", 1.0)
 
     _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
-    long_prompts.plan_s = PLAN_S
+    prefill_backend.plan_s = PLAN_S
     copy_rate = measure_copy_rate(runner.kv_cache, memory)
     prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
     info = EngineInfo(
@@ -166,7 +166,7 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
     )
-    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), long_prompts, info)
+    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), prefill_backend, info)
 
 
 def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:

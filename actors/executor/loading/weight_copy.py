@@ -59,22 +59,22 @@ def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: C
         OSError: a file cannot be read, or ends too early.
     """
     device = pairs[0][1].device
-    lock, lanes = Lock(), local()
+    lock, own = Lock(), local()
     ready = None
     if device.type == "cuda":
         ready = new_event()
         ready.record()
 
     def copy(piece: _Piece) -> None:
-        if not hasattr(lanes, "lane"):
-            lanes.lane = _Lane(device, ready)
+        if not hasattr(own, "thread"):
+            own.thread = _CopyThread(device, ready)
             with lock:
-                made.append(lanes.lane)
-        lanes.lane.copy(piece)
+                made.append(own.thread)
+        own.thread.copy(piece)
         with lock:
             on_bytes(piece.num_bytes)
 
-    made: list[_Lane] = []
+    made: list[_CopyThread] = []
     with ExitStack() as stack:
         files: dict[Path, int] = {}
         for stored, _ in pairs:
@@ -84,8 +84,8 @@ def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: C
         pieces = chain.from_iterable(_pieces(files[stored.file], stored, tensor) for stored, tensor in pairs)
         with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))), "weights") as pool:
             list(pool.map(copy, pieces))
-        for lane in made:
-            lane.finish()
+        for each in made:
+            each.finish()
 
 
 def _pieces(file: int, stored: StoredTensor, tensor: torch.Tensor) -> Iterator[_Piece]:
@@ -96,7 +96,7 @@ def _pieces(file: int, stored: StoredTensor, tensor: torch.Tensor) -> Iterator[_
         yield _Piece(file, stored.offset + start * size, dtype, target)
 
 
-class _Lane:
+class _CopyThread:
     """One thread's buffers, and on CUDA its stream."""
 
     def __init__(self, device: torch.device, ready: torch.cuda.Event | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
-from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, Scoring
+from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, LogprobRows
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.models import Model
 from pagebus.kernels.sampling.logprobs import token_logprobs_reference
@@ -35,12 +35,12 @@ class Scores:
         """Queue copies to the host; they are done when the stream has come to them."""
         return Scores(*map(_pinned, (self.sampled, self.prompts, self.pooled, self.picked)))
 
-    def give(self, scoring: Scoring) -> None:
+    def give(self, requested: LogprobRows) -> None:
         """Hand on rows that are on the host."""
-        scoring.packed = None if self.sampled is None else self.sampled.numpy()
-        scoring.packed_prompts = None if self.prompts is None else self.prompts.numpy()
-        scoring.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
-        scoring.packed_picked = None if self.picked is None else self.picked.numpy().view(np.int32)
+        requested.packed = None if self.sampled is None else self.sampled.numpy()
+        requested.packed_prompts = None if self.prompts is None else self.prompts.numpy()
+        requested.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
+        requested.packed_picked = None if self.picked is None else self.picked.numpy().view(np.int32)
 
 
 def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:
@@ -49,8 +49,8 @@ def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:
     return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)
 
 
-class Scorer:
-    """Computes what a :class:`Scoring` asks for. The logits it reads are the model's own, and stay as they are."""
+class LogprobComputer:
+    """Computes what a :class:`LogprobRows` asks for. The logits it reads are the model's own, and stay as they are."""
 
     def __init__(self, ops: Ops, state: DeviceBatch, max_num_seqs: int) -> None:
         self._ops = ops
@@ -59,7 +59,7 @@ class Scorer:
         self._prompt_rows = min(max(max_num_seqs, MIN_PROMPT_ROWS), MAX_PROMPT_ROWS)
 
     def sampled(
-        self, scoring: Scoring, deltas: Mapping[str, torch.Tensor], logits: torch.Tensor, tokens: torch.Tensor
+        self, requested: LogprobRows, deltas: Mapping[str, torch.Tensor], logits: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Packed rows [m, 2 + 2k] of the rows ``deltas["score_rows"]`` [m] of ``logits`` [>= N, V] and the sampled
         ``tokens`` [>= N]; and the log probabilities [K] of tokens that were picked, None if none were."""
@@ -68,7 +68,7 @@ class Scorer:
             chosen = tokens[: len(rows)]
         else:
             logits, chosen = logits.index_select(0, rows), tokens.index_select(0, rows)
-        packed = self._logprobs(logits, chosen, scoring.num_top)
+        packed = self._logprobs(logits, chosen, requested.num_top)
         if "picked_ids" not in deltas:
             return packed, None
         return packed, picked_logprobs(logits, packed, deltas["picked_rows"], deltas["picked_ids"])
@@ -83,7 +83,7 @@ class Scorer:
 
     def prompts(
         self,
-        scoring: Scoring,
+        requested: LogprobRows,
         hidden_index: torch.Tensor,
         token_index: torch.Tensor,
         hidden: torch.Tensor,
@@ -96,7 +96,7 @@ class Scorer:
         for start in range(0, len(tokens), self._prompt_rows):
             piece = slice(start, start + self._prompt_rows)
             logits = model.logits(hidden.index_select(0, hidden_index[piece]))
-            pieces.append(self._logprobs(logits, tokens[piece], scoring.prompt_num_top))
+            pieces.append(self._logprobs(logits, tokens[piece], requested.prompt_num_top))
         return torch.cat(pieces)
 
 
@@ -111,8 +111,8 @@ def picked_logprobs(logits: torch.Tensor, packed: torch.Tensor, rows: torch.Tens
     return torch.where(found == found, found, -torch.inf)
 
 
-def pool(scoring: Scoring, hidden: torch.Tensor) -> torch.Tensor:
+def pool(requested: LogprobRows, hidden: torch.Tensor) -> torch.Tensor:
     """Sums [p, H] float32 over the pooled parts of ``hidden`` [T, H]: one launch per prompt, and always in the same
     order."""
-    parts = zip(scoring.pooled_rows.tolist(), scoring.pooled_lengths.tolist(), strict=True)
+    parts = zip(requested.pooled_rows.tolist(), requested.pooled_lengths.tolist(), strict=True)
     return torch.stack([hidden[row : row + length].sum(0, dtype=torch.float32) for row, length in parts])

@@ -117,5 +117,5 @@ class Completion:
 
 def give_scores(scores: Scores | None, work: StepWork) -> None:
     """Put what has come to the host beside the step's work."""
-    if scores is not None and work.scoring is not None:
-        scores.give(work.scoring)
+    if scores is not None and work.logprob_rows is not None:
+        scores.give(work.logprob_rows)

@@ -32,7 +32,7 @@ PLAN_S = 0.06
 """What a plan takes: 35 to 65 ms were measured on an H200."""
 
 
-class LongPrompts:
+class PrefillBackend:
     """Which parts of prompts are left to the library, and the shapes that are still to be made ready for it; none where
     it is not used. Device thread."""
 

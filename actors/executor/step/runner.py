@@ -11,18 +11,18 @@ import torch
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
-from pagebus.actors.executor.batch.logprob_rows import Scoring
+from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
-from pagebus.actors.executor.graphs.piecewise_graphs import Pieces
+from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import resampling_of
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
-from pagebus.actors.executor.sampling.logprobs import Scorer, Scores, pool
+from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
@@ -74,7 +74,7 @@ class Runner:
         self._ops = ops
         self._decodes_apart = decodes_apart
         self._sampler = Sampler(ops, self.state)
-        self._scorer = Scorer(ops, self.state, limits.max_num_seqs)
+        self._logprobs = LogprobComputer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.left_to_library: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
@@ -109,7 +109,7 @@ class Runner:
 
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
-        self.scores = None if work.scoring is None else Scores()
+        self.scores = None if work.logprob_rows is None else Scores()
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
         self.from_graph = bucket is not None or launch.pieces is not None
@@ -124,17 +124,17 @@ class Runner:
             logits, sampled = self.graphs.replay(bucket)
         else:
             hidden = self.forward(work, cut, launch)
-            if work.scoring is not None:
-                self._score_prompts(work.scoring, hidden, deltas)
+            if work.logprob_rows is not None:
+                self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
             sampled = self._sample_again(work, bucket, deltas, logits, sampled)
         if "score_rows" in deltas:
-            assert work.scoring is not None
+            assert work.logprob_rows is not None
             assert self.scores is not None
-            self.scores.sampled, self.scores.picked = self._scorer.sampled(work.scoring, deltas, logits, sampled)
+            self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
         return sampled
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
@@ -152,7 +152,7 @@ class Runner:
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
-        if self.graphs is None or (work.scoring is not None and work.scoring.reads_prompts):
+        if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
             return None
         return self.graphs.bucket(work)
 
@@ -202,7 +202,7 @@ class Runner:
         padded: bool = False,
         library: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
-        pieces: Pieces | None = None,
+        pieces: PiecewiseGraphs | None = None,
         sampled: int | None,
     ) -> torch.Tensor:
         """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
@@ -256,13 +256,13 @@ class Runner:
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
 
-    def _score_prompts(self, scoring: Scoring, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+    def _score_prompts(self, requested: LogprobRows, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
         assert self.scores is not None
         if "prompt_hidden" in deltas:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
-            self.scores.prompts = self._scorer.prompts(scoring, index, tokens, hidden, self.model)
-        if len(scoring.pooled):
-            self.scores.pooled = pool(scoring, hidden)
+            self.scores.prompts = self._logprobs.prompts(requested, index, tokens, hidden, self.model)
+        if len(requested.pooled):
+            self.scores.pooled = pool(requested, hidden)
 
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
@@ -315,7 +315,7 @@ class Runner:
         """The same, kernel by kernel."""
         header, rows = self.uploader.header, deltas["extra_rows"]
         every_row = len(rows) == len(work.positions)
-        may_change = every_row and work.scoring is None
+        may_change = every_row and work.logprob_rows is None
         logits = logits[: len(rows)] if may_change else logits.index_select(0, rows)
         if every_row:
             self._send_masks(work)
@@ -331,7 +331,7 @@ class Runner:
 
 def _all_wanted(work: StepWork) -> bool:
     """Whether the hidden states of all tokens are."""
-    scored = work.scoring is not None and work.scoring.reads_prompts
+    scored = work.logprob_rows is not None and work.logprob_rows.reads_prompts
     return scored or len(work.hidden_index) == work.num_tokens
 
 

@@ -255,7 +255,7 @@ def test_a_sequence_whose_tokens_come_at_once(sequences: Sequences, end: int, re
 
 
 def test_a_beams_past_is_not_read_from_results(sequences: Sequences) -> None:
-    """Results name the lanes of a search, which nobody has announced here."""
+    """Results name the beams of a search, which nobody has announced here."""
     assert run(sequences, rows_of("abc", sequence_id=2)) == Output()
     sequences.start(started(output_end=END_STOP, output_token_ids=np.array([120, EOS], np.int32)))
     assert reply(sequences.take()) == ("x", "stop", None, 2)

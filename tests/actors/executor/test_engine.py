@@ -151,7 +151,7 @@ def test_idle_moments_are_for_long_prompts(
             if not self.left:
                 all_done.set()
 
-    monkeypatch.setattr(loading, "LongPrompts", Shapes)
+    monkeypatch.setattr(loading, "PrefillBackend", Shapes)
     monkeypatch.setattr(engine, "IDLE_S", 0.001)
     driver = Driver(folder, **SETTINGS)
     assert all_done.wait(LIMIT_S)

@@ -231,7 +231,7 @@ class World:
         columns = (result.sequence_ids, result.token_ids, result.token_indexes, result.ends)
         for sequence_id, token, index, end in zip(*(column.tolist() for column in columns), strict=True):
             if sequence_id not in self.heard:
-                continue  # a lane of a beam search
+                continue  # a beam of a search
             heard = self.heard[sequence_id]
             if heard.stopped or heard.aborted:
                 continue

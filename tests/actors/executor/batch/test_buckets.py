@@ -90,7 +90,7 @@ def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
     assert buckets.first() == [
         *(Bucket(20, 2**n, 32 + max(1, 2**n // 64)) for n in (9, 8, 7, 6, 5)), Bucket(20, 20), Bucket(2, 2)
     ]  # fmt: skip
-    assert {each.rows for each in buckets.telling() if not each.spans} == {20, 16, 8, 4, 2, 1}
+    assert {each.rows for each in buckets.covering_kernels() if not each.spans} == {20, 16, 8, 4, 2, 1}
     assert [each for each in buckets.later() if each.rows == 20][:2] == [Bucket(20, 96, 34), Bucket(20, 160, 35)]
     assert Bucket(16, 512, 40) in buckets.later()
 
@@ -219,7 +219,7 @@ def test_scores_and_penalties_of_many_rows_are_sampled_without_a_graph() -> None
     work.extra_penalized = True
     assert resampling_of(work, bucket, 3, 150_000) is None
     assert resampling_of(work, Bucket(64, 64), 3, 150_000) == Resampling(Bucket(64, 64), Extras(penalized=True), 3)
-    work.scoring = cast("Any", object())
+    work.logprob_rows = cast("Any", object())
     assert resampling_of(work, Bucket(64, 64), 3, 150_000) is None
 
 
@@ -248,7 +248,7 @@ def test_what_suits_no_other_bucket_goes_in_pieces() -> None:
     assert buckets.fitting(rows_of(*[18] * 64)) == Bucket(0, 1152, pieces=True)
     assert buckets.fitting(rows_of(*[3] * 64)) is None
     assert [each.tokens for each in buckets.later() if each.pieces] == [4000, 3840, 3584, 3328, 3072, 2816, 2560, 2304]
-    assert [each for each in buckets.telling() if each.pieces] == [buckets.largest_pieces()]
+    assert [each for each in buckets.covering_kernels() if each.pieces] == [buckets.largest_pieces()]
     graphs = Graphs(buckets)
     graphs._captured = dict.fromkeys([Bucket(0, 4000, pieces=True)])  # type: ignore[assignment]
     assert graphs.bucket(rows_of(3500)) is None

@@ -10,7 +10,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.graphs.piecewise_graphs import Pieces, run_piece
+from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, run_piece
 from pagebus.bus.messages import StepResult
 from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
 from tests.actors.executor.small_engine import MAX_TOKENS, outputs
@@ -120,7 +120,7 @@ class EagerPieces(EagerGraphs):
     def bucket(self, work: StepWork) -> Bucket | None:
         return None if work.decode_only else Bucket(0, self.SIZE, pieces=True)
 
-    def pieces(self, bucket: Bucket) -> Pieces:
+    def pieces(self, bucket: Bucket) -> PiecewiseGraphs:
         self.replayed.add(bucket)
         runner = self.runner
         model, config, size = runner.model, runner.model.config, bucket.tokens
@@ -140,7 +140,7 @@ class EagerPieces(EagerGraphs):
                     kept.copy_(each)
 
         graphs = [Computed(index) for index in range(config.num_layers)]
-        return Pieces(graphs, residual, [qkv] * len(graphs))
+        return PiecewiseGraphs(graphs, residual, [qkv] * len(graphs))
 
 
 @pytest.mark.parametrize("budget", [5, 17, 64])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagebus.actors.executor.batch.logprob_rows import ScoredSlots, ranges
+from pagebus.actors.executor.batch.logprob_rows import LogprobSlots, ranges
 from pagebus.bus.messages import StepResult
 from tests.helpers.engine_driver import Driver, Grown
 from tests.helpers.model_factory import REFERENCE_CONFIGS, load_reference, make_reference, reference_logits
@@ -206,5 +206,5 @@ def test_nothing_is_looked_up_while_nobody_asks() -> None:
     """The common step costs one test of a flag."""
     none = np.empty(0, np.int32)
 
-    assert ScoredSlots(4).scoring(none, none, none, none, none, none, {}, 10) is None
+    assert LogprobSlots(4).rows_of(none, none, none, none, none, none, {}, 10) is None
     assert torch.is_inference_mode_enabled() is False

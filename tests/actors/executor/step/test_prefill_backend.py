@@ -11,7 +11,7 @@ import torch
 
 from pagebus.actors.executor.loading.dry_run import make_runner
 from pagebus.actors.executor.step import prefill_backend
-from pagebus.actors.executor.step.prefill_backend import LongPrompts
+from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
@@ -51,7 +51,7 @@ def test_each_shape_is_attended_once(tmp_path: Path, cache_dtype: str, monkeypat
 
     monkeypatch.setattr(prefill_backend, "long_prefill", attend)
     settings = SETTINGS.replace(kv_cache_dtype=cache_dtype)
-    prompts = LongPrompts(runner_of(tmp_path, settings))
+    prompts = PrefillBackend(runner_of(tmp_path, settings))
     while prompts:
         prompts.prepare_next()
     assert attended == BATCHES
@@ -64,23 +64,23 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(prefill_backend, "long_prefill", attend)
-    prompts = LongPrompts(runner_of(tmp_path, SETTINGS))
+    prompts = PrefillBackend(runner_of(tmp_path, SETTINGS))
     prompts.prepare_next()
     assert not prompts
 
 
 @pytest.fixture
-def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LongPrompts:
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrefillBackend:
     """Whose ``prepare_next`` attends nothing."""
     monkeypatch.setattr(prefill_backend, "long_prefill", lambda *_: None)
     settings = SETTINGS.replace(attention_backend="auto")
-    return LongPrompts(runner_of(tmp_path, settings))
+    return PrefillBackend(runner_of(tmp_path, settings))
 
 
 CHUNK = (LongRow(0, 0, 4096, 12288),)
 
 
-def test_no_prompt_waits_for_more_than_it_gains(prompts: LongPrompts) -> None:
+def test_no_prompt_waits_for_more_than_it_gains(prompts: PrefillBackend) -> None:
     """A shape that is missing goes another way until plans would have paid; then they are made."""
     gain_s = prefill_backend.gain_s(CHUNK, 16, 128)
     prompts.plan_s = 2.5 * gain_s / len(problems(CHUNK))
@@ -88,7 +88,7 @@ def test_no_prompt_waits_for_more_than_it_gains(prompts: LongPrompts) -> None:
     assert [prompts.parts(CHUNK, decodes=False) for _ in range(4)] == [(), (), CHUNK, CHUNK]
 
 
-def test_decodes_wait_for_no_plan(prompts: LongPrompts) -> None:
+def test_decodes_wait_for_no_plan(prompts: PrefillBackend) -> None:
     """Beside them prompts go to the library once it is ready for their shape."""
     prompts.plan_s = prefill_backend.gain_s(CHUNK, 16, 128) / 10
     assert prompts.parts(CHUNK, decodes=True) == ()
@@ -96,7 +96,7 @@ def test_decodes_wait_for_no_plan(prompts: LongPrompts) -> None:
     assert prompts.parts(CHUNK, decodes=True) == CHUNK
 
 
-def test_what_was_missed_is_made_ready_first(prompts: LongPrompts) -> None:
+def test_what_was_missed_is_made_ready_first(prompts: PrefillBackend) -> None:
     """And then left to the library, even by prompts that could not have waited."""
     prompts.plan_s = 1.0
     assert prompts.parts(CHUNK, decodes=False) == ()
@@ -106,7 +106,7 @@ def test_what_was_missed_is_made_ready_first(prompts: LongPrompts) -> None:
     assert prompts.parts(CHUNK, decodes=False) == CHUNK
 
 
-def test_while_nobody_waits_everything_is_planned(prompts: LongPrompts) -> None:
+def test_while_nobody_waits_everything_is_planned(prompts: PrefillBackend) -> None:
     """Before the engine is ready. What the library would not speed up is none of it."""
     assert prompts.parts(CHUNK, decodes=False) == CHUNK
     prompts.plan_s = 1.0
@@ -115,12 +115,12 @@ def test_while_nobody_waits_everything_is_planned(prompts: LongPrompts) -> None:
     assert prompts.parts((LongRow(0, 0, 2048, 12288),), decodes=False) == ()
 
 
-def test_a_chunk_between_pieces_leaves_its_middle_to_the_library(prompts: LongPrompts) -> None:
+def test_a_chunk_between_pieces_leaves_its_middle_to_the_library(prompts: PrefillBackend) -> None:
     """What is before and after pieces of 512 is for the own kernel."""
     assert prompts.parts((LongRow(0, 0, 4096, 8200),), decodes=False) == (LongRow(0, 504, 3584, 8192),)
 
 
-def test_larger_pieces_stand_in_for_smaller_ones(prompts: LongPrompts) -> None:
+def test_larger_pieces_stand_in_for_smaller_ones(prompts: PrefillBackend) -> None:
     """Their shapes are fewer, and made ready first: a chunk whose own is missing leaves less to the library."""
     between = (LongRow(0, 0, 4095, 8191),)
     prompts.parts((LongRow(0, 0, 2048, 6144),), decodes=False)
@@ -133,8 +133,8 @@ def test_larger_pieces_stand_in_for_smaller_ones(prompts: LongPrompts) -> None:
 def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes for which the own kernel is faster, and all where the library has no say."""
 
-    def prompts(**changes: Any) -> LongPrompts:
-        return LongPrompts(runner_of(tmp_path, SETTINGS.replace(**changes)))
+    def prompts(**changes: Any) -> PrefillBackend:
+        return PrefillBackend(runner_of(tmp_path, SETTINGS.replace(**changes)))
 
     assert 0 < len(prompts(attention_backend="auto")) < len(BATCHES)
     assert not prompts(attention_backend="triton")
@@ -149,7 +149,7 @@ def test_our_kernel_takes_long_prompts_where_there_is_one(tmp_path: Path) -> Non
     """It waits for no plans, so none are made, and decodes may be beside them."""
     for backend in ("auto", "triton"):
         settings = SETTINGS.replace(attention_backend=backend)
-        prompts = LongPrompts(runner_of(tmp_path, settings, HOPPER))
+        prompts = PrefillBackend(runner_of(tmp_path, settings, HOPPER))
         assert not prompts
         assert prompts.parts(CHUNK, True) == (CHUNK[0]._replace(own=True),)
-    assert not LongPrompts(runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own
+    assert not PrefillBackend(runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own

@@ -70,7 +70,7 @@ def test_the_prompt_is_held_and_computed_once() -> None:
 
 
 def test_only_what_changes_is_sent() -> None:
-    """After the lanes have entered, no step brings a sequence along or copies more than one block per fork."""
+    """After the beams have entered, no step brings a sequence along or copies more than one block per fork."""
     world = World()
     executor = world.join()
     world.send(search("a", prompt(30), 4, max_tokens=30))

@@ -156,7 +156,7 @@ class SchedulerActor(Actor):
                 await self._outbox.flush()
             taken_s = steady_time_s()
             while self._inbox:
-                self._intake.take(self._inbox.popleft())
+                self._intake.handle(self._inbox.popleft())
             await self._plan(self._note_work("land", taken_s))
 
     async def drain(self) -> None:

@@ -64,7 +64,7 @@ class Intake:
     metrics: SchedulerMetrics
     log: Log
 
-    def take(self, item: Entry | Input) -> None:
+    def handle(self, item: Entry | Input) -> None:
         """An entry of a stream, or an event."""
         if not isinstance(item, Entry):
             self._take_event(item)
@@ -90,14 +90,14 @@ class Intake:
         self, entry: Entry, message: TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone
     ) -> None:
         if not isinstance(message, TokenizedRequest):
-            self.core.take(message)
+            self.core.handle(message)
             self.work.settled(entry)
             return
         self.membership.expect((message.ingress,))
         if (known := self.work.requests.get(message.request_id)) is not None:
             if known.id == entry.id:
                 return  # handed out twice: Redis has forgotten the first time in a failover
-            self.core.take(message)
+            self.core.handle(message)
             same = self.core.is_read_by(message.request_id, message.attempt)
             self.work.asked_again(message.request_id, entry, same=same)
         else:
@@ -105,11 +105,11 @@ class Intake:
             if entry.deliveries > 1:
                 self._readmit(entry, message)
             else:
-                self.core.take(message)
+                self.core.handle(message)
 
     def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
         """A request that was taken in before, by another scheduler, which may have failed at it."""
-        message, others, outputs = self.recovered.take(message)
+        message, others, outputs = self.recovered.claim(message)
         ingresses = [message.ingress, *(each.ingress for each in others)]
         self.membership.expect(ingresses)  # where its clients had moved to, and may have died since
         if reason := self.dead_letters.verdict(message.request_id):
@@ -135,7 +135,7 @@ class Intake:
             return
         self.observers.result_arrived(name, message)
         try:
-            self.core.take(ReplicaResult(name, message))
+            self.core.handle(ReplicaResult(name, message))
         except ProtocolError as error:
             if member.fenced:
                 return  # what follows a false result makes no sense either
@@ -165,7 +165,7 @@ class Intake:
             case _:
                 pass
         try:
-            self.core.take(event)
+            self.core.handle(event)
         except ValueError as error:
             assert isinstance(event, ReplicaJoined)
             self.log.error("executor cannot be used", replica=event.replica, error=str(error))

@@ -157,7 +157,7 @@ class Simulation:
         self._heap: list[tuple[float, int, Member | None, object]] = []
         self._pushed = 0
         self._epochs = 0
-        self.core.take(DetokenizersLive(("text",)))
+        self.core.handle(DetokenizersLive(("text",)))
 
     # -- what happens when --------------------------------------------------------------------------------------------
     def at(self, at_s: float, what: Input | Action) -> None:
@@ -180,7 +180,7 @@ class Simulation:
             self.kill(at_s, name)
             self._count(name, self._counts)
         self.members[name] = Member(executor, at_s, free_s=at_s)
-        self.core.take(executor.joined)
+        self.core.handle(executor.joined)
 
     def kill(self, at_s: float, name: str) -> None:
         """An executor dies. The scheduler notices when its lease has expired."""
@@ -196,7 +196,7 @@ class Simulation:
         member = self.members.get(name)
         if member is None or member.killed_s <= at_s:
             return
-        self.core.take(ReplicaSuspended(name))
+        self.core.handle(ReplicaSuspended(name))
         self.at(max(at_s, member.free_s) + 2 * self._timing.bus_s, lambda _: self._leave(member, "drained"))
 
     def _leave(self, member: Member, reason: str) -> None:
@@ -204,8 +204,8 @@ class Simulation:
         if self.members.get(name) is member:
             del self.members[name]
             self._count(name, self._counts)
-            self.core.take(ReplicaSuspended(name))
-            self.core.take(ReplicaLost(name, reason))
+            self.core.handle(ReplicaSuspended(name))
+            self.core.handle(ReplicaLost(name, reason))
         member.killed_s = min(member.killed_s, self.now_s)
         self.past.append((name, member))
 
@@ -250,13 +250,13 @@ class Simulation:
             name = member.executor.joined.replica
             if what.done_s <= member.killed_s and self.members.get(name) is member:
                 self.observer.result(at_s, name, what)
-                self.core.take(ReplicaResult(name, what))
+                self.core.handle(ReplicaResult(name, what))
         elif callable(what):
             what(at_s)
         else:
             if type(what) is TokenizedRequest:
                 self.observer.tokenized(at_s, what)
-            self.core.take(what)  # type: ignore[arg-type]
+            self.core.handle(what)  # type: ignore[arg-type]
 
     def _send(self, at_s: float, output: object) -> None:
         match output:

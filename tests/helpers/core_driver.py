@@ -116,7 +116,7 @@ class CoreDriver:
     def take(self, *messages: Input) -> None:
         """Inputs for the core, then what it plans."""
         for message in messages:
-            self.core.take(message)
+            self.core.handle(message)
         for output in self.core.plan(time.time()):
             match output:
                 case ToReplica(_, plan):

@@ -1,7 +1,7 @@
 """The scheduler's decisions, as a state machine: inputs and the time in, messages out.
 
 No IO, clock or randomness in here: the same inputs give the same outputs, so that the core can be tested and simulated.
-:meth:`Core.take` takes one input in, :meth:`Core.plan` decides what happens next; between two plans any number of
+:meth:`Core.handle` takes one input in, :meth:`Core.plan` decides what happens next; between two plans any number of
 inputs may come. What happens to requests is with :class:`Lifecycle`, who runs where with :class:`Planner`, and what
 their clients still have to get with :class:`Delivery`.
 """
@@ -127,7 +127,7 @@ class Core:
         that read it."""
         self.lifecycle.readmit(message, outputs, others)
 
-    def take(self, message: Input) -> None:
+    def handle(self, message: Input) -> None:
         """Take one input in.
 
         Raises:
@@ -138,7 +138,7 @@ class Core:
             case ReplicaResult():
                 self._take_result(message)
             case TokenizedRequest():
-                self.lifecycle.take(message)
+                self.lifecycle.submit(message)
             case AbortRequest():
                 self.lifecycle.leave(message)
             case CancelRequest():

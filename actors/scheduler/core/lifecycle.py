@@ -55,7 +55,7 @@ class Lifecycle:
         self._order = 0
 
     # -- beginning ----------------------------------------------------------------------------------------------------
-    def take(self, message: TokenizedRequest) -> None:
+    def submit(self, message: TokenizedRequest) -> None:
         """A request, new or repeated."""
         known = self._find(message.request_id)
         if known is not None:
@@ -100,7 +100,7 @@ class Lifecycle:
             self._forget(request)
             return
         self.requests[request.id] = request
-        planner.take_on(request)
+        planner.enqueue(request)
         hashes = prompt_hashes(message, config.block_size) if config.enable_prefix_caching else []
         if request.sampling.beam_width:
             leader = self._add_sequence(request, 0, hashes)
@@ -205,7 +205,7 @@ class Lifecycle:
             return
         if self._delivery.revive(request):
             self.requests[request.id] = request
-            self._planner.take_on(request)
+            self._planner.enqueue(request)
         first.begin_again(self._new_id(), self._limit(request), self._config.block_size)
         first.become(State.WAITING)
         self._enlist(first)

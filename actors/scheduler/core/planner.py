@@ -53,7 +53,7 @@ class Planner:
         return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
 
     # -- requests -----------------------------------------------------------------------------------------------------
-    def take_on(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         """A request whose sequences will be waiting."""
         if request.priority_class == JOB:
             self.jobs.add(request)

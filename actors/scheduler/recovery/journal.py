@@ -131,7 +131,7 @@ class Ledger:
             num_tops = sum(top_counts)
             output.scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
 
-    def take(self, result: StepResult) -> None:
+    def add_result(self, result: StepResult) -> None:
         """Tokens of one step. Those of sequences that nobody named belong to requests that are over."""
         scores = {score.row: score for score in row_scores(result)} if len(result.logprob_rows) else {}
         columns = (result.sequence_ids, result.token_indexes, result.token_ids, result.ends)

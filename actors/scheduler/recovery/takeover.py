@@ -145,7 +145,7 @@ class Takeover:
                 case StepResult(scheduler_epoch=epoch) if epoch == self._outbox.epoch:
                     self._close(replica)
                 case StepResult():
-                    self.ledger.take(entry.message)
+                    self.ledger.add_result(entry.message)
                 case _:
                     pass
 
@@ -164,7 +164,7 @@ class Recovered:
         """Requests whose output had begun."""
         return len(self._outputs)
 
-    def take(
+    def claim(
         self, request: TokenizedRequest
     ) -> tuple[TokenizedRequest, tuple[AlsoReads, ...], dict[int, SequenceOutput]]:
         """The request as its client, who may have moved, wants it now; who else reads it; and its output by choice, as

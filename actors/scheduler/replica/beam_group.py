@@ -53,7 +53,7 @@ def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
 
 
 # -- coming and going -------------------------------------------------------------------------------------------------
-def settle(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
+def take_slots(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
     """The leader has got a slot; give the others theirs. Returns the others."""
     leader = group.leader
     group.search.max_tokens = leader.limit - len(leader.request.prompt)
@@ -77,7 +77,7 @@ def _member(replica: ReplicaBase, group: BeamGroup, member_id: int) -> Sequence:
     )  # fmt: skip
 
 
-def follow(replica: ReplicaBase, group: BeamGroup) -> None:
+def fork_members(replica: ReplicaBase, group: BeamGroup) -> None:
     """Fork the beams without a member from the leader, once it is planned to have computed what they share."""
     leader, table = group.leader, replica.slots
     if not leader.entered:
@@ -92,7 +92,7 @@ def follow(replica: ReplicaBase, group: BeamGroup) -> None:
         member.tokens = array("i", prompt)
         member.tokens.frombytes(running[beam].tobytes())
         _assign(group, member, beam)
-        take_over(replica, member, leader, common)
+        fork_from(replica, member, leader, common)
 
 
 # -- the choice -------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Candidates:
     top_bits: Int32Array
 
 
-def give(group: BeamGroup, candidates: Candidates) -> bool:
+def record(group: BeamGroup, candidates: Candidates) -> bool:
     """The candidates of one beam have come; returns whether all have."""
     beam = candidates.member.choice_index
     group.top_ids[beam], group.top_bits[beam] = candidates.top_ids, candidates.top_bits
@@ -113,7 +113,7 @@ def give(group: BeamGroup, candidates: Candidates) -> bool:
     return not group.num_missing
 
 
-def advance(replica: ReplicaBase, group: BeamGroup) -> bool:
+def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
     """Make the choice, and arrange the members for it. True if the search is over."""
     chosen = group.search.choose(group.top_ids, group.top_bits)
     if chosen is None:
@@ -135,7 +135,7 @@ def advance(replica: ReplicaBase, group: BeamGroup) -> bool:
         replica.slots.flush(source.slot)
         member.tokens = source.tokens[:]
         _assign(group, member, beam)
-        take_over(replica, member, source, len(member.tokens))
+        fork_from(replica, member, source, len(member.tokens))
     _write(replica, group, chosen.tokens)
     _expect(group)
     return False
@@ -181,7 +181,7 @@ def check_integrity(replica: ReplicaBase, group: BeamGroup) -> None:
     assert 0 < group.num_missing <= len(group.beams)
 
 
-def take_over(replica: ReplicaBase, member: Sequence, source: Sequence, common: int) -> None:
+def fork_from(replica: ReplicaBase, member: Sequence, source: Sequence, common: int) -> None:
     """``member``, which has its new tokens already, shares what ``source`` has computed of the first ``common``. If it
     was another beam before, it gives up what the two do not share; its partial block becomes the copy of the
     source's."""

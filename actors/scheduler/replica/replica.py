@@ -14,12 +14,12 @@ import numpy as np
 
 from pagebus.actors.scheduler.replica.beam_group import (
     Candidates,
-    advance,
     candidates,
     check_integrity,
-    follow,
-    give,
-    settle,
+    choose_next,
+    fork_members,
+    record,
+    take_slots,
 )
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.preemption import give_back
@@ -51,7 +51,7 @@ class Replica(ReplicaBase):
         self.slots.enter(sequence, sequence.num_cached)
         self.bound[sequence.slot] = sequence
         if sequence.beam_group is not None:
-            self.bound.update({member.slot: member for member in settle(self, sequence.beam_group)})
+            self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
             self.searches[sequence.id] = sequence.beam_group
         if offer.host_blocks:
             self.host_tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
@@ -72,7 +72,7 @@ class Replica(ReplicaBase):
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
             if not group.is_complete:
-                follow(self, group)
+                fork_members(self, group)
         behind = self.host_tier.hold_back(self.slots.behind())
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
@@ -138,7 +138,7 @@ class Replica(ReplicaBase):
         for each in found:
             group = each.member.beam_group
             assert group is not None
-            if give(group, each) and advance(self, group):
+            if record(group, each) and choose_next(self, group):
                 over.append((group.leader, END_LENGTH))
         return over
 

@@ -24,14 +24,14 @@ class Steering:
         (held,) = await bus.get_state(HOLD_STATE)
         mode = "" if held is None else held.get("mode")
         if mode in HOLDS:
-            self._core.take(WorkHeld(str(mode)))
+            self._core.handle(WorkHeld(str(mode)))
 
     def ask(self, message: HoldRequested | CacheResetRequested) -> None:
         """Do it, and answer with the next plan."""
         if isinstance(message, CacheResetRequested):
-            self._core.take(CachesReset(host=message.host, running=message.running))
+            self._core.handle(CachesReset(host=message.host, running=message.running))
         elif message.mode in HOLDS:
-            self._core.take(WorkHeld(str(message.mode)))
+            self._core.handle(WorkHeld(str(message.mode)))
         self._asked.append(message)
 
     def answer(self) -> None:

@@ -80,8 +80,8 @@ def measure(
         )
     )
     executor = QuickExecutor(running)
-    core.take(DetokenizersLive(("text",)))
-    core.take(
+    core.handle(DetokenizersLive(("text",)))
+    core.handle(
         ReplicaJoined(
             replica="gpu",
             epoch=1,
@@ -98,14 +98,14 @@ def measure(
         sent = request(
             f"r{i}", prompt, block_size=BLOCK_SIZE, max_tokens=max_tokens, priority=i * 7 % 5 if mixed else 0
         )
-        core.take(structs.replace(sent, arrived_s=i * 1e-4, is_job=mixed and i % 2 == 0))
+        core.handle(structs.replace(sent, arrived_s=i * 1e-4, is_job=mixed and i % 2 == 0))
     take_us, plan_us, rows = [], [], []
     outputs = core.plan(0.0)
     for step in range(steps):
         executor.queue.extend(each.message for each in outputs if isinstance(each, ToReplica))
         result = structs.replace(executor.run_one(), launched_s=step * 0.01, done_s=step * 0.01 + 0.009)
         start = time.thread_time()
-        core.take(ReplicaResult("gpu", result))
+        core.handle(ReplicaResult("gpu", result))
         taken = time.thread_time()
         outputs = core.plan(float(step))
         planned = time.thread_time()
@@ -129,9 +129,9 @@ LONG_TOKENS = 32_768
 def look_up(num_replicas: int, where: str) -> None:
     """What it costs to place a prompt of 32k tokens, 2048 hashed blocks: ``where`` they are cached on each replica."""
     core = Core(CoreConfig(block_size=BLOCK_SIZE))
-    core.take(DetokenizersLive(("text",)))
+    core.handle(DetokenizersLive(("text",)))
     for number in range(num_replicas):
-        core.take(
+        core.handle(
             ReplicaJoined(
                 replica=f"gpu-{number}",
                 epoch=number + 1,
@@ -144,7 +144,7 @@ def look_up(num_replicas: int, where: str) -> None:
             )
         )
     prompt = np.random.default_rng(0).integers(0, 30_000, LONG_TOKENS).tolist()
-    core.take(request("long", prompt, block_size=BLOCK_SIZE, max_tokens=100))
+    core.handle(request("long", prompt, block_size=BLOCK_SIZE, max_tokens=100))
     (sequence,) = core.waiting
     for replica in core.replicas.values():
         for block, block_hash in enumerate(sequence.hashes):

@@ -114,14 +114,14 @@ async def test_a_request_that_makes_the_core_raise_fails_alone() -> None:
     """Its client gets a 500, the entry is kept aside, and others go on."""
     async with Deployment().running() as deployment:
         await deployment.add_executor()
-        take = deployment.scheduler.core.take
+        take = deployment.scheduler.core.handle
 
         def fragile(message: object) -> None:
             if getattr(message, "request_id", "") == "bad":
                 raise RuntimeError("a bug")
             take(message)  # type: ignore[arg-type]
 
-        deployment.scheduler.core.take = fragile  # type: ignore[method-assign]
+        deployment.scheduler.core.handle = fragile  # type: ignore[method-assign]
         await deployment.send(ask("bad", max_tokens=3), ask("a", max_tokens=3))
         await until(lambda: len(deployment.tokens()) == 3)
         await deployment.send(done("a"))

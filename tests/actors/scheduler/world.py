@@ -111,7 +111,7 @@ class World:
         self.last_steps: Counter[str] = Counter()
         self.num_kills = 0
         self.now_s = 0.0
-        self.core.take(DetokenizersLive(("text",)))
+        self.core.handle(DetokenizersLive(("text",)))
 
     # -- events -------------------------------------------------------------------------------------------------------
     def send(self, *messages: Input) -> list[Output]:
@@ -122,7 +122,7 @@ class World:
                 self.over.discard(message.request_id)
             elif isinstance(message, AbortRequest):
                 self.aborted.add(message.request_id)
-            self.core.take(message)
+            self.core.handle(message)
         self.now_s += 0.001
         outputs = self.core.plan(self.now_s)
         for output in outputs:

@@ -235,7 +235,7 @@ def test_a_full_queue_answers_429() -> None:
 def test_without_replica_or_detokenizer_requests_wait() -> None:
     """They are started as soon as both are there; what never fits is refused when the first replica joins."""
     world = World()
-    world.core.take(DetokenizersLive(()))
+    world.core.handle(DetokenizersLive(()))
     world.send(request("a", prompt(4), max_tokens=2), request("b", prompt(200), max_tokens=2))
     assert world.core.planner.num_queued_requests == 2
     executor = world.join()

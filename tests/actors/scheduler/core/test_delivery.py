@@ -239,8 +239,8 @@ def test_what_an_earlier_attempt_says_does_not_count() -> None:
     for _ in range(3):
         world.step()
     come_back(world, "a")
-    world.core.take(AbortRequest(request_id="a"))
-    world.core.take(RequestsDone(request_ids=("a",), attempts=("",)))
+    world.core.handle(AbortRequest(request_id="a"))
+    world.core.handle(RequestsDone(request_ids=("a",), attempts=("",)))
     world.run()
     world.check_end()
 
@@ -265,7 +265,7 @@ def test_a_client_may_say_that_it_comes_back() -> None:
     world = World()
     world.join()
     world.send(request("a", prompt(4), max_tokens=20))
-    world.core.take(AbortRequest(request_id="a", may_return=True))
+    world.core.handle(AbortRequest(request_id="a", may_return=True))
     world.send()
     assert "a" in world.core.requests
     world.send(AbortRequest(request_id="a"))
@@ -278,7 +278,7 @@ def test_a_different_request_under_the_same_id_is_refused() -> None:
     world = World()
     world.join()
     world.send(request("a", prompt(4), max_tokens=5))
-    world.core.take(again(request("a", prompt(5), max_tokens=5)))
+    world.core.handle(again(request("a", prompt(5), max_tokens=5)))
     world.send()
     assert world.failed.pop("a").status == 422
     world.run()

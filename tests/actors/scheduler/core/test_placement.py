@@ -43,7 +43,7 @@ def test_the_choice_is_that_of_asking_all(seed: int) -> None:
         prompt = heads[min(rng.randrange(4), 2)][: rng.randrange(8, 25)] + tail
         name = f"r{number}"
         world.requests[name] = request(name, prompt, max_tokens=rng.randrange(1, 12), n=rng.choice([1, 1, 2]))
-        world.core.take(world.requests[name])
+        world.core.handle(world.requests[name])
         fleet = world.core.planner.fleet
         fleet.refresh()
         for sequence in world.core.waiting:

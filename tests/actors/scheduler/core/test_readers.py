@@ -65,7 +65,7 @@ class ReadersWorld(World):
 
     def leave(self, name: str, ingress: str, *, may_return: bool = True) -> list[Output]:
         attempt = self.attempts[name].pop(ingress)
-        self.core.take(AbortRequest(request_id=name, attempt=attempt, may_return=may_return))
+        self.core.handle(AbortRequest(request_id=name, attempt=attempt, may_return=may_return))
         return self.send()
 
     def has(self, name: str, ingress: str) -> list[Output]:
@@ -220,7 +220,7 @@ def test_what_was_held_up_on_its_way() -> None:
     world.ask("a", "in-0", asked=5, max_tokens=12)
     world.step()
     world.send(world.message("a", "in-0", asked=4))
-    world.core.take(AbortRequest(request_id="a", attempt="in-1-3", may_return=True))
+    world.core.handle(AbortRequest(request_id="a", attempt="in-1-3", may_return=True))
     world.send(world.message("a", "in-1", asked=3))
     assert [each.attempt for each in world.core.requests["a"].readers] == ["in-0-5"]
     world.ask("a", "in-2", asked=2)
@@ -257,11 +257,11 @@ def test_a_successor_knows_all_readers(summed_up: bool) -> None:
     entry = world.message("a", "in-2", asked=3)
     later = world.message("a", "in-0", asked=4)
 
-    first, others, _ = Recovered(ledger).take(entry)
+    first, others, _ = Recovered(ledger).claim(entry)
     assert (first.ingress, first.attempt) == ("in-1", "in-1-2")
     assert others == (AlsoReads(ingress="in-0", attempt="in-0-1", asked=1),)
     ledger.moved["a"] = world.journal[-1]
-    last, others, _ = Recovered(ledger).take(later)
+    last, others, _ = Recovered(ledger).claim(later)
     assert (last.ingress, last.attempt, last.asked) == ("in-0", "in-0-4", 4)
     assert [each.ingress for each in others] == ["in-1"]
 

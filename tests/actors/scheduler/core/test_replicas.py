@@ -93,7 +93,7 @@ def test_false_results_are_refused_without_a_trace() -> None:
         structs.replace(result, sequence_ids=result.sequence_ids[:0]),
     ):
         with pytest.raises(ProtocolError):
-            world.core.take(ReplicaResult("gpu-0", false))
+            world.core.handle(ReplicaResult("gpu-0", false))
         world.core.check_integrity()
     world._listen(result)
     world.send(ReplicaResult("gpu-0", result))
@@ -109,4 +109,4 @@ def test_a_replica_of_another_block_size_cannot_join() -> None:
         replica="x", epoch=1, num_blocks=9, block_size=8, max_num_seqs=1, max_model_len=9, max_num_batched_tokens=9
     )
     with pytest.raises(ValueError, match="block size"):
-        world.core.take(wrong)
+        world.core.handle(wrong)

@@ -56,7 +56,7 @@ class Succession(World):
         for entry in self.journal:
             ledger.read(entry)
         for result in self.results:
-            ledger.take(result)
+            ledger.add_result(result)
         outputs = ledger.outputs()
         self.core = Core(dataclasses.replace(self.core.config, epoch=self.core.config.epoch + 1))
         done = {name for each in late if isinstance(each, RequestsDone) for name in each.request_ids}
@@ -64,13 +64,13 @@ class Succession(World):
             if heard.started.request_id not in self.over | done:
                 self.known[heard.started.request_id, heard.started.choice_index] = heard.tokens
                 del self.heard[sequence_id]
-        self.core.take(DetokenizersLive(("text",)))
+        self.core.handle(DetokenizersLive(("text",)))
         for name, message in self.requests.items():
             if name not in self.over:
                 self.core.readmit(message, outputs.get(name, {}))
         for executor in self.executors.values():
             executor.follow(self.core.config.epoch)
-            self.core.take(executor.joined)
+            self.core.handle(executor.joined)
         self.journal.clear()
         self.results.clear()
         self.sum_up()
@@ -137,7 +137,7 @@ def test_scores_survive_a_checkpoint() -> None:
     columns = {"logprob_rows": [0], "logprob_bits": [9], "top_counts": [1], "top_ids": [5], "top_bits": [6]}
     output = ledger.outputs()["a"][0]
     index = len(output.tokens)
-    ledger.take(
+    ledger.add_result(
         StepResult(
             step=9, scheduler_epoch=1, received_s=0, launched_s=0, done_s=0, num_computed_tokens=1,
             sequence_ids=np.array([sequence.id], np.int32), token_ids=np.array([1], np.int32),

@@ -61,7 +61,7 @@ def test_replies_go_to_where_the_client_asked_last(moved_asked: int) -> None:
     ledger.read(RequestMoved(request_id="a", ingress="moved@1", attempt="moved", asked=moved_asked))
     entry = replace(ask("a", max_tokens=8), ingress="entry@2", attempt="entry", asked=5)
 
-    request, others, outputs = Recovered(ledger).take(entry)
+    request, others, outputs = Recovered(ledger).claim(entry)
 
     last = ("entry@2", "entry", 5) if moved_asked < 5 else ("moved@1", "moved", 6)
     assert (request.ingress, request.attempt, request.asked) == last

@@ -182,7 +182,7 @@ def test_a_result_without_candidates_is_false(change: Any) -> None:
         world.step()
     result = executor.run_one()
     with pytest.raises(ProtocolError, match=r"candidates|differ in length"):
-        world.core.take(ReplicaResult("gpu-0", structs.replace(result, **change(result))))
+        world.core.handle(ReplicaResult("gpu-0", structs.replace(result, **change(result))))
     world.send(ReplicaResult("gpu-0", result))
     world.run()
     world.check_end()

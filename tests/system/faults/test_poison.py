@@ -48,7 +48,7 @@ def part_of(client: Client, stage: str) -> tuple[Any, str]:
     actor: Any = client.actors[stage]
     return {
         "tokenizer": lambda: (actor._encoder, "encode"),
-        "scheduler": lambda: (actor.core, "take"),
+        "scheduler": lambda: (actor.core, "handle"),
         "detokenizer": lambda: (actor._sequences, "start"),
         "ingress": lambda: (actor.context.inbox, "deliver"),
     }[stage]()

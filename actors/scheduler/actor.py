@@ -1,11 +1,11 @@
-"""The scheduler actor: reads the bus, lets the core decide, writes the bus.
+"""The scheduler actor: reads the bus, lets the core decide, and writes the bus.
 
-Tasks beside the loop read requests, results and leases into one inbox. The loop sleeps until something is in there,
-takes in all of it (:mod:`pagebus.actors.scheduler.intake`), plans once, and hands the messages to the outbox
-(:mod:`pagebus.actors.scheduler.outputs`); nothing on that way waits for the bus.
+Tasks beside the main loop read requests, results and leases into one inbox. The loop sleeps until the inbox has items.
+It then handles all of them (:mod:`pagebus.actors.scheduler.intake`), plans once, and hands the messages to the outbox
+(:mod:`pagebus.actors.scheduler.outputs`). Nothing on that path waits for the bus.
 
-A request stays in its work stream until it is over. What else a successor has to know is in the journal, and the
-results it needs are not trimmed before a checkpoint there has summed them up
+A request stays in its work stream until it is over. Everything else that a successor needs is in the journal. Results
+are trimmed only after a checkpoint in the journal has summed them up
 (:mod:`pagebus.actors.scheduler.recovery.journal`).
 """
 
@@ -46,16 +46,16 @@ from pagebus.bus.outbox import Outbox
 
 LEASE = "leader"
 EAGER_LOOK_S = 0.05
-"""While there is no executor."""
+"""The interval between looks at the leases while there is no executor."""
 HOUSEKEEPING_S = 1.0
 MAX_UNSENT = 4096
-"""Nothing is planned while more messages than this wait for the bus."""
+"""Planning pauses while more messages than this wait to be sent."""
 TURNS_TO_PLAN = 2
-"""Of the event loop: one for the loop below, one for the outbox."""
+"""Turns of the event loop that a reader yields: one for the main loop, one for the outbox."""
 
 
 class SchedulerActor(Actor):
-    """The one scheduler of a deployment; a second one stands by. ``core`` decides."""
+    """The scheduler of a deployment. One leads and others stand by. ``core`` makes the decisions."""
 
     kind: ClassVar[str] = "scheduler"
 
@@ -79,7 +79,7 @@ class SchedulerActor(Actor):
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Learn the model's end tokens, take over, and start the tasks beside the loop."""
+        """Read the model's end tokens, take over from a predecessor, and start the tasks beside the loop."""
         path = await asyncio.to_thread(resolve_model, self.settings, weights=False)
         model = await asyncio.to_thread(ModelConfig.load, path)
         self.core = Core(CoreConfig.of(self.settings, model, self.epoch))
@@ -108,7 +108,7 @@ class SchedulerActor(Actor):
             self.spawn(self._bus_retry.for_ever(once, name), name)
 
     async def _take_over(self) -> None:
-        """Learn what the scheduler before this one left, down to the last token."""
+        """Recover the predecessor's state, down to the last token."""
         began_s = time.monotonic()
         await self._bus_retry.until_taken(lambda: self._steering.recall(self.bus), "hold")
         takeover = Takeover(self.bus, self.names, self._outbox)
@@ -147,7 +147,7 @@ class SchedulerActor(Actor):
             self.log.info("took over", requests=len(recovered), replicas=sorted(takeover.read), seconds=seconds)
 
     async def serve(self) -> None:
-        """Take in, plan, send, until draining and nothing is left to do."""
+        """Handle inputs, plan and send, until draining and idle."""
         while not (self.draining.is_set() and self.core.is_idle and not self._inbox):
             await self._news.wait()
             self._news.clear()
@@ -160,25 +160,25 @@ class SchedulerActor(Actor):
             await self._plan(self._note_work("land", taken_s))
 
     async def drain(self) -> None:
-        """Send what is queued, ack what was taken in, trim."""
+        """Send the queued messages, acknowledge the entries handled, and trim."""
         await self._outbox.flush()
         while self._work.has_settled:
             await self._bus_retry.until_taken(self._work.acknowledge, "acks")
         await self._bus_retry.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")
 
     async def bequeath(self, error: BaseException) -> None:
-        """Tell the next scheduler which request this one has failed at, if it was one."""
+        """Record in the journal the request that this scheduler failed on, if there is one."""
         if hasattr(self, "_dead_letters") and (blame := self._dead_letters.blame(error)) is not None:
             self._checkpoints.append(blame)
             await self._outbox.flush()
 
     async def stop(self) -> None:
-        """Store the spans, if they were asked for."""
+        """Write the spans, if requested."""
         if self._spans is not None:
             self._spans.write()
 
     async def _plan(self, now_s: float) -> None:
-        """Plan, and hand to the outbox, which sends the first plan of a replica while those behind it are made."""
+        """Plan, and queue messages in the outbox, which sends a replica's first plan while later ones are built."""
         looked_at, began_s = self._observers.is_looked_at(now_s), now_s
         for part in self.core.plan_in_turns(now_s):
             for output in part:
@@ -193,7 +193,7 @@ class SchedulerActor(Actor):
         self._steering.answer()
 
     def _note_work(self, what: str, began_s: float) -> float:
-        """A part of the loop's work is done; returns the time."""
+        """Record the time of one part of the loop; returns the present time."""
         ended_s = steady_time_s()
         self._metrics.busy.inc(ended_s - began_s)
         if self._spans is not None:
@@ -201,7 +201,7 @@ class SchedulerActor(Actor):
         return ended_s
 
     def bus_restarted(self) -> None:
-        """A scheduler that plans on what is lost would wait for ever. Its successor starts from what there is."""
+        """Discard positions that the bus may have lost; a scheduler that plans on lost state would wait forever."""
         if hasattr(self, "_outbox"):
             self._outbox.bus_restarted()
             self._membership.bus_restarted()
@@ -216,7 +216,7 @@ class SchedulerActor(Actor):
         self._news.set()
 
     async def _read_work(self) -> None:
-        """New requests, aborts and stops; while draining only the latter two."""
+        """Read new requests, aborts and stops; while draining, no new requests."""
         await self.confirm_lease()
         for entry in await self._work.read(new_requests=not self.draining.is_set()):
             self._put(entry)
@@ -227,7 +227,7 @@ class SchedulerActor(Actor):
             self._put(entry)
 
     async def _read_results(self) -> None:
-        """Results of all replicas. A replica that has joined is told to the core when its results are being read."""
+        """Read results of all replicas. The core learns of a new replica once its results are being read."""
         joining = self._membership.joining
         while joining:
             joined = joining.popleft()
@@ -242,7 +242,7 @@ class SchedulerActor(Actor):
 
     @staticmethod
     async def _let_plan() -> None:
-        """Before more is read, what was read is taken in, and the plan that follows from it is sent."""
+        """Let the loop handle what was read, and send the resulting plan, before the next read."""
         for _ in range(TURNS_TO_PLAN):
             await asyncio.sleep(0)
 
@@ -256,15 +256,15 @@ class SchedulerActor(Actor):
         self._lease_watch.doubt()
 
     async def _look(self) -> None:
-        """Who is there? While the bus is away for one task, what another one sees may be wrong; and who cannot renew
-        its own lease, cannot expect it of others."""
+        """Look at the leases once. Absences are not believed while the bus is away for any task, or while the scheduler
+        cannot renew its own lease."""
         if self._bus_retry.away or self.bus_is_away:
             self._lease_watch.doubt()
         await self._lease_watch.look(self.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
 
     async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:
-        """Metrics, log lines that would be too many, and trimming."""
+        """Claim left-over work, write summary log lines, checkpoint and trim."""
         await asyncio.sleep(pause_s)
         await self.confirm_lease()
         await self._claim_work()
@@ -278,7 +278,7 @@ class SchedulerActor(Actor):
         await self._remains.clear()
 
     def _forget(self, kind: str, name: str) -> None:
-        """The streams of an actor that is gone are deleted."""
+        """Drop state about an actor whose streams are deleted."""
         if kind == "executor":
             self._results.forget(name)
             self._trimmer.forget(name)
@@ -287,7 +287,7 @@ class SchedulerActor(Actor):
         self._metrics.update(self.core)
 
     async def _sum_up(self) -> None:
-        """Write a checkpoint, unless something that was left or read has not been taken in yet."""
+        """Write a checkpoint, unless inputs are still unhandled."""
         if not self._inbox:
             self._intake.recovered = Recovered()
             await self._checkpoints.sum_up(

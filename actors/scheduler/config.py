@@ -1,4 +1,4 @@
-"""What decides how the scheduler's core decides."""
+"""Settings of the scheduler's core."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """``epoch`` is the scheduler's lease epoch: sequence ids of two schedulers differ. Without ``priorities`` all
-    requests have the same; ``priority_aging_s`` is the wait that makes up for one step of it. A request whose client is
-    away is kept for ``resume_timeout_s``. ``vocab_size`` None: token ids are not looked at.
-    ``max_num_scheduled_tokens``: of one step, however many a replica could compute."""
+    """Settings of the core.
+
+    ``epoch`` is the scheduler's lease epoch; it keeps the sequence ids of two schedulers apart. Without ``priorities``
+    all requests have the same priority. ``priority_aging_s`` is the wait equal to one step of priority. A request whose
+    client is away is kept for ``resume_timeout_s``. ``vocab_size`` None disables checks of token ids.
+    ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget.
+    """
 
     block_size: int = 16
     pipeline_depth: int = 2
@@ -34,7 +37,7 @@ class CoreConfig:
 
     @classmethod
     def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
-        """What a deployment's settings and its model ask for."""
+        """The configuration for a deployment's settings and model."""
         return cls(
             block_size=settings.block_size,
             pipeline_depth=settings.pipeline_depth,

@@ -1,4 +1,4 @@
-"""What goes into the scheduler's core besides bus messages, and what comes out of it."""
+"""Inputs of the scheduler's core that are not bus messages, and its outputs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaJoined:
-    """A replica is ready, and its results are being read. ``epoch`` is its executor's lease epoch.
+    """A replica is ready and its results are being read. ``epoch`` is its executor's lease epoch.
 
-    ``max_num_batched_tokens`` is its token budget per step. The rates are measured, 0 if nobody did.
+    ``max_num_batched_tokens`` is its token budget per step. Rates are measured; 0 means not measured.
     """
 
     replica: str
@@ -48,7 +48,7 @@ class ReplicaJoined:
 
 @dataclass(frozen=True, slots=True)
 class HostTierGrown:
-    """The replica's executor has got ``num_host_blocks`` host blocks ready by now."""
+    """The replica's executor now has ``num_host_blocks`` host blocks ready."""
 
     replica: str
     num_host_blocks: int
@@ -56,15 +56,15 @@ class HostTierGrown:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSuspended:
-    """Plan nothing more for this replica (its executor drains, or seems dead); results may still come."""
+    """Plan nothing more for this replica: its executor drains or seems dead. Results may still arrive."""
 
     replica: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """All results this replica will ever give have been handed in: take its sequences back. ``deaf`` are the
-    detokenizers that may never have found it: its life was short."""
+    """All results of this replica have been handled; its sequences are queued again. ``deaf`` names detokenizers that
+    may never have read its results."""
 
     replica: str
     reason: str = ""
@@ -81,36 +81,36 @@ class ReplicaResult:
 
 @dataclass(frozen=True, slots=True)
 class IngressLost:
-    """Nobody will read this ingress's replies: its clients may come back at another one."""
+    """This ingress is gone. Its clients may come back at another one."""
 
     ingress: str
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizersLive:
-    """The detokenizers that take new sequences. Without any, nothing is started."""
+    """The detokenizers that accept new sequences. No sequence starts without one."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DetokenizerLost:
-    """The text state of this detokenizer is gone: another one starts anew on its sequences."""
+    """This detokenizer and its text state are gone. Its sequences are announced to another one."""
 
     detokenizer: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkHeld:
-    """An operator holds the work from now on: ``mode`` is one of :data:`pagebus.bus.messages.HOLDS`."""
+    """An operator holds the work: ``mode`` is one of :data:`pagebus.bus.messages.HOLDS`."""
 
     mode: str
 
 
 @dataclass(frozen=True, slots=True)
 class CachesReset:
-    """No block that is cached now is to be found again; ``host``: nor those of the host tier. ``running``: what runs
-    is computed anew."""
+    """Forget the cached blocks on the device; ``host``: in the host tier too. ``running``: also recompute running
+    sequences."""
 
     host: bool = False
     running: bool = False
@@ -155,14 +155,14 @@ class ToIngress:
 
 @dataclass(frozen=True, slots=True)
 class ToJournal:
-    """For a successor to start from."""
+    """An entry of the journal for a successor."""
 
     message: SequencesNamed | RequestMoved
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOver:
-    """Nothing about this request needs to be kept any more. ``request`` is what it was, if it was ever admitted."""
+    """A request of which nothing is kept any more. ``request`` is None if it was never admitted."""
 
     request_id: str
     request: Request | None = field(default=None, compare=False)
@@ -170,7 +170,8 @@ class RequestOver:
 
 @dataclass(frozen=True, slots=True)
 class RequestGivenUp:
-    """One executor after the other ends computing this request. It has been answered; what it was is to be kept."""
+    """A request that failed because its executors were lost repeatedly. It has been answered, and is kept as a dead
+    letter."""
 
     request_id: str
     reason: str
@@ -178,8 +179,8 @@ class RequestGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence has lost its slot; ``swapped``: its blocks are kept on the host. ``parked``: because nobody listens to
-    it at present, not for want of blocks."""
+    """A sequence has lost its slot. ``swapped``: its blocks are kept on the host. ``parked``: it stopped because its
+    client is away, not for want of blocks."""
 
     request_id: str
     sequence_id: int
@@ -190,7 +191,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the log, and for nothing else."""
+    """A log line. Nothing else depends on it."""
 
     event: str
     fields: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -200,4 +201,4 @@ Output = ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | Reque
 
 
 class ProtocolError(Exception):
-    """A result that cannot be true: its replica cannot be trusted any more. The core has not changed."""
+    """A result that contradicts the plans, so its replica cannot be trusted. The core is unchanged."""

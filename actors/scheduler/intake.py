@@ -1,4 +1,4 @@
-"""What has come, told to the core: work, results of replicas, and who has joined or is gone."""
+"""Handles inputs of the scheduler in order: work entries, results of replicas, and membership events."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from pagebus.bus.streams import Names
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
-    """Takes one thing after the other, in the order in which they came. Waits for nothing."""
+    """Handles one input after the other, in order of arrival. Never waits."""
 
     core: Core
     names: Names
     work: WorkStream
     results: ResultStreams
     recovered: Recovered
-    """Of a predecessor's requests, those that have not been taken in again."""
+    """Requests of a predecessor that have not been readmitted yet."""
     membership: Membership
     detokenizers: Detokenizers
     observers: Observers
@@ -65,7 +65,7 @@ class Intake:
     log: Log
 
     def handle(self, item: Entry | Input) -> None:
-        """An entry of a stream, or an event."""
+        """Handle one stream entry or event."""
         if not isinstance(item, Entry):
             self._take_event(item)
         elif isinstance(item.message, TokenizedRequest | AbortRequest | CancelRequest | StopSequence | RequestsDone):
@@ -108,7 +108,7 @@ class Intake:
                 self.core.handle(message)
 
     def _readmit(self, entry: Entry, message: TokenizedRequest) -> None:
-        """A request that was taken in before, by another scheduler, which may have failed at it."""
+        """Admit a request again that a predecessor had accepted, unless it is blamed for that scheduler's failure."""
         message, others, outputs = self.recovered.claim(message)
         ingresses = [message.ingress, *(each.ingress for each in others)]
         self.membership.expect(ingresses)  # where its clients had moved to, and may have died since

@@ -1,4 +1,4 @@
-"""What the core has decided, on its way: to the outbox, the log and the metrics."""
+"""Routes the core's outputs to the outbox, the log and the metrics."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SHOWN_IDS = 8
 
 
 class OutputRouter:
-    """Sends outputs of the core, each where it belongs. Waits for nothing.
+    """Routes each output of the core to its destination. Never waits.
 
     Args:
-        logs_requests: whether each sequence that is started has a line in the log.
+        logs_requests: whether each started sequence gets a log line.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class OutputRouter:
         self._stopped: dict[str, Counter[str]] = {}
 
     def route(self, output: Output) -> None:
-        """One of them, after all before it."""
+        """Route one output, after all earlier ones."""
         match output:
             case ToReplica(replica, plan):
                 at = self._outbox.append(self._names.steps(replica), plan)
@@ -93,7 +93,7 @@ class OutputRouter:
                 self._log.info(event, **fields)
 
     def log_preempted(self) -> None:
-        """One line for all preemptions since the last one, and one for all parked: they would be too many."""
+        """Log one line for all preemptions since the last call, and one for all parked sequences."""
         while self._stopped:
             event, times = self._stopped.popitem()
             shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]

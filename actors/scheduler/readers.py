@@ -1,6 +1,6 @@
-"""Who gets the replies to a request: clients that have asked for the same one, each at an ingress of its own.
+"""Readers of a request: the clients that requested the same answer, each at its own ingress.
 
-An ingress counts once, with the attempt that it has made last: of several clients there it knows itself.
+An ingress counts once, with its latest attempt. It distributes replies among its own clients.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """An ingress, its attempt, and the place of that among all. ``gone``: nobody listens there any more; it is known
-    still, so that what was held up on its way can be told from somebody new."""
+    """An ingress, its attempt, and the attempt's place among all attempts. ``gone``: it no longer reads; it is
+    remembered so that its delayed messages can be told from a new reader's."""
 
     ingress: str
     attempt: str
@@ -21,7 +21,8 @@ class Reader:
 
 
 class Readers:
-    """Iterates over those that read. ``awaited``: somebody has left who may come back, while others read on."""
+    """The readers of one request. Iterates over those still reading. ``awaited``: one has left and may return, while
+    others read on."""
 
     __slots__ = ("_all", "awaited")
 
@@ -34,49 +35,49 @@ class Readers:
 
     @property
     def newest(self) -> Reader:
-        """Who has asked last of those that read, or of all, if nobody does."""
+        """The latest reader of those still reading, or of all if none is."""
         return max(reversed([*self] or self._all), key=lambda each: each.asked)
 
     @property
     def asked(self) -> int:
-        """The place of the last attempt, be it of somebody who has gone."""
+        """The place of the latest attempt, including readers that have gone."""
         return max(each.asked for each in self._all)
 
     @property
     def ingresses(self) -> tuple[str, ...]:
-        """Where replies go, at least one; the newest first."""
+        """Destinations of replies, at least one, newest first."""
         newest = self.newest
         return newest.ingress, *(each.ingress for each in self if each is not newest)
 
     @property
     def addresses(self) -> list[str]:
-        """Of those that have gone, too."""
+        """Ingresses of all readers, including those gone."""
         return [each.ingress for each in self._all]
 
     @property
     def attempts(self) -> list[str]:
-        """Of those that have gone, too."""
+        """Attempts of all readers, including those gone."""
         return [each.attempt for each in self._all]
 
     def of(self, attempt: str) -> Reader | None:
-        """Whose attempt it is; perhaps he has gone."""
+        """The reader with this attempt, gone or not."""
         return next((each for each in self._all if each.attempt == attempt), None)
 
     def at(self, ingress: str) -> Reader | None:
         return next((each for each in self._all if each.ingress == ingress), None)
 
     def join(self, reader: Reader) -> None:
-        """One more, in place of the one before at its ingress. Who was awaited is perhaps this one."""
+        """Add a reader, replacing the earlier one at its ingress. It may be the one awaited."""
         self._all = [each for each in self._all if each.ingress != reader.ingress]
         self._all.append(reader)
         self.awaited = False
 
     def replace(self, reader: Reader) -> None:
-        """This one instead of all."""
+        """Replace all readers by this one."""
         self._all, self.awaited = [reader], False
 
     def part(self, reader: Reader, *, may_return: bool) -> bool:
-        """One of them reads no more. Whether others do."""
+        """Mark a reader as gone; returns whether others still read."""
         reader.gone = True
         others = any(True for _ in self)
         self.awaited |= may_return and others

@@ -1,4 +1,4 @@
-"""What a sequence has produced, as messages carry it: tokens, and for clients that asked their log probabilities."""
+"""Output of a sequence as messages carry it: tokens, and log probabilities if requested."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _ints() -> array[int]:
 
 @dataclass(slots=True)
 class Scores:
-    """Log probabilities of a sequence's first output tokens, as the bits of float32: ``bits`` of the token itself,
-    ``top_counts`` entries of ``top_ids`` and ``top_bits`` for each."""
+    """Log probabilities of a sequence's first output tokens, as bits of float32: ``bits`` of each token, and for each
+    ``top_counts`` entries of ``top_ids`` and ``top_bits``."""
 
     bits: array[int] = field(default_factory=_ints)
     top_counts: array[int] = field(default_factory=_ints)
@@ -29,7 +29,7 @@ class Scores:
         return len(self.bits)
 
     def add(self, score: RowScore) -> None:
-        """The next token's."""
+        """Append the score of the next token."""
         self.bits.append(score.bits)
         self.top_counts.append(len(score.top_ids))
         self.top_ids.frombytes(score.top_ids.tobytes())
@@ -38,7 +38,7 @@ class Scores:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """The output of one sequence: ``tokens``, how they ended, and the scores there are."""
+    """The output of one sequence: ``tokens``, how they ended, and the scores so far."""
 
     tokens: array[int] = field(default_factory=_ints)
     end: int = END_NONE
@@ -47,7 +47,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """What a result says of one of its tokens. ``row`` is its place in the columns of the result."""
+    """Log probabilities of one token of a result. ``row`` is its place in the result's columns."""
 
     row: int
     bits: int

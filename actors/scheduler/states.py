@@ -1,4 +1,4 @@
-"""The states of a sequence, and who takes it from one to another. ``docs/scheduling.md`` shows them."""
+"""The states of a sequence, and the module that owns each transition. ``docs/scheduling.md`` has the same table."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a sequence is. It is queued in the first three states, and has a slot in the next two."""
+    """State of a sequence. It is queued in the first three states, and has a slot in the next two."""
 
     WAITING = "waiting"
-    """Without a slot. Whatever it had computed is computed again, or found in a cache."""
+    """Without a slot. Tokens computed before are recomputed or found in a cache."""
     SWAPPED = "swapped"
-    """Without a slot. Its computed blocks lie on the host of the replica where it was."""
+    """Without a slot. Its computed blocks are in the host tier of its former replica."""
     PREEMPTED_IN_FLIGHT = "preempted in flight"
     """Without a slot, while steps in flight still sample tokens for it. It gets no slot before their results."""
     BOUND = "bound"
-    """In a slot that its executor has not been told of."""
+    """In a slot that its executor does not know yet."""
     ENTERED = "entered"
     """In the executor's batch."""
     ENDED = "ended"
@@ -42,4 +42,4 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.PREEMPTED_IN_FLIGHT, State.ENDED): "planner",
     (State.ENDED, State.WAITING): "lifecycle",
 }
-"""(from, to): the module that does it. There are no others."""
+"""(from, to): the module that makes the transition. No other transition exists."""

@@ -1,1 +1,1 @@
-"""The pure core: the lives of requests, who gets a slot and where, who is told."""
+"""The pure core: the life of requests, admission and placement of sequences, and delivery of their output."""

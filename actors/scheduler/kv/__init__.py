@@ -1,1 +1,1 @@
-"""Blocks of the key-value cache, by tier: who holds them, and what content can be found."""
+"""Blocks of the KV cache in both tiers: their owners, and the index that finds cached content."""

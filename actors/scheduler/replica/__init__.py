@@ -1,1 +1,1 @@
-"""One replica, purely: its slots and blocks, the plans made of them, the results taken in."""
+"""One replica as pure state: its slots and blocks, the plans built from them, and the results applied to them."""

@@ -1,1 +1,1 @@
-"""What the scheduler tells and reads beside its core: members, streams, figures, failures."""
+"""The scheduler's IO beside its core: membership, streams, metrics, observers and dead letters."""

@@ -1,4 +1,4 @@
-"""Which waiting sequences get a slot now, and where."""
+"""Admission: gives slots to waiting sequences."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 MOST_AWAITING = 64
-"""After so many that await what others compute, nobody else is looked at for the next plan."""
+"""Admission stops for this plan after this many sequences that wait for another's prefix."""
 
 
 def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
-    """Give slots to waiting sequences, strictly in order; returns those that got one, still to be taken off the queue.
+    """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
+    the queue.
 
-    On a replica where a sequence could run but has no room now, or was preempted in flight, none behind it
-    gets in. Jobs make room for interactive sequences: they are in ``preempted`` of their replicas then. Those that
-    await what others compute (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) are passed by those behind them, but
-    not for long: what a step has room for.
+    If a sequence could run on a replica but has no room there now, or was preempted in flight there, no later sequence
+    is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
+    ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
+    overtaken, but only within the room of one step.
     """
     fleet.refresh()
     priority_class, admitted, num_awaiting = INTERACTIVE, [], 0
@@ -69,7 +70,7 @@ def _without_suspect(fleet: Fleet) -> Rows:
 
 
 def _displace_jobs(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer] | None:
-    """A place that jobs give up for an interactive sequence."""
+    """A replica on which preempting jobs makes room for an interactive sequence."""
     if sequence.request.priority_class == JOB:
         return None
     for row in np.flatnonzero(able).tolist():

@@ -1,5 +1,4 @@
-"""What a request's detokenizer is told of its sequences: what they are and have produced, and that they are void; and
-what its ingresses are told, if they want to know, when all is over."""
+"""Messages about a request's sequences to its detokenizer, and about the request to its ingresses."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ from pagebus.bus.messages.field_types import no_ints
 
 
 def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
-    """A sequence with all of its output so far. Of a beam search that is over, all choices, best first."""
+    """Announcements of a sequence with all of its output so far; of a finished beam search, one per choice, best
+    first."""
     if sequence.beam_group is None:
         tokens = sequence.tokens[len(sequence.request.prompt) :]
         output = SequenceOutput(tokens, sequence.end, sequence.scores)
@@ -38,13 +38,13 @@ def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
 
 
 def void(sequence: Sequence) -> Iterator[SequenceEnded]:
-    """What was told of a sequence is not to be followed up."""
+    """Messages that void earlier announcements of a sequence."""
     for sequence_id in (sequence.id,) if sequence.beam_group is None else sequence.beam_group.choice_ids:
         yield SequenceEnded(sequence_id=sequence_id, reason="abort")
 
 
 def times_of(request: Request) -> RequestTimed:
-    """When what happened to a request."""
+    """The times of a request's stages."""
     return RequestTimed(
         request_id=request.id,
         taken_s=request.taken_s,
@@ -57,7 +57,7 @@ def times_of(request: Request) -> RequestTimed:
 
 
 def _beams(group: BeamGroup) -> Iterator[SequenceOutput]:
-    """The choices of a search."""
+    """The choices of a beam search."""
     reports = group.leader.request.sampling.logprobs is not None
     for found in group.search.best(len(group.choice_ids)):
         scores = Scores()
@@ -98,7 +98,7 @@ def _started(
 
 
 def _for_text(sampling: SamplingParams) -> SamplingParams:
-    """Without what may be large and says nothing about the text."""
+    """Without large parameters that do not affect the text."""
     if not (sampling.grammar or sampling.allowed_tokens):
         return sampling
     return replace(sampling, grammar="", allowed_tokens="")
@@ -110,7 +110,7 @@ def _ints(values: array[int]) -> Int32Array:
 
 
 def moved(request: Request) -> RequestMoved:
-    """Where its clients wait."""
+    """The journal's record of the ingresses that a request's clients read from."""
     newest = request.readers.newest
     others = tuple(_also_reads(each) for each in request.readers if each is not newest)
     asked = request.readers.asked

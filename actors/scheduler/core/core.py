@@ -1,9 +1,9 @@
-"""The scheduler's decisions, as a state machine: inputs and the time in, messages out.
+"""The scheduler's decisions as a state machine: inputs and the time in, messages out.
 
-No IO, clock or randomness in here: the same inputs give the same outputs, so that the core can be tested and simulated.
-:meth:`Core.handle` takes one input in, :meth:`Core.plan` decides what happens next; between two plans any number of
-inputs may come. What happens to requests is with :class:`Lifecycle`, who runs where with :class:`Planner`, and what
-their clients still have to get with :class:`Delivery`.
+The core has no IO, clock or randomness. The same inputs give the same outputs, so it can be tested and simulated.
+:meth:`Core.handle` applies one input and :meth:`Core.plan` plans; any number of inputs may come between two plans.
+:class:`Lifecycle` owns requests, :class:`Planner` owns placement and steps, and :class:`Delivery` owns the output that
+clients have not received.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pagebus.bus.messages import (
 
 
 class Core:
-    """The whole state of one scheduler."""
+    """The complete state of one scheduler."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
@@ -57,57 +57,57 @@ class Core:
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a slot."""
+        """Number of sequences that have a slot."""
         return sum(len(replica.slots) for replica in self.replicas.values())
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks up, so far."""
+        """Number of preemptions for want of blocks, so far."""
         return self.planner.num_preemptions
 
     @property
     def is_idle(self) -> bool:
-        """No request runs or waits, and no step is in flight."""
+        """Whether no request runs or waits and no step is in flight."""
         return not self.requests and not any(replica.in_flight for replica in self.replicas.values())
 
     @property
     def held(self) -> str:
-        """How an operator holds the work."""
+        """The mode in which an operator holds the work, or ""."""
         return self.lifecycle.held
 
     @property
     def at_rest(self) -> bool:
-        """Whether the work is held, and no step is in flight any more."""
+        """Whether the work is held and no step is in flight any more."""
         return self._stands_still and not any(replica.in_flight for replica in self.replicas.values())
 
     @property
     def _stands_still(self) -> bool:
-        """Whether nothing is to be planned: at once, or once requests of clients have ended (jobs can wait)."""
+        """Whether planning is paused: at once, or once only jobs are left, according to the mode of the hold."""
         if self.held in ("", HOLD_KEEP):
             return self.held == HOLD_KEEP
         return all(request.priority_class == JOB for request in self.requests.values())
 
     @property
     def is_forgettable(self) -> bool:
-        """There is no request, not even one that is only kept: a successor would have nothing to know."""
+        """Whether there is no request, not even a finished one, so that a successor needs no state."""
         return not self.requests and not self.delivery.finished
 
     def knows(self, request_id: str) -> bool:
-        """Whether there is such a request, if only kept."""
+        """Whether the request exists, running or finished."""
         return self.attempt_of(request_id) is not None
 
     def attempt_of(self, request_id: str) -> str | None:
-        """Which attempt was the last of those that clients listen to; None if there is no such request."""
+        """The latest attempt of a request's clients; None if there is no such request."""
         request = self.requests.get(request_id) or self.delivery.finished.get(request_id)
         return None if request is None else request.readers.newest.attempt
 
     def is_read_by(self, request_id: str, attempt: str) -> bool:
-        """Whether there is such a request, and a client listens to this attempt at it."""
+        """Whether the request exists and a client reads this attempt."""
         request = self.requests.get(request_id) or self.delivery.finished.get(request_id)
         return request is not None and request.readers.of(attempt) is not None
 
     def leftovers(self) -> dict[str, int]:
-        """What is held, by name; all 0 when idle."""
+        """Counts of everything held, by name; all 0 when idle."""
         held = {"requests": len(self.requests), "waiting": len(self.waiting), "finished": len(self.delivery.finished)}
         for name, replica in self.replicas.items():
             held[f"{name}: slots"] = len(replica.slots)
@@ -117,22 +117,22 @@ class Core:
         return held
 
     def skip_steps(self, replica: str, step: int) -> None:
-        """Steps up to this one of a replica that has not joined yet are used up."""
+        """Mark steps up to this one as used, for a replica that has not joined yet."""
         self.planner.next_steps[replica] = step + 1
 
     def readmit(
         self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], others: Iterable[AlsoReads] = ()
     ) -> None:
-        """A request that a scheduler before this one has accepted, with what is known of its choices, and of others
-        that read it."""
+        """Admit a request that an earlier scheduler had accepted, with the recovered output of its choices and its
+        other readers."""
         self.lifecycle.readmit(message, outputs, others)
 
     def handle(self, message: Input) -> None:
-        """Take one input in.
+        """Apply one input.
 
         Raises:
-            ProtocolError: a result that cannot be true; nothing has changed.
-            ValueError: a replica that cannot be used with these settings; nothing has changed.
+            ProtocolError: a result contradicts the plans; nothing has changed.
+            ValueError: a replica does not fit these settings; nothing has changed.
         """
         match message:
             case ReplicaResult():
@@ -174,14 +174,13 @@ class Core:
                 self.lifecycle.lose_listener(message.detokenizer)
 
     def plan(self, now_s: float) -> list[Output]:
-        """Everything to be sent now, in this order: the answers to what was taken in, then the plans for every replica
-        whose pipeline has room, each after the SequenceStarted of the sequences that enter with it, then what has ended
-        and is told again."""
+        """All messages to send now, in order: answers to handled inputs; plans for each replica whose pipeline has
+        room, each preceded by the SequenceStarted of its entering sequences; then announcements of ended sequences."""
         return [output for part in self.plan_in_turns(now_s) for output in part]
 
     def plan_in_turns(self, now_s: float) -> Iterator[list[Output]]:
-        """The same in parts with at most one plan for each replica, so that the first can be on its way while the ones
-        behind it are made. Inputs have to wait until the last part was asked for."""
+        """The same in parts with at most one plan per replica, so that the first can be sent while later ones are
+        built. No input may be handled before the last part."""
         for request_id in self.delivery.expired(now_s):
             self.lifecycle.abort(request_id)
         self.planner.frozen = bool(self.held) and self._stands_still
@@ -217,10 +216,10 @@ class Core:
             self.planner.take_back()
 
     def check_integrity(self) -> None:
-        """All owners agree with one another.
+        """The states of planner, lifecycle and delivery agree.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: they do not.
         """
         self.planner.check_integrity()
         self.lifecycle.check_integrity()

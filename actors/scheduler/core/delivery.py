@@ -1,13 +1,13 @@
-"""Who gets a request's output, and what is kept until they have it.
+"""Delivery of a request's output, and retention until clients have received it.
 
-A request is kept until its client has all of it. Its text is a pure function of its tokens: a detokenizer that is told
-of a sequence makes the text from the first token on, and the ingress drops what its client has. So whatever breaks on
-the way out (a detokenizer or an ingress dies, a client comes back elsewhere), the remedy is the same: the sequence is
-announced anew, with all tokens that it has by then.
+A request is kept until its client has all of it. Its text is a pure function of its tokens: a detokenizer builds the
+text from the first token of the announcement, and the ingress drops what its client already has. So one remedy covers
+every failure on the way out, whether a detokenizer or an ingress dies or a client reconnects elsewhere: the sequence is
+announced again with all of its tokens so far.
 
-That must be all there are: a token whose result comes between the announcement and the reading of it would be lost. So
-a running sequence is taken off its replica first (it finds its blocks in the cache again), and is announced when it
-enters a batch, as the first time: the announcement is older than any step that computes it.
+The announcement must contain all tokens. One whose result arrives between the announcement and the reading of it would
+be lost. So a running sequence is first taken off its replica; it finds its blocks again in the cache. It is announced
+when it enters a batch, as at its first start, so the announcement precedes every step that computes it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import RequestFailed, TokenizedRequest
 
 SILENT_S = 30.0
-"""How long a request that has been told to the end is kept, at least, for an ingress that says nothing about it."""
+"""Least time that a fully announced request is kept for an ingress that does not confirm it, in seconds."""
 
 
 class Delivery:
-    """The detokenizers, the requests that have ended but are not delivered yet, and those whose client is away.
+    """The live detokenizers, the requests that have ended but are not delivered, and those whose client is away.
 
     Args:
-        emit: takes an output of the core.
-        keep_s: how long a request waits for its client to come back.
+        emit: receives outputs of the core.
+        keep_s: how long a request waits for its client to return, in seconds.
     """
 
     def __init__(self, emit: Callable[[Output], None], keep_s: float) -> None:
@@ -43,14 +43,14 @@ class Delivery:
         self._unannounced: dict[str, Request] = {}
         self._deadlines: dict[str, float] = {}
         self._undated: list[str] = []
-        """Those of which the deadline is still to be set, as of the next :meth:`expired`."""
+        """Requests whose deadline is set at the next :meth:`expired`."""
         self._next_s = math.inf
-        """No deadline is earlier."""
+        """A lower bound of all deadlines."""
 
     # -- announcing ---------------------------------------------------------------------------------------------------
     def start(self, sequence: Sequence) -> None:
-        """Tell the request's detokenizer about a sequence and what it has produced so far, unless nobody listens, or
-        nothing is certain before the end."""
+        """Announce a sequence and its output so far to the request's detokenizer. Not if all clients are away, nor for
+        a beam search before its end."""
         request = sequence.request
         if request.num_cached is None:
             request.num_cached = sequence.num_cached
@@ -64,11 +64,11 @@ class Delivery:
             self._emit(ToDetokenizer(request.detokenizer, message))
 
     def announce(self, request: Request) -> None:
-        """A sequence of the request has ended before it could be announced (again)."""
+        """Note that a sequence of the request ended before it could be announced (again)."""
         self._unannounced[request.id] = request
 
     def announce_ended(self) -> None:
-        """Announce again what has ended, wherever that is due. (What still runs is announced when it enters.)"""
+        """Announce ended sequences where that is due. Running ones are announced when they enter a batch."""
         if not self._unannounced or not self.detokenizers:
             return
         requests, self._unannounced = self._unannounced, {}
@@ -83,9 +83,11 @@ class Delivery:
                 self._wait(request)  # only now can its client get it
 
     def silence(self, request: Request, *, again: bool = False, over: bool = False) -> None:
-        """Nobody is to work on the request's text any more; ``again``: until it is announced once more, which is due;
-        ``over``: it never will be. Else what has ended has to be void, too: a detokenizer that is behind may be about
-        to tell its end still, and would take what it is told later for a repeat."""
+        """Stop work on the request's text. ``again``: until its next announcement, which is due. ``over``: for good.
+
+        Unless it is over, ended sequences are voided too. A detokenizer that is behind might otherwise still send their
+        end and take the next announcement for a repeat.
+        """
         for sequence in request.sequences:
             if sequence.started and request.detokenizer is not None and not (over and sequence.state is State.ENDED):
                 for message in announcements.void(sequence):
@@ -99,7 +101,7 @@ class Delivery:
 
     # -- clients ------------------------------------------------------------------------------------------------------
     def part(self, request: Request, reader: Reader, *, may_return: bool = False) -> bool:
-        """One of the clients reads no more. Whether others do: for them the request goes on as it is."""
+        """Remove one reader. Returns whether others still read; for them the request continues unchanged."""
         was_there = not reader.gone
         others = request.readers.part(reader, may_return=may_return)
         if others and was_there:
@@ -107,16 +109,18 @@ class Delivery:
         return others
 
     def leave(self, request: Request) -> None:
-        """All clients are away. If none comes back in time, :meth:`expired` names the request."""
+        """Mark all clients as away. If none returns in time, :meth:`expired` names the request."""
         self.silence(request)
         request.away = True
         self._wait(request)
 
     def move(self, request: Request, message: TokenizedRequest) -> bool:
-        """A client asks for the request again, perhaps from another ingress. False if it has asked since, and this was
-        held up on its way; false, and told so, if what it asks for is not the same; else the request has to be
-        announced anew: to all that share it, or to this one alone. Should somebody still wait where it goes on no more,
-        because it was the other one that was held up, he is told to ask again."""
+        """Handle a repeated request, perhaps from another ingress. Returns whether the request must be announced again.
+
+        It returns False for an outdated attempt that was delayed, and False with an error to the client if its content
+        differs from the request's. A shared request is announced to all its readers; otherwise the new reader replaces
+        the others, which are told to ask again.
+        """
         if self._is_outdated(request, message):
             return False
         if message.sampling != request.sampling or message.prompt_token_ids.tobytes() != request.prompt.tobytes():
@@ -144,7 +148,7 @@ class Delivery:
         return True
 
     def _is_outdated(self, request: Request, message: TokenizedRequest) -> bool:
-        """Whether the ingress has asked since; or, where one alone reads, anybody."""
+        """Whether this ingress, or for an unshared request any reader, has made a later attempt."""
         if message.shared:
             here = request.readers.at(message.ingress)
             return here is not None and message.asked < here.asked
@@ -154,7 +158,7 @@ class Delivery:
         return True
 
     def _turn_away(self, request_id: str, ingress: str, attempt: str, *, stays: str) -> None:
-        """An attempt comes to nothing: replies go to the ingress ``stays``, which knows if both are its own."""
+        """Fail an attempt whose replies go to the ingress ``stays`` instead; nothing is sent if both are the same."""
         if ingress != stays:
             text = "The request was asked for elsewhere. Ask again."
             failure = RequestFailed(
@@ -164,17 +168,17 @@ class Delivery:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def keep(self, request: Request) -> None:
-        """All of its sequences have ended: keep it until its client has everything."""
+        """Keep a request whose sequences have all ended until its client has everything."""
         self.finished[request.id] = request
         self._wait(request)
 
     def revive(self, request: Request) -> bool:
-        """The request runs again; whether it had finished."""
+        """Mark a finished request as running again; returns whether it had finished."""
         self._deadlines.pop(request.id, None)
         return self.finished.pop(request.id, None) is not None
 
     def over(self, request: Request) -> None:
-        """Nothing is kept of the request any more."""
+        """Forget the request."""
         self.finished.pop(request.id, None)
         self._unannounced.pop(request.id, None)
         self._deadlines.pop(request.id, None)
@@ -182,17 +186,17 @@ class Delivery:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether :meth:`expired` has to be asked now and then."""
+        """Whether :meth:`expired` must be called from time to time."""
         return bool(self._deadlines)
 
     def _wait(self, request: Request) -> None:
-        """From now on its client has a while to come back, or to say that it has it all."""
+        """Start the time in which the client must return, or confirm that it has everything."""
         self._deadlines[request.id] = math.inf
         self._undated.append(request.id)
 
     def expired(self, now_s: float) -> list[str]:
-        """Requests whose clients did not come back, or never said that they have it all. Each is named once. They are
-        looked through only when the first may be due: this is asked at every step."""
+        """Requests whose clients did not return or confirm in time, each named once. It is called at every step, so
+        requests are examined only when the first may be due."""
         for request_id in self._undated:
             if request_id in self._deadlines:
                 present = request_id in self.finished and not self.finished[request_id].away
@@ -209,7 +213,7 @@ class Delivery:
         return due
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """What is finished has ended, and who is away is not talked to.
+        """Finished requests have no live sequences, and requests whose clients are away are not announced.
 
         Raises:
             AssertionError: it is not so.
@@ -226,5 +230,5 @@ class Delivery:
 
 
 def _has_begun(sequence: Sequence) -> bool:
-    """Whether a sequence is announced, or can be at once."""
+    """Whether a sequence is announced, or can be announced at once."""
     return sequence.started or sequence.state is State.ENDED

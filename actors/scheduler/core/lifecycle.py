@@ -1,8 +1,8 @@
-"""The life of requests: accepted or refused, announced, ended exactly once, forgotten.
+"""The life of requests: accepted or rejected, announced, ended exactly once, forgotten.
 
-Every request ends exactly once: its tokens end it (the detokenizer sees that in the results by itself), a stop string
-does (:class:`StopSequence`), the client leaves (:class:`AbortRequest`), or it fails (:class:`RequestFailed`). It is
-kept beyond that until its client has everything (:mod:`pagebus.actors.scheduler.core.delivery`).
+A request ends in one of four ways. Its tokens end it (the detokenizer sees that in the results itself), a stop string
+does (:class:`StopSequence`), its client leaves (:class:`AbortRequest`), or it fails (:class:`RequestFailed`). It is
+then kept until its client has everything (:mod:`pagebus.actors.scheduler.core.delivery`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pagebus.bus.messages import (
 )
 
 RECENT_REQUESTS = 10_000
-"""How many ended or unknown but aborted requests are remembered, to recognise repeats and overtaken requests."""
+"""Number of ended requests, and of aborts of unknown ones, remembered to recognise repeated and overtaken messages."""
 UNLIMITED_TOKENS = 2**30
 
 
 class Lifecycle:
-    """All ``requests`` that have not ended, and their ``sequences`` by id. Which of them run is the planner's."""
+    """All ``requests`` that have not ended, and their ``sequences`` by id. The planner decides which of them run."""
 
     def __init__(self, config: CoreConfig, planner: Planner, delivery: Delivery, out: list[Output]) -> None:
         self.requests: dict[str, Request] = {}
@@ -48,7 +48,7 @@ class Lifecycle:
         self._delivery = delivery
         self._out = out
         self.held = HOLD_NONE
-        """How an operator holds the work: but for jobs, new requests may have to be refused."""
+        """The mode in which an operator holds the work; it may reject new requests other than jobs."""
         self._recent: dict[tuple[str, str], None] = {}
         self._order_policy = Order(config.priorities, config.priority_aging_s)
         self._num_ids = 0
@@ -56,7 +56,7 @@ class Lifecycle:
 
     # -- beginning ----------------------------------------------------------------------------------------------------
     def submit(self, message: TokenizedRequest) -> None:
-        """A request, new or repeated."""
+        """Accept a new request, or apply a repeat of a known one."""
         known = self._find(message.request_id)
         if known is not None:
             is_old = known.readers.of(message.attempt) is not None or (known.id, message.attempt) in self._recent
@@ -70,8 +70,8 @@ class Lifecycle:
     def readmit(
         self, message: TokenizedRequest, outputs: Mapping[int, SequenceOutput], others: Iterable[AlsoReads] = ()
     ) -> None:
-        """A request that a scheduler before this one has accepted, with what is known of its choices, and of others
-        that read it."""
+        """Admit a request that an earlier scheduler had accepted, with the recovered output of its choices and its
+        other readers."""
         if (message.request_id, message.attempt) in self._recent:
             self._out.append(RequestOver(message.request_id))
         else:
@@ -118,7 +118,7 @@ class Lifecycle:
     def _add_sequence(
         self, request: Request, choice_index: int, hashes: list[bytes], known: SequenceOutput | None = None
     ) -> Sequence:
-        """One more choice, with the output that it had under another scheduler."""
+        """Add one choice, with its recovered output if there is any."""
         self._order += 1
         output = known or SequenceOutput()
         shares = len(request.prompt) >= self._config.block_size or request.sampling.returns_prompt
@@ -151,7 +151,7 @@ class Lifecycle:
         return len(request.prompt) + (UNLIMITED_TOKENS if max_tokens is None else max_tokens)
 
     def _new_id(self) -> int:
-        """An id >= 1 that no living sequence has: 11 bits of the epoch, 20 bits of a counter that starts again."""
+        """An unused id >= 1: 11 bits of the epoch and 20 bits of a counter that wraps."""
         while True:
             self._num_ids = self._num_ids % (SEQUENCE_IDS - 1) + 1
             sequence_id = self._config.epoch % 2047 * SEQUENCE_IDS + self._num_ids
@@ -162,8 +162,8 @@ class Lifecycle:
         return validation.of_size(request, self._limit(request), self._planner.replicas.values())
 
     def refuse_misfits(self) -> None:
-        """Replicas have changed. Only requests that never ran: what is under way may still find the replica again that
-        it fits on."""
+        """Fail requests that fit on no replica any more. Requests that have run are spared: their replica may
+        return."""
         for request in {sequence.request.id: sequence.request for sequence in self._planner.waiting}.values():
             refused = self._misfit(request) if request.queued else None
             if refused is not None:
@@ -172,13 +172,13 @@ class Lifecycle:
 
     # -- announcing anew ----------------------------------------------------------------------------------------------
     def lose_listener(self, detokenizer: str) -> None:
-        """A detokenizer is gone, or deaf: whatever it worked on is announced to another."""
+        """Announce everything that this detokenizer worked on to another one."""
         for request in self._all_requests():
             if request.detokenizer == detokenizer:
                 self._announce_anew(request)
 
     def lose_ingress(self, ingress: str) -> None:
-        """The clients of an ingress are away."""
+        """Mark the clients of an ingress as away."""
         for request in self._all_requests():
             reader = request.readers.at(ingress)
             if reader is None or reader.gone or self._delivery.part(request, reader, may_return=True):
@@ -189,7 +189,7 @@ class Lifecycle:
         return [*self.requests.values(), *self._delivery.finished.values()]
 
     def _announce_anew(self, request: Request) -> None:
-        """Nobody works on the text of this request: have it made again, from the first token on."""
+        """Have the request's text produced again from the first token."""
         self._delivery.silence(request, again=True)
         if request.sampling.scores_prompt:
             self._score_again(request)
@@ -197,8 +197,8 @@ class Lifecycle:
             self._planner.interrupt(sequence)
 
     def _score_again(self, request: Request) -> None:
-        """What has become known of the log probabilities or states of the prompt may be lost: its first sequence
-        computes them once more, from the beginning if it has ended."""
+        """Recompute the request's prompt scores, which may be lost, with its first sequence; from the prompt on if it
+        has ended."""
         first = request.sequences[0]
         first.scores_again = True
         if first.state is not State.ENDED:
@@ -212,7 +212,7 @@ class Lifecycle:
 
     # -- ending -------------------------------------------------------------------------------------------------------
     def keep_scores(self, result: StepResult) -> None:
-        """Log probabilities may have to be told again."""
+        """Store log probabilities of a result, for repeated announcements."""
         ids, indexes = result.sequence_ids, result.token_indexes
         for score in row_scores(result):
             sequence = self.sequences.get(int(ids[score.row]))
@@ -220,13 +220,13 @@ class Lifecycle:
                 sequence.scores.add(score)
 
     def stop(self, message: StopSequence) -> None:
-        """A stop string ends a sequence."""
+        """End a sequence at a stop string."""
         sequence = self.sequences.get(message.sequence_id)
         if sequence is not None and sequence.beam_group is None and sequence.request.id == message.request_id:
             self.end(sequence)
 
     def leave(self, message: AbortRequest) -> None:
-        """A client has left, unless it has come back meanwhile. The last one ends the request."""
+        """Remove a client that has left, unless it has returned since. Without a remaining client the request ends."""
         request = self._find(message.request_id)
         reader = None if request is None else request.readers.of(message.attempt)
         if request is None or reader is None:
@@ -239,20 +239,20 @@ class Lifecycle:
             self.abort(request.id)
 
     def cancel(self, request_id: str, *, held: bool = False) -> None:
-        """End a request whose client still waits: it is told; ``held``: that it may come again later."""
+        """End a request with an error to its waiting client. ``held``: the error invites a retry."""
         request = self.requests.get(request_id)
         if request is not None:
             self._fail(request, validation.of_hold(request) if held else validation.of_operator(request))
             self.abort(request_id)
 
     def give_up(self, request: Request) -> None:
-        """End a request under which one executor after the other was lost."""
+        """Fail a request whose executors were lost repeatedly."""
         self._out.append(RequestGivenUp(request.id, "executors end computing it"))
         self._fail(request, validation.of_losses(request))
         self.abort(request.id)
 
     def abort(self, request_id: str) -> None:
-        """End a request of which nobody wants to know any more."""
+        """End a request that has no reader any more."""
         request = self._find(request_id)
         assert request is not None
         request.aborted = request.num_live > 0
@@ -260,8 +260,8 @@ class Lifecycle:
         self._settle(request)
 
     def settle(self, request_id: str, attempt: str) -> None:
-        """A client has everything; the last one settles the request. (The results of the last step may still be on
-        their way to here; or it has it from what an earlier scheduler told, and somebody makes the text once more.)"""
+        """A client has received everything; the last one settles the request. The request may still be running here, if
+        results are under way or the client was served by an earlier scheduler."""
         request = self._find(request_id)
         reader = None if request is None else request.readers.of(attempt)
         if request is None or reader is None or self._delivery.part(request, reader):
@@ -281,13 +281,14 @@ class Lifecycle:
                 self.end(sequence)
 
     def finish(self, sequence: Sequence, end: int, done_s: float) -> None:
-        """Its tokens have ended the sequence, as ``end`` says, with a step that was done then."""
+        """End a sequence whose tokens ended it with code ``end``, in a step done at ``done_s``."""
         sequence.end = end
         sequence.request.ended_s = done_s
         self.end(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Free everything the sequence holds; the request ends with its last sequence, and is kept till delivered."""
+        """Free everything that a sequence holds. With its last sequence the request ends, and is kept until
+        delivered."""
         request, group = sequence.request, sequence.beam_group
         self._planner.withdraw(sequence)
         for sequence_id in (sequence.id, *(() if group is None else group.ids + group.choice_ids)):
@@ -312,7 +313,7 @@ class Lifecycle:
         self._out.append(Note("request failed", what))
 
     def _forget(self, request: Request) -> None:
-        """Nothing is kept of the request but that it was."""
+        """Drop the request, remembering only its attempts."""
         request.num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
         request.sequences = []  # they know their request: without the cycle both are freed at once
         for attempt in request.readers.attempts:
@@ -326,7 +327,7 @@ class Lifecycle:
             del self._recent[next(iter(self._recent))]
 
     def check_integrity(self) -> None:
-        """Requests and sequences agree, and every living sequence is in exactly one place.
+        """Requests and sequences agree, and every live sequence is in exactly one place.
 
         Raises:
             AssertionError: it is not so.

@@ -1,4 +1,4 @@
-"""On which replica a sequence runs."""
+"""Placement: chooses the replica on which a sequence runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 _NEVER = 2**62
-"""The load of a replica that is not asked, or not again."""
+"""The load of a replica that is not considered (again)."""
 
 
 def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer] | None:
-    """The replica where the sequence gets its first token soonest, of those ``able`` to take it now; None if none is.
+    """The replica, of those ``able`` to take the sequence now, that gives it its first token soonest; None if none is
+    able.
 
-    The longest cached prefix wins, and load decides between equals, measured in the same unit: a cached token is a
-    token less to compute, and a replica's load is how many tokens come first. So a short prefix that all requests
-    share does not pile them onto one replica. Ties go to the replica that joined first.
+    The longest cached prefix wins, and load decides between equals, both in tokens: a cached token is one less to
+    compute, and a replica's load is the number of tokens ahead. So a short prefix that all requests share does not pile
+    them onto one replica. Ties go to the replica that joined first.
 
-    Only replicas that have something of the sequence are asked how much, in the order of their loads, as long as that
-    can make up for the load. Of all others the least loaded one with room is the best, without asking.
+    Only replicas that hold tokens of the sequence are asked how many, in order of load, as long as these can outweigh
+    the load. Of the others, the least loaded one with room is the best.
     """
     priority_class, num_tokens = sequence.request.priority_class, len(sequence.tokens)
     load = np.where(able, fleet.load[priority_class], _NEVER)
@@ -46,7 +47,7 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer
 def _better(
     best: tuple[int, int, Offer] | None, waits: int, row: int, offer: Offer | None
 ) -> tuple[int, int, Offer] | None:
-    """The best so far (tokens that come first, row, offer), or a new one in its place."""
+    """The better of the best candidate so far (tokens ahead, row, offer) and a new one."""
     if offer is None:
         return best
     cost = waits - offer.saved_tokens
@@ -54,7 +55,7 @@ def _better(
 
 
 def _may_save(sequence: Sequence, fleet: Fleet, row: int, num_tokens: int) -> bool:
-    """Whether the replica may have so many tokens of the sequence; False is certain."""
+    """Whether the replica may hold this many tokens of the sequence. False is certain."""
     replica, leader, swapped = fleet.replicas[row], sequence.leader, sequence.swapped
     if replica.name in (leader and leader.replica, swapped and swapped.replica):
         return True

@@ -29,7 +29,7 @@ from pagebus.bus.messages import SequencesNamed
 
 
 class Planner:
-    """Plans for all replicas, and announcements (by ``delivery``) of sequences that enter with them, go to ``out``."""
+    """Plans for all replicas. Its messages, and announcements of entering sequences by ``delivery``, go to ``out``."""
 
     def __init__(self, config: CoreConfig, delivery: Delivery, out: list[Output]) -> None:
         self.replicas: dict[str, Replica] = {}
@@ -38,10 +38,10 @@ class Planner:
         self.jobs = JobQueue(config.priority_aging_s)
         self.fair_share = FairShare()
         self.next_steps: dict[str, int] = {}
-        """The first step of replicas that are not here, where that is not 1."""
+        """First step number of absent replicas, if it is not 1."""
         self.num_queued_requests = 0
         self.frozen = False
-        """Whether nothing is planned: an operator holds the work."""
+        """Whether planning is paused because an operator holds the work."""
         self._config = config
         self._delivery = delivery
         self._out = out
@@ -49,12 +49,12 @@ class Planner:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks up, so far."""
+        """Number of preemptions for want of blocks, so far."""
         return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def enqueue(self, request: Request) -> None:
-        """A request whose sequences will be waiting."""
+        """Account for a request whose sequences are about to be queued."""
         if request.priority_class == JOB:
             self.jobs.add(request)
         elif request.client:
@@ -62,14 +62,14 @@ class Planner:
         self.num_queued_requests += request.queued
 
     def _charge(self, request: Request) -> None:
-        """Give a request its place by its client's share."""
+        """Set a request's start and deadline by its client's fair share."""
         request.num_charged = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
         start_s = self.fair_share.start(request.client, request.weight, request.num_charged, request.start_s)
         request.deadline_s += start_s - request.start_s
         request.start_s = start_s
 
     def dismiss(self, request: Request) -> None:
-        """A request has ended."""
+        """Account for the end of a request."""
         self.jobs.discard(request)
         self._has_run(request)
         if request.num_charged:
@@ -83,7 +83,7 @@ class Planner:
         request.queued = False
 
     def withdraw(self, sequence: Sequence) -> None:
-        """The sequence ends, wherever it is: everything that it holds is free."""
+        """End a sequence in any state, and free everything it holds."""
         self._forget_swapped(sequence)
         if sequence.in_slot:
             assert sequence.replica is not None
@@ -98,7 +98,8 @@ class Planner:
         sequence.become(State.ENDED)
 
     def interrupt(self, sequence: Sequence) -> None:
-        """The sequence, if it runs, has to enter a batch again. (A beam search has not been announced: it goes on.)"""
+        """Take a running sequence off its replica, so that it enters a batch again. Beam searches are not announced
+        before their end and go on."""
         if sequence.in_slot and sequence.replica is not None and sequence.beam_group is None:
             replica = self.replicas[sequence.replica]
             preempt(replica, sequence, parked=True)
@@ -108,14 +109,13 @@ class Planner:
             self._forget_swapped(sequence)
 
     def _forget_swapped(self, sequence: Sequence) -> None:
-        """What a host tier keeps of the sequence, if one does, is not needed any more."""
+        """Release the sequence's blocks in a host tier, if it has any."""
         if sequence.swapped is not None:
             self.replicas[sequence.swapped.replica].host_tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> Iterator[None]:
-        """Give slots to waiting sequences, and plans to every replica whose pipeline has room: one each, then, as often
-        as this is asked for the next, one more each."""
+        """Admit sequences and plan one step for each replica whose pipeline has room. Each iteration plans one more."""
         if self.frozen:
             return
         self._promote(now_s)
@@ -128,7 +128,7 @@ class Planner:
             yield
 
     def _plan(self, replica: Replica, now_s: float) -> bool:
-        """The next step of a replica; False if it has nothing to do."""
+        """Plan the next step of a replica; False if it has nothing to do."""
         planned = replica.plan(now_s)
         if replica.preempted:
             self.requeue(replica)
@@ -145,7 +145,7 @@ class Planner:
         return True
 
     def _admit(self) -> None:
-        """Give slots to waiting sequences, and queue the jobs that made room for them, which may find room elsewhere."""
+        """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
             for sequence in admit(self.waiting, self.fleet):
@@ -159,7 +159,7 @@ class Planner:
                     self.requeue(replica)
 
     def _promote(self, now_s: float) -> None:
-        """The oldest job may have become an interactive request."""
+        """Turn the oldest job into an interactive request, if one is due."""
         request = self.jobs.pop_due(now_s)
         if request is None:
             return
@@ -177,7 +177,7 @@ class Planner:
             self.waiting.add(sequence)
 
     def requeue(self, replica: Replica, *, parked: bool = False) -> None:
-        """Those that had to give way on a replica, or were parked, wait again."""
+        """Queue the preempted or parked sequences of a replica again."""
         self.fleet.outdate(replica)
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
@@ -187,10 +187,10 @@ class Planner:
             self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
 
     def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
-        """The sequences that ended with this result, each with ``ends``.
+        """Apply a result. Returns the sequences that it ended, each with its ``ends`` code.
 
         Raises:
-            ProtocolError: a result that cannot be true; nothing has changed.
+            ProtocolError: it contradicts the plans; nothing has changed.
         """
         replica = self.replicas[message.replica]
         ended = replica.take_result(message.result)
@@ -198,13 +198,13 @@ class Planner:
         return ended
 
     def touch_all(self) -> None:
-        """Whatever the replicas have to do may have changed."""
+        """Mark all replicas as possibly having something new to plan."""
         for replica in self.replicas.values():
             self.fleet.touch(replica)
 
     def reset_caches(self, *, host: bool, running: bool) -> None:
-        """No block can be found by its content any more; with ``host``, none of the host tiers either. ``running``:
-        what runs, but for beam searches, is computed anew from its first token."""
+        """Empty the prefix indexes; with ``host``, those of the host tiers too. ``running``: also recompute running
+        sequences other than beam searches from their first token."""
         for replica in self.replicas.values():
             if running:
                 for sequence in replica.slots.occupied():
@@ -217,10 +217,10 @@ class Planner:
 
     # -- replicas -----------------------------------------------------------------------------------------------------
     def join(self, joined: ReplicaJoined) -> None:
-        """One more replica, or one anew.
+        """Add a replica, or replace it by its new executor.
 
         Raises:
-            ValueError: it cannot be used with these settings; nothing has changed.
+            ValueError: it does not fit these settings; nothing has changed.
         """
         if joined.block_size != self._config.block_size:
             raise ValueError(f"its block size is {joined.block_size}, the deployment's is {self._config.block_size}")
@@ -245,13 +245,13 @@ class Planner:
         return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
 
     def suspend(self, name: str) -> None:
-        """A replica gets no more plans."""
+        """Give a replica no more plans."""
         if name in self.replicas:
             self.replicas[name].suspend()
             self.fleet.touch(self.replicas[name])
 
     def lose(self, name: str, reason: str) -> list[Request]:
-        """A replica is gone: what ran there waits. Returns the requests that have had their tries."""
+        """Remove a replica and queue its sequences. Returns requests that have lost their last permitted executor."""
         replica = self.replicas.pop(name, None)
         if replica is None:
             return []
@@ -267,18 +267,18 @@ class Planner:
         return list({each.request.id: each.request for each in sequences if each.num_losses >= MOST_LOSSES}.values())
 
     def take_back(self) -> None:
-        """What has a slot but was never announced has nobody to be announced to: it waits."""
+        """Queue sequences that have a slot but were never announced: there is no detokenizer to announce them to."""
         for replica in self.replicas.values():
             self.fleet.touch(replica)
             for sequence in replica.take_back():
                 self.waiting.add(sequence)
 
     def placed(self) -> Iterator[Sequence]:
-        """All sequences: those that wait, then those that have a slot."""
+        """All live sequences: the waiting ones, then those in slots."""
         return chain(self.waiting, *(replica.slots.occupied() for replica in self.replicas.values()))
 
     def check_integrity(self) -> None:
-        """All owners of slots and blocks agree with one another.
+        """The owners of slots and blocks agree.
 
         Raises:
             AssertionError: they do not.

@@ -1,4 +1,4 @@
-"""Requests that are answered at once with an error: what can never run is not queued."""
+"""Validation: errors for requests that are rejected at once, because they are invalid or can never run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def _bad(request_id: str, message: str, param: str) -> RequestFailed:
 
 
 def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> RequestFailed | None:
-    """What tokenizers let nobody send; a scheduler must not fall over it all the same."""
+    """The error for an invalid message. Tokenizers send none of these; a scheduler must not fail on one all the
+    same."""
     sampling = message.sampling
     if not len(message.prompt_token_ids):
         return _bad(message.request_id, "The prompt is empty.", "prompt")
@@ -39,7 +40,7 @@ def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> Requ
 
 
 def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | None:
-    """An id outside the vocabulary would end the executor: its checks take the scheduler's word for nothing."""
+    """The error for a token id outside the vocabulary, which would end the executor that checks it."""
     sampling, prompt = message.sampling, message.prompt_token_ids
     lists = {"prompt": (int(prompt.min()), int(prompt.max()))} | sampling.token_ids
     if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
@@ -53,7 +54,7 @@ def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | No
 
 
 def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) -> RequestFailed | None:
-    """A request that fits on none of the replicas. Without any, nobody knows yet."""
+    """The error for a request that fits on no replica; None while there are no replicas."""
     if not replicas:
         return None
     num_prompt, width = len(request.prompt), request.sampling.beam_width
@@ -79,7 +80,7 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
 
 
 def of_load(request: Request, max_num_queued_requests: int) -> RequestFailed:
-    """The queue is full."""
+    """The error for a full queue."""
     return RequestFailed(
         request_id=request.id,
         status=429,
@@ -89,18 +90,18 @@ def of_load(request: Request, max_num_queued_requests: int) -> RequestFailed:
 
 
 def of_operator(request: Request) -> RequestFailed:
-    """An operator has ended the request while its client waited."""
+    """The error for a request cancelled by an operator."""
     text = "The request was cancelled by an operator of the server."
     return RequestFailed(request_id=request.id, status=409, error_type="request_cancelled", message=text)
 
 
 def of_hold(request: Request) -> RequestFailed:
-    """An operator holds the work."""
+    """The error for a request that arrives while an operator holds the work."""
     text = "An operator has paused the server; please try again later."
     return RequestFailed(request_id=request.id, status=503, error_type="server_error", message=text)
 
 
 def of_losses(request: Request) -> RequestFailed:
-    """Executors end, one after the other, as they compute it."""
+    """The error for a request whose executors were lost repeatedly."""
     text = "The request failed repeatedly and was given up."
     return RequestFailed(request_id=request.id, status=500, error_type="internal_error", message=text)

@@ -1,8 +1,8 @@
-"""Sequences without a slot, in the order in which they get one (:mod:`pagebus.actors.scheduler.order`), and jobs to
-promote.
+"""The queue of sequences without a slot, in scheduling order (:mod:`pagebus.actors.scheduler.order`), and the queue of
+jobs to promote.
 
-A preempted sequence keeps its arrival, so it comes back before everything of its priority that arrived later. A key may
-not change while its sequence is in here.
+A preempted sequence keeps its arrival, so it precedes everything of its priority that arrived later. The key of a
+queued sequence must not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pagebus.actors.scheduler.request import Request, Sequence
 
 
 class WaitingQueue:
-    """A sorted list: insertion and removal are a binary search and one memory move, also with 10,000 waiting."""
+    """A sorted list. Insertion and removal are a binary search and one memory move, also with 10,000 waiting."""
 
     def __init__(self) -> None:
         self._keys: list[Key] = []
@@ -26,14 +26,14 @@ class WaitingQueue:
         return len(self._keys)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """First to last; the list must not change meanwhile."""
+        """From first to last. The queue must not change meanwhile."""
         return map(self._sequences.__getitem__, self._keys)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence in its place.
+        """Insert a sequence.
 
         Raises:
-            ValueError: it waits already.
+            ValueError: it is queued already.
         """
         if sequence.key in self._sequences:
             raise ValueError(f"sequence {sequence.id} waits already")
@@ -41,16 +41,16 @@ class WaitingQueue:
         self._sequences[sequence.key] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out.
+        """Remove a sequence.
 
         Raises:
-            KeyError: it does not wait.
+            KeyError: it is not queued.
         """
         del self._sequences[sequence.key]
         del self._keys[bisect_left(self._keys, sequence.key)]
 
     def check_integrity(self) -> None:
-        """The order holds, nobody waits twice, and all are in a waiting state.
+        """The order holds, no sequence is queued twice, and all are in a waiting state.
 
         Raises:
             AssertionError: it is not so.
@@ -64,7 +64,7 @@ class WaitingQueue:
 
 
 class JobQueue:
-    """The jobs that have not been promoted, first due first."""
+    """Jobs that have not been promoted, by deadline."""
 
     def __init__(self, aging_s: float) -> None:
         self._aging_s = aging_s
@@ -76,26 +76,26 @@ class JobQueue:
         return len(self._keys)
 
     def add(self, request: Request) -> None:
-        """A job has arrived."""
+        """Insert a job."""
         key = request.deadline_s, request.id
         insort(self._keys, key)
         self._requests[key] = request
 
     def discard(self, request: Request) -> None:
-        """A request has ended; nothing happens if it is no job."""
+        """Remove a request; nothing happens if it is no job."""
         key = request.deadline_s, request.id
         if self._requests.pop(key, None) is not None:
             del self._keys[bisect_left(self._keys, key)]
 
     def pop_due(self, now_s: float) -> Request | None:
-        """The job to promote now, if there is one: it is no job any more then."""
+        """Remove and return the job to promote now, if there is one."""
         if not self._keys or self._keys[0][0] > now_s or now_s < self._next_s:
             return None
         self._next_s = now_s + self._aging_s
         return self._requests.pop(self._keys.pop(0))
 
     def check_integrity(self) -> None:
-        """The order holds, and all are jobs that live.
+        """The order holds, and all entries are live jobs.
 
         Raises:
             AssertionError: it is not so.

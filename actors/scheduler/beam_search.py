@@ -1,20 +1,20 @@
-"""Beam search: the choice among continuations, step by step. Arrays in, arrays out; no slots, no blocks.
+"""Beam search: chooses among continuations, step by step. Arrays in, arrays out; no slots, no blocks.
 
-The search is that of transformers' ``generate(num_beams=width, do_sample=False)``, so that both find the same beams:
+The search is that of transformers' ``generate(num_beams=width, do_sample=False)``, so both find the same beams:
 
 * A beam's running score is the sum of the log probabilities of its tokens. Each step ranks all continuations of all
   beams by it. Those among the best ``width`` that end (an end token, or ``max_tokens`` reached) are *finished*; the
-  best ``width`` that do not end go on.
-* A finished beam counts ``sum / num_tokens ** length_penalty``, its end token included. The best ``width`` are kept.
-* With ``width`` finished ones, the search is over as soon as the best running beam, were it to end now, would not beat
-  the worst of them (``early_stopping`` False); at once (True); or only when it could not by ending at ``max_tokens``
-  either, where longer is better ("never"). At ``max_tokens`` it is over in any case.
+  best ``width`` that do not end continue.
+* A finished beam scores ``sum / num_tokens ** length_penalty``, its end token included. The best ``width`` are kept.
+* With ``width`` finished beams, ``early_stopping`` decides. False: the search ends as soon as the best running beam,
+  were it to end now, would not beat the worst finished one. True: it ends at once. "never": it ends only if ending at
+  ``max_tokens`` could not beat it either, where longer is better. At ``max_tokens`` it always ends.
 
 vLLM differs in three points: it never stops before ``max_tokens``; a beam may end from any rank, not only from the best
 ``width``; and lengths in scores count the prompt and not the end token. It computes more, and prefers other lengths.
 
-A step keeps one row per beam that goes on or has ended in it, with the row of its parent in the step before; a beam is
-read off backwards from its last row.
+A step stores one row per beam that continues or has ended in it, with the row of its parent in the step before. A beam
+is read backwards from its last row.
 """
 
 from __future__ import annotations

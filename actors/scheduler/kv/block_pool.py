@@ -1,9 +1,9 @@
-"""The device blocks of one replica: who holds them, and in which order the free ones are taken.
+"""The device blocks of one replica: their reference counts, and the order in which free ones are allocated.
 
-Free blocks form a doubly linked list whose links live on the blocks, with a sentinel at both ends, so that a cached
-block is taken out of the middle in O(1) when a new sequence shares it. Free blocks keep their content: those listed in
-the prefix index go to the tail when they are given back (least recently used at the head), the others to the head,
-because nobody can find them. :meth:`BlockPool.allocate` takes from the head and strikes the block off the index.
+Free blocks form a doubly linked list. Its links live on the blocks, with a sentinel at both ends, so a cached block
+leaves the middle in O(1) when a new sequence shares it. Free blocks keep their content. Released blocks that the prefix
+index lists go to the tail, so the least recently used is at the head. Others go to the head, because their content
+cannot be found. :meth:`BlockPool.allocate` takes from the head and removes the block from the index.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self.num_allocated = 0
-        """Blocks given out so far."""
+        """Blocks allocated so far."""
         self.on_evict: Callable[[int, bytes], None] | None = None
-        """Called with a block, and the content listed for it, before it is given to somebody else."""
+        """Called with a block and its listed content before the block is reallocated."""
         self._index = index
         self._counts = array("i", bytes(4 * num_blocks))
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
@@ -67,8 +67,8 @@ class BlockPool:
             counts[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One owner less for each. What nobody holds any more becomes free, in the order given: give the last block of
-        a sequence first, so that it is evicted before the prefix it depends on.
+        """Remove one owner of each block. Blocks without owner become free in the order given: pass a sequence's last
+        block first, so that it is evicted before the prefix that it depends on.
 
         Raises:
             ValueError: a block is free already.

@@ -1,11 +1,11 @@
-"""The host tier of one replica: blocks of host memory that hold copies of device blocks, and who holds them.
+"""The host tier's blocks of one replica: host memory that holds copies of device blocks.
 
-Two kinds of content: blocks of preempted sequences, held until the sequence is back on the device, and cached blocks
-that fell out of the device tier, which nobody holds: the least recently used one goes when another block is needed.
-What is listed in ``index`` is found by prefix lookup, held or not. Plans copy in order, so a block may be given to
+It holds two kinds of content. Blocks of preempted sequences are owned until the sequence is back on the device. Cached
+blocks that were evicted from the device tier have no owner; the least recently used one is dropped when another block
+is needed. Blocks listed in ``index`` are found by prefix lookup, owned or not. Plans copy in order, so a block may get
 another owner as soon as the plan that reads it has been built.
 
-Nothing is set up in advance: a tier of millions of blocks costs what is used of it.
+Nothing is preallocated: a tier of millions of blocks costs only as much memory as is used.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
 
 
 class HostPool:
-    """``num_blocks`` >= 0 blocks, which may become more, with reference counts."""
+    """``num_blocks`` >= 0 blocks with reference counts; the number may grow."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.index = PrefixIndex()
         self._num_used = 0
-        """Blocks from here on have never been used."""
+        """Blocks from this one on have never been used."""
         self._empty: list[int] = []
-        """Free, and without content that could be found."""
+        """Free blocks without listed content."""
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Free and listed, least recently used first."""
+        """Free and listed blocks, least recently used first."""
         self._counts: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds, cached ones too."""
+        """Blocks without owner, including cached ones."""
         return self.num_blocks - len(self._counts)
 
     @property
     def cached(self) -> Iterable[int]:
-        """Blocks that nobody holds and that can be found."""
+        """Listed blocks without owner."""
         return self._cached
 
     @property
@@ -47,7 +47,7 @@ class HostPool:
         return used / self.num_blocks if self.num_blocks else 0.0
 
     def grow(self, num_blocks: int) -> None:
-        """There are ``num_blocks`` now; fewer than before changes nothing."""
+        """Set the number of blocks, unless it is smaller than now."""
         self.num_blocks = max(self.num_blocks, num_blocks)
 
     def allocate(self, count: int) -> list[int]:
@@ -81,10 +81,10 @@ class HostPool:
             self._counts[block] = count + 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One owner less for each. What is listed and held by nobody stays cached, as the most recently used.
+        """Remove one owner of each block. Listed blocks without owner stay cached, as the most recently used.
 
         Raises:
-            ValueError: nobody holds the block.
+            ValueError: the block has no owner.
         """
         for block in blocks:
             count = self._counts.get(block, 0)
@@ -100,12 +100,12 @@ class HostPool:
                 self._empty.append(block)
 
     def touch(self, block: int) -> None:
-        """A listed block has been of use: if it is only cached, it is the most recently used now."""
+        """Mark a listed block as used: if only cached, it is now the most recently used."""
         if block in self._cached:
             self._cached.move_to_end(block)
 
     def forget_cached(self) -> None:
-        """No block can be found; those that nobody holds are empty."""
+        """Empty the index; blocks without owner become empty."""
         self._empty += self._cached
         self._cached.clear()
         self.index.clear()

@@ -1,8 +1,8 @@
-"""Which replicas may have cached how a prompt begins: found by its first block, without asking all of them.
+"""The prefix directory: finds replicas that may have cached the beginning of a prompt, by its first block.
 
-A superset is enough: whoever looks up asks the replica, and says so if it has forgotten the block. What nobody looks up
-is swept out when there is twice as much as there was after the last sweep, so each entry costs little and all of them
-are in proportion to what is cached.
+A superset suffices, because a lookup asks each replica and drops those that have forgotten the block. Entries that are
+never looked up are swept when the directory has doubled since the last sweep. So each entry costs little, and the size
+stays in proportion to what is cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PrefixDirectory:
         return len(self._names)
 
     def add(self, block_hash: bytes, name: str) -> None:
-        """The replica has listed the block."""
+        """Note that the replica has listed the block."""
         names = self._names.get(block_hash)
         if names is None:
             self._names[block_hash] = {name}
@@ -31,7 +31,7 @@ class PrefixDirectory:
             names.add(name)
 
     def find(self, block_hash: bytes, lists: Callable[[str, bytes], bool]) -> list[str]:
-        """The replicas that have the block, in no order. ``lists`` says whether one still does."""
+        """Replicas that have the block, in no order. ``lists`` tells whether one still does."""
         names = self._names.get(block_hash)
         if names is None:
             return []
@@ -42,7 +42,7 @@ class PrefixDirectory:
         return list(names)
 
     def sweep(self, lists: Callable[[str, bytes], bool]) -> None:
-        """Forget what has been forgotten, if it may be much."""
+        """Drop outdated entries, if the directory has grown large."""
         if len(self._names) > self._most:
             for block_hash in list(self._names):
                 self.find(block_hash, lists)

@@ -1,7 +1,7 @@
-"""Which device block holds which full block of tokens, by chained hash.
+"""The prefix index: maps the chained hash of a full block of tokens to the block that holds it.
 
-A block is listed once a step that computes its tokens is planned and their values are known, and until the pool gives
-it to somebody else. If two sequences computed the same tokens, only the first one's block is listed.
+A block is listed once a step that computes its tokens is planned and their values are known, until the pool reallocates
+it. If two sequences computed the same tokens, only the first one's block is listed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 
 
 class PrefixIndex:
-    """A one-to-one map between hashes and blocks. ``blocks`` is to be read only.
+    """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
 
-    A full cache holds millions of entries, so the way back from a block to its hash is a list: 8 bytes a block.
+    A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, int] = {}
         self.new_first_hashes: list[bytes] = []
-        """Blocks that a sequence begins with, listed since somebody last looked (and took them away)."""
+        """Hashes of sequences' first blocks listed since the last reader took them."""
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
 
@@ -30,7 +30,7 @@ class PrefixIndex:
 
     @property
     def listed(self) -> Iterable[int]:
-        """The blocks that can be found."""
+        """The listed blocks."""
         return self.blocks.values()
 
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
@@ -74,7 +74,7 @@ class PrefixIndex:
         return hashes[block] if block < len(hashes) else None
 
     def forget(self, block: int) -> bytes | None:
-        """The block's content is about to change. Returns what was listed for it, if anything was."""
+        """Remove a block whose content is about to change. Returns the hash listed for it, if any."""
         block_hash = self.hash_of(block)
         if block_hash is not None:
             self._hashes[block] = None
@@ -82,7 +82,7 @@ class PrefixIndex:
         return block_hash
 
     def clear(self) -> None:
-        """No block can be found. ``new_first_hashes`` stay: they may lie in the host tier, too."""
+        """Remove all blocks. ``new_first_hashes`` stay, because the blocks may be in the host tier too."""
         self.blocks.clear()
         self._hashes.clear()
 

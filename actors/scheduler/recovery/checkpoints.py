@@ -1,4 +1,4 @@
-"""The journal as the leading scheduler writes it: never longer than its successor needs it."""
+"""Writes the journal and its checkpoints, so that it is never longer than a successor needs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pagebus.bus.streams import Names
 
 
 class Checkpoints:
-    """Appends to the journal, and sums it up.
+    """Appends to the journal, and sums it up in checkpoints.
 
     Args:
         end: the last entry that a predecessor has left.
-        covered: positions in the results of each replica that no successor needs to read from.
+        covered: positions in the results of each replica before which no successor needs to read.
     """
 
     def __init__(self, bus: Bus, names: Names, outbox: Outbox, *, end: EntryId, covered: Mapping[str, EntryId]) -> None:
@@ -28,17 +28,17 @@ class Checkpoints:
         self._journal = names.journal
         self._outbox = outbox
         self._end = end
-        """The last entry there has been."""
+        """The last journal entry."""
         self._dropped = START
         self._rounds = 0
 
     def bus_restarted(self) -> None:
-        """What had been dropped may be there again."""
+        """Forget what was dropped: it may be back."""
         self._end = max(self._end, EntryId(self._outbox.epoch))
         self._dropped = START
 
     def append(self, message: SequencesNamed | RequestMoved | RequestBlamed) -> None:
-        """Note what has come after the last checkpoint."""
+        """Append an entry after the last checkpoint."""
         self._end = self._outbox.append(self._journal, message)
 
     async def sum_up(
@@ -48,9 +48,8 @@ class Checkpoints:
         membership: Membership,
         blamed: Iterable[RequestBlamed],
     ) -> None:
-        """Write a checkpoint if there are results, of those up to ``positions``, that no checkpoint covers, and drop
-        what it makes superfluous. There is nothing to write when all requests are over. Every :data:`AGAIN_ROUNDS` all
-        before it is dropped once more."""
+        """Write a checkpoint if results up to ``positions`` are not covered by one, and trim what it replaces. Without
+        live requests everything is trimmed. Every :data:`AGAIN_ROUNDS` rounds, trim again."""
         self._rounds += 1
         if self._rounds % AGAIN_ROUNDS == 0:
             self.bus_restarted()

@@ -1,9 +1,9 @@
-"""What a scheduler leaves for its successor, and how that one reads it.
+"""The journal that a scheduler leaves for its successor, and the reader for it.
 
-The requests themselves lie in the ``tokenized`` stream until they are over. Their tokens lie in the results of the
-replicas; a :class:`Checkpoint` now and then sums up what there was before a position in these, so that they can be
-trimmed. The rest of the journal says what came after it: what sequence ids stand for, clients that have moved, and the
-request that a scheduler has failed at.
+Requests stay in the ``tokenized`` stream until they are over. Their tokens are in the results of the replicas. A
+:class:`Checkpoint` sums up everything before a position in these, so that they can be trimmed. The other journal
+entries record later events: the requests behind sequence ids, clients that moved, and requests that a scheduler failed
+on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def checkpoint(
     detokenizers: Iterable[str],
     blamed: Iterable[RequestBlamed] = (),
 ) -> Checkpoint:
-    """All that has been produced for requests that are not over, by results up to ``positions`` (by replica)."""
+    """Everything produced for live requests by results up to ``positions`` (by replica)."""
     requests = [*core.requests.values(), *core.delivery.finished.values()]
     for replica in core.replicas.values():
         for sequence in replica.slots.occupied():
@@ -71,7 +71,7 @@ def checkpoint(
 
 
 def _has_begun(sequence: Sequence) -> bool:
-    """Its id may occur in results, or its output is more than nothing."""
+    """Whether its id may occur in results, or it has output."""
     known = len(sequence.tokens) > len(sequence.request.prompt)
     return known or sequence.entered or sequence.state in (State.PREEMPTED_IN_FLIGHT, State.ENDED)
 
@@ -83,8 +83,8 @@ def _joined(parts: Iterable[array[int] | memoryview]) -> Int32Array:
 
 @dataclass(slots=True)
 class Ledger:
-    """The state a predecessor left: feed it the journal, then the results after :attr:`positions`, in any order of the
-    replicas, and take :meth:`outputs`."""
+    """The state that a predecessor left. Feed it the journal, then the results after :attr:`positions`, in any order of
+    the replicas, then take :meth:`outputs`."""
 
     positions: dict[str, EntryId] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Ledger:
     _tokens: dict[int, dict[int, tuple[int, int, RowScore | None]]] = field(default_factory=dict)
 
     def read(self, entry: Checkpoint | SequencesNamed | RequestMoved | RequestBlamed) -> None:
-        """The next entry of the journal. A checkpoint replaces everything before it."""
+        """Apply the next journal entry. A checkpoint replaces everything before it."""
         match entry:
             case RequestMoved(request_id=request_id):
                 self.moved[request_id] = entry
@@ -132,7 +132,7 @@ class Ledger:
             output.scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
 
     def add_result(self, result: StepResult) -> None:
-        """Tokens of one step. Those of sequences that nobody named belong to requests that are over."""
+        """Add the tokens of one step. Sequences that the journal does not name belong to requests that are over."""
         scores = {score.row: score for score in row_scores(result)} if len(result.logprob_rows) else {}
         columns = (result.sequence_ids, result.token_indexes, result.token_ids, result.ends)
         for row, (sequence_id, index, token, end) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
@@ -140,7 +140,7 @@ class Ledger:
                 self._tokens.setdefault(sequence_id, {})[index] = token, end, scores.get(row)
 
     def outputs(self) -> dict[str, dict[int, SequenceOutput]]:
-        """By request id and choice index, every output as far as it goes without a gap."""
+        """By request id and choice index, every output up to its first gap."""
         found: dict[str, dict[int, SequenceOutput]] = {}
         for sequence_id, (request_id, choice_index) in self._names.items():
             output = self._outputs.get(sequence_id) or SequenceOutput()
@@ -158,7 +158,7 @@ class Ledger:
 
 
 class _Column:
-    """Takes a flat column apart."""
+    """Consumes a flat column in slices."""
 
     def __init__(self, values: Int32Array) -> None:
         self._values = values

@@ -1,9 +1,9 @@
-"""The streams of executors and detokenizers that are gone. Where names are used once, as in containers, nobody else
-would ever delete them.
+"""Deletes the streams of executors and detokenizers that are gone. Where names are used once, as in containers, no
+other actor would delete them.
 
-A stream stays for a while after its actor: it may come back under its name, others may still read what it wrote, and
-the fence at the end of its results keeps a late write of it out. Which streams there are is kept on the bus, so that
-a later scheduler knows of those whose actors died while there was none.
+A stream outlives its actor for a while. The actor may come back under its name, others may still read its output, and
+the fence at the end of its results refuses its late writes. The list of streams is kept on the bus, so that a later
+scheduler knows those whose actors died while there was none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import Names
 
 VANISH_ROUNDS = 120
-"""Rounds of housekeeping, about one a second, from an actor's end until its streams are deleted."""
+"""Rounds of housekeeping, about one per second, from an actor's end until its streams are deleted."""
 UNREAD_ROUNDS = 5 * VANISH_ROUNDS
-"""The same for results that have not been read by all."""
+"""The same for results that not all readers have read."""
 STATE = "streams"
 REMEMBERED = 1000
 
 
 class Remains:
-    """Remembers whose streams there are, and deletes those of actors that stay away.
+    """Remembers the actors that have streams, and deletes those of actors that stay away.
 
     Args:
-        on_deleted: is told the kind and name of each such actor.
+        on_deleted: called with the kind and name of each such actor.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Remains:
         self._known: dict[str, set[str]] = {"executor": set(), "detokenizer": set()}
         self._stored: Mapping[str, object] | None = None
         self._gone: dict[tuple[str, str], int] = {}
-        """For how many rounds by now."""
+        """Rounds since each actor went."""
         self._deleted: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)
 
     async def recall(self) -> None:
-        """What a predecessor knew of. Who is still there will be seen.
+        """Read the predecessor's list. Living actors are noticed later.
 
         Raises:
             BusUnavailable: it may be called again.
@@ -53,27 +53,27 @@ class Remains:
                     self.gone(kind, name)
 
     def here(self, kind: str, name: str) -> None:
-        """An actor is there, perhaps again."""
+        """Note that an actor is there, perhaps again."""
         self._known[kind].add(name)
         self._gone.pop((kind, name), None)
 
     def gone(self, kind: str, name: str) -> None:
-        """An actor has ended, or was given up."""
+        """Note that an actor has ended or was given up."""
         self._known[kind].add(name)
         self._gone.setdefault((kind, name), 0)
 
     def bus_restarted(self) -> None:
-        """What had been deleted may be there again."""
+        """Schedule deleted streams again: they may be back."""
         self._stored = None
         for kind, name in self._deleted:
             if name not in self._known[kind]:
                 self.gone(kind, name)
 
     async def clear(self) -> None:
-        """One round.
+        """Run one round.
 
         Raises:
-            BusUnavailable: the next round does what this one has not.
+            BusUnavailable: the next round does the rest.
         """
         for (kind, name), rounds in list(self._gone.items()):
             self._gone[kind, name] = rounds + 1
@@ -85,7 +85,7 @@ class Remains:
             self._stored = known
 
     async def _is_read(self, kind: str, name: str) -> bool:
-        """Whether nobody needs what is there."""
+        """Whether no reader needs the actor's streams."""
         return kind == "detokenizer" or await self._bus.length(self._names.results(name)) == 0
 
     async def _delete(self, kind: str, name: str) -> None:

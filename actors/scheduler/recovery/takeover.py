@@ -1,8 +1,8 @@
-"""How a scheduler takes over from the one before it: reads what that one left until nothing more can come.
+"""Takeover from the previous scheduler: reads its journal and results until no more can arrive.
 
-Results of the old scheduler's plans may still be on their way. An executor executes plans in order, so a first, empty
-plan of the new scheduler is a mark: its result is the first entry after everything of the old one. Where no executor
-answers, a fence is put at the end of its results, after which a late write of it is refused.
+Results of the old scheduler's plans may still be on their way. An executor executes plans in order, so the new
+scheduler sends each a first, empty plan as a mark: its result is the first entry after everything old. If no executor
+answers, a fence is written at the end of its results, after which its late writes are refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pagebus.bus.streams import Names
 READ_COUNT = 512
 READ_BLOCK_MS = 100
 MARK_STEP = 1
-"""The step number of the empty plan; the executors' next is the one after it."""
+"""The step number of the empty plan; the executors' next step is the one after it."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A replica whose results are being read. ``executor_epoch``: of the executor that writes them, or did; 0 if it has
-    never been heard of, so that there is nothing of it. ``marked``: it has been sent a plan to answer. ``fenced``:
-    nothing can follow what is there."""
+    """A replica whose results are being read. ``executor_epoch``: of the executor that wrote them, 0 if unknown, in
+    which case there are none. ``marked``: it has been sent a plan to answer. ``fenced``: nothing can follow its last
+    entry."""
 
     position: EntryId
     executor_epoch: int
@@ -52,14 +52,14 @@ class _Open:
 
     @property
     def closed(self) -> bool:
-        """Its end has been read, or something of an executor after it."""
+        """Whether its end has been read, or an entry of a later executor."""
         return self.position >= self.fence
 
 
 class Takeover:
-    """See the module's text. Afterwards ``ledger`` is complete, ``read`` says how far each replica's results have been
-    read, ``journal_end`` where the journal ends, and ``marks`` are the replicas that have been sent a plan, with the
-    epochs of their executors then."""
+    """One takeover. Afterwards ``ledger`` is complete, ``read`` has the position up to which each replica's results
+    were read, ``journal_end`` is the journal's last entry, and ``marks`` has the replicas that were sent a plan, with
+    their executors' epochs."""
 
     def __init__(self, bus: Bus, names: Names, outbox: Outbox) -> None:
         self.ledger = Ledger()
@@ -97,7 +97,7 @@ class Takeover:
         return {lease.name: lease.epoch for lease in leases if lease.info.get("state") == "ready"}
 
     def _mark(self, replica: str, executor_epoch: int) -> int:
-        """The epoch of the executor that has been sent the plan: a run before this one may have found another."""
+        """The epoch of the executor that was sent the mark: an earlier run may have found another one."""
         if replica not in self.marks:
             self.marks[replica] = executor_epoch
             plan = StepPlan(step=MARK_STEP, planned_s=0.0, num_decodes=0, executor_epoch=executor_epoch)
@@ -113,7 +113,7 @@ class Takeover:
                     self.ledger.read(entry.message)
 
     async def _fence_lost(self) -> None:
-        """Close the results of replicas whose executor will not answer (any more)."""
+        """Close the results of replicas whose executors will not answer."""
         ready = await self._ready()
         for replica, state in list(self._open.items()):
             if state.closed or not state.executor_epoch:
@@ -154,22 +154,21 @@ class Takeover:
 
 
 class Recovered:
-    """What a predecessor's ledger says of requests, until each is taken in again."""
+    """Recovered state of requests, until each is readmitted."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._moved = ledger.moved if ledger is not None else {}
         self._outputs = ledger.outputs() if ledger is not None else {}
 
     def __len__(self) -> int:
-        """Requests whose output had begun."""
+        """Requests with recovered output."""
         return len(self._outputs)
 
     def claim(
         self, request: TokenizedRequest
     ) -> tuple[TokenizedRequest, tuple[AlsoReads, ...], dict[int, SequenceOutput]]:
-        """The request as its client, who may have moved, wants it now; who else reads it; and its output by choice, as
-        far as it goes. (What the journal knows of clients may be older than this entry: that it came here was not
-        stored any more.)"""
+        """The request with its client's latest ingress, its other readers, and its recovered output by choice. The
+        journal may be older than this entry, if the arrival of the entry was not recorded any more."""
         outputs = self._outputs.pop(request.request_id, {})
         moved = self._moved.pop(request.request_id, None)
         if moved is None:

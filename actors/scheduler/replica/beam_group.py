@@ -1,17 +1,17 @@
-"""Beam groups on a replica: which sequence is which beam, and how they fork from each other.
+"""Beam groups on a replica: assigns sequences to beams, and forks them from each other.
 
-A beam search is one sequence, its *leader*, as long as it waits. Admitted, it takes a slot for each of its beams at
-once, and it is preempted as one: so no search holds half of what it needs and waits for the other half. The other
-members are parked, with neither tokens nor blocks, until there is something to share:
+While it waits, a beam search is one sequence, its *leader*. On admission it takes a slot for each of its beams at once,
+and it is preempted as a whole. So no search holds half of the slots that it needs while it waits for the rest. The
+other members are parked, without tokens or blocks, until there is something to share:
 
-* The leader computes the prompt. With its result the first choice is made, and the members fork from it.
-* After a preemption the leader computes its own beam (or gets it from the host tier); each member forks from it where
+* The leader computes the prompt. Its result makes the first choice possible, and the members fork from it.
+* After a preemption the leader computes its own beam, or loads it from the host tier. Each member forks from it where
   the beams part, and computes the rest.
 
-All beams sample at the same output index, then wait (*held*) for the choice, which needs all of their results. A beam
-that goes on stays in its slot; one that is not continued gives its slot to a second continuation of another. That one
-shares all full blocks by reference and copies the partial one (copy on write) into its own. What no beam needs any more
-is free with that.
+All beams sample at the same output index. They are then *held* until the search has chosen, which needs all of their
+results. A beam that continues keeps its slot. One that is not continued gives its slot to a second continuation of
+another beam. That continuation shares all full blocks by reference and copies the partial one into its own (copy on
+write). Blocks that no beam needs any more are thereby free.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
 
 # -- coming and going -------------------------------------------------------------------------------------------------
 def take_slots(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
-    """The leader has got a slot; give the others theirs. Returns the others."""
+    """Give the other members of an admitted leader their slots, and return them."""
     leader = group.leader
     group.search.max_tokens = leader.limit - len(leader.request.prompt)
     group.parked = [_member(replica, group, member_id) for member_id in group.ids]
@@ -68,7 +68,7 @@ def take_slots(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
 
 
 def _member(replica: ReplicaBase, group: BeamGroup, member_id: int) -> Sequence:
-    """A beam that has nothing yet."""
+    """A member without tokens or blocks."""
     leader = group.leader
     return Sequence(
         id=member_id, request=leader.request, choice_index=-1, seed=leader.seed, order=leader.order,
@@ -78,7 +78,7 @@ def _member(replica: ReplicaBase, group: BeamGroup, member_id: int) -> Sequence:
 
 
 def fork_members(replica: ReplicaBase, group: BeamGroup) -> None:
-    """Fork the beams without a member from the leader, once it is planned to have computed what they share."""
+    """Fork beams without a member from the leader, once a plan computes the tokens that they share."""
     leader, table = group.leader, replica.slots
     if not leader.entered:
         return
@@ -98,7 +98,7 @@ def fork_members(replica: ReplicaBase, group: BeamGroup) -> None:
 # -- the choice -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What a result says of one beam: its most likely tokens [k] and their log probabilities' bits."""
+    """One beam's candidates in a result: its most likely tokens [k] and the bits of their log probabilities."""
 
     member: Sequence
     top_ids: Int32Array
@@ -106,7 +106,7 @@ class Candidates:
 
 
 def record(group: BeamGroup, candidates: Candidates) -> bool:
-    """The candidates of one beam have come; returns whether all have."""
+    """Store the candidates of one beam; returns whether those of all beams are there."""
     beam = candidates.member.choice_index
     group.top_ids[beam], group.top_bits[beam] = candidates.top_ids, candidates.top_bits
     group.num_missing -= 1
@@ -114,7 +114,7 @@ def record(group: BeamGroup, candidates: Candidates) -> bool:
 
 
 def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
-    """Make the choice, and arrange the members for it. True if the search is over."""
+    """Choose the beams that continue and arrange the members for them. Returns whether the search is over."""
     chosen = group.search.choose(group.top_ids, group.top_bits)
     if chosen is None:
         return True
@@ -142,7 +142,7 @@ def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
 
 
 def _write(replica: ReplicaBase, group: BeamGroup, token_ids: Int32Array) -> None:
-    """Each beam's next token is known."""
+    """Store each beam's next token."""
     members = [member for member in group.beams if member is not None]
     replica.slots.choose_tokens(np.array([member.slot for member in members], np.intp), token_ids)
     for member, token_id in zip(members, token_ids.tolist(), strict=True):
@@ -158,14 +158,14 @@ def _assign(group: BeamGroup, member: Sequence, beam: int) -> None:
 
 
 def _expect(group: BeamGroup) -> None:
-    """Candidates of every running beam are to come."""
+    """Expect candidates of every running beam."""
     group.num_missing = len(group.beams)
     shape = len(group.beams), group.search.num_candidates
     group.top_ids, group.top_bits = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
 
 
 def check_integrity(replica: ReplicaBase, group: BeamGroup) -> None:
-    """Every running beam that has a member has one of its own, and the leader has one.
+    """Every running beam with a member has its own, and the leader has one.
 
     Raises:
         AssertionError: it is not so.
@@ -182,9 +182,12 @@ def check_integrity(replica: ReplicaBase, group: BeamGroup) -> None:
 
 
 def fork_from(replica: ReplicaBase, member: Sequence, source: Sequence, common: int) -> None:
-    """``member``, which has its new tokens already, shares what ``source`` has computed of the first ``common``. If it
-    was another beam before, it gives up what the two do not share; its partial block becomes the copy of the
-    source's."""
+    """Share the computed part of the first ``common`` tokens of ``source`` with ``member``, whose ``tokens`` are
+    already set.
+
+    A member that was another beam releases the blocks that the two do not share. Its partial block becomes a copy of
+    the source's.
+    """
     pool, table = replica.pool, replica.slots
     full, rest = divmod(common, replica.block_size)
     keep = 0
@@ -213,7 +216,7 @@ def fork_from(replica: ReplicaBase, member: Sequence, source: Sequence, common: 
 
 
 def candidates(replica: ReplicaBase, matched: ResultRows, result: StepResult) -> list[Candidates]:
-    """Those of all beams in a result. Changes nothing.
+    """The candidates of all beams in a result. Changes nothing.
 
     Raises:
         ProtocolError: some are missing.

@@ -1,12 +1,12 @@
-"""How one replica uses its host tier: preemption by swap, cached blocks that live on there, and the way back.
+"""The host tier of one replica: preemption by swap, demotion of cached blocks, and loads back to the device.
 
 A plan's swap-outs come first, in order, then its swap-ins, then its pass (:class:`pagebus.bus.messages.StepPlan`). So a
-swap-out may name a device block that the same plan gives away, and a host block read by one plan may be written by the
-next. What is still to be sent, though, must stay as it is: the host blocks of a load are held until the plan with the
-load has been built, and its device blocks are listed in the prefix index only then.
+swap-out may name a device block that the same plan gives away, and a later plan may write a host block that this one
+reads. Blocks of copies that no plan carries yet must not change. The host blocks of a load are therefore retained until
+the plan with the load has been built, and only then are its device blocks listed in the prefix index.
 
-Loads overlap steps: a sequence whose blocks are on their way is left out of steps that others can fill, until a result
-says that its copies are done. The order of plans makes it right in any case.
+Loads overlap steps. A sequence whose blocks are being loaded is left out of steps that others can fill, until a result
+confirms its copies. The order of plans is correct in any case.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import Int32Array
 
 MAX_DEMOTIONS = 512
-"""Cached blocks that one plan copies out at most: what a prompt chunk of 8192 tokens needs."""
+"""Most cached blocks that one plan copies out: as many as a prompt chunk of 8192 tokens needs."""
 
 
 @dataclass(slots=True)
 class Load:
-    """Blocks of one bound sequence on their way to the device: ``hosts[i]`` to its block ``first + i``. ``step``: the
-    plan that says so, 0 while there is none."""
+    """Blocks of a bound sequence to load to the device: ``hosts[i]`` into its block ``first + i``. ``step``: the plan
+    that carries the load, or 0."""
 
     sequence: Sequence
     first: int
@@ -41,8 +41,8 @@ class Load:
 
 
 class HostTier:
-    """The host tier of one replica, over the device tier's ``blocks`` and ``index``. Counts are of blocks (out, in) and
-    of tokens (``num_queries``, ``num_hits``: prefixes looked up and found here)."""
+    """The host tier of one replica, below the device tier's ``blocks`` and ``index``. ``num_out`` and ``num_in`` count
+    blocks; ``num_queries`` and ``num_hits`` count tokens of prefixes looked up and found."""
 
     def __init__(
         self, joined: ReplicaJoined, blocks: BlockPool, index: PrefixIndex, builder: PlanBuilder, mode: str
@@ -65,32 +65,32 @@ class HostTier:
 
     @staticmethod
     def _copy_tokens(joined: ReplicaJoined) -> float | None:
-        """What copying one block costs, in tokens that could be computed meanwhile; None if nobody measured it."""
+        """Cost of copying one block, in tokens that could be computed meanwhile; None if not measured."""
         if joined.copy_bytes_per_s <= 0 or joined.prefill_tokens_per_s <= 0:
             return None
         return joined.block_bytes / joined.copy_bytes_per_s * joined.prefill_tokens_per_s
 
     def _pays(self, num_copies: int, num_tokens: int) -> bool:
-        """Whether copying that many blocks is better than computing that many tokens."""
+        """Whether copying this many blocks costs less than computing this many tokens."""
         if self._mode != "auto" or self._block_tokens is None:
             return self._mode == "swap"
         return num_copies * self._block_tokens < num_tokens
 
     def grow(self, num_host_blocks: int) -> None:
-        """The executor has got more host blocks ready."""
+        """Set the number of host blocks that the executor has ready."""
         self.pool.grow(num_host_blocks)
         self.update_demotion()
 
     def update_demotion(self) -> None:
-        """Cached blocks are kept where copying them out and in again is faster than computing them again."""
+        """Demote cached blocks only if copying them out and in is faster than recomputing them."""
         each = self._block_tokens
         pays = self._mode == "swap" or (each is not None and 2 * each < self._block_size)
         self._blocks.on_evict = self._demote if pays and self.pool.num_blocks else None
 
     # -- preemption ---------------------------------------------------------------------------------------------------
     def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
-        """Keep the first ``num_computed`` tokens of a sequence that is about to lose its device blocks, of which
-        ``num_listed`` are full and hashed. False if that does not pay, or there is no room."""
+        """Copy the first ``num_computed`` tokens of a sequence that loses its device blocks to the host. ``num_listed``
+        blocks are full and hashed. False if that does not pay or there is no room."""
         num_blocks = -(-num_computed // self._block_size)
         num_listed = min(num_listed, len(sequence.hashes))  # without prefix caching there are none
         known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[:num_listed]]
@@ -117,7 +117,7 @@ class HostTier:
         return True
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence is back, over, or goes on elsewhere: what is listed stays here as cached blocks."""
+        """Release a sequence's host blocks: it is back, over, or continues elsewhere. Listed blocks stay cached."""
         swapped = sequence.swapped
         assert swapped is not None
         sequence.swapped = None
@@ -127,19 +127,19 @@ class HostTier:
         self.pool.release(reversed(swapped.host_blocks))
 
     def forget_all(self) -> None:
-        """Nobody comes back to this replica: those swapped out compute their tokens again, elsewhere."""
+        """Release the host blocks of all swapped sequences; they recompute their tokens elsewhere."""
         for sequence in list(self._swapped.values()):
             self.forget(sequence)
 
     # -- cached blocks ------------------------------------------------------------------------------------------------
     def match(self, hashes: list[bytes], start: int, limit: int) -> list[int]:
-        """Host blocks that go on where the device's cached prefix of ``start`` blocks ends, up to block ``limit``."""
+        """Host blocks that continue the device's cached prefix of ``start`` blocks, up to block ``limit``."""
         if not len(self.pool.index):
             return []
         return self.pool.index.match(hashes[start:limit], limit - start)
 
     def _demote(self, block: int, block_hash: bytes) -> None:
-        """A listed device block that nobody holds is, or will soon be, given away: keep a copy."""
+        """Keep a copy of a listed device block without owner that is, or soon will be, given away."""
         host = self.pool.index.find(block_hash)
         if host is not None:
             self.pool.touch(host)
@@ -153,21 +153,21 @@ class HostTier:
         self._copy_out(block, host)
 
     def count_lookup(self, num_tokens: int, num_found: int) -> None:
-        """So many tokens of a prefix, beyond those on the device, were looked up, and found."""
+        """Count tokens of a prefix, beyond those on the device, that were looked up and found."""
         if self.pool.num_blocks:
             self.num_queries += num_tokens
             self.num_hits += num_found
 
     def finish_plan(self, step: int) -> None:
-        """Blocks have been given out for plan ``step``: add its copies."""
+        """Add this plan's copies, after its blocks have been allocated."""
         if self._blocks.on_evict is not None and self._blocks.num_allocated > self._seen_allocated:
             self._look_ahead()
         if self._loads:
             self._send(step)
 
     def _look_ahead(self) -> None:
-        """Copy out what the next step would evict if it takes as many blocks as this one did, so that it need not wait
-        for copies of its own."""
+        """Demote the blocks that the next step would evict if it takes as many as this one, so that it need not wait
+        for copies."""
         taken = self._blocks.num_allocated - self._seen_allocated
         self._seen_allocated = self._blocks.num_allocated
         for block in self._blocks.head(min(taken, self._demotions_left)):
@@ -183,34 +183,34 @@ class HostTier:
 
     # -- the way back -------------------------------------------------------------------------------------------------
     def cost_tokens(self, num_blocks: int) -> int:
-        """What loading costs, in tokens that could be computed meanwhile; not more than the tokens loaded."""
+        """Cost of loading, in tokens that could be computed meanwhile; at most the tokens loaded."""
         each = self._block_size if self._block_tokens is None else min(self._block_tokens, self._block_size)
         return int(num_blocks * each)
 
     def load(self, sequence: Sequence, first: int, hosts: list[int]) -> None:
-        """The sequence has a slot, and its blocks from ``first`` on are to be loaded. The caller has retained
-        ``hosts``."""
+        """Load blocks of a sequence in a slot, from its block ``first`` on. The caller has retained ``hosts``."""
         self._loads[sequence.slot] = Load(sequence, first, hosts)
 
     def loading(self, sequence: Sequence) -> list[int]:
-        """The host blocks that are on their way to a sequence in a slot."""
+        """Host blocks being loaded for a sequence in a slot."""
         load = self._loads.get(sequence.slot)
         return [] if load is None else load.hosts
 
     def cancel(self, slot: int) -> None:
-        """The sequence leaves the slot. What is on its way arrives all the same; what is not sent stays here."""
+        """Cancel the load of a slot that is vacated. Copies already planned complete; the rest stay on the host."""
         load = self._loads.pop(slot, None)
         if load is not None:
             self.pool.release(load.hosts)
 
     def entered(self, sequence: Sequence) -> None:
-        """The sequence computes from its device blocks now."""
+        """Note that a sequence now computes from its device blocks."""
         self.cancel(sequence.slot)
         if sequence.swapped is not None:
             self.forget(sequence)
 
     def hold_back(self, behind: Int32Array) -> Int32Array:
-        """``behind`` [num_slots] without those whose loads are not done, unless nobody else has anything to do."""
+        """``behind`` [num_slots] without slots whose loads are incomplete, unless no other slot has anything to
+        compute."""
         if not self._loads:
             return behind
         waiting = [slot for slot, load in self._loads.items() if not 0 < load.step <= self.copied_step]
@@ -221,7 +221,7 @@ class HostTier:
         return others if np.any(others) else behind
 
     def _send(self, step: int) -> None:
-        """Plan ``step`` carries all loads that none has carried yet."""
+        """Let plan ``step`` carry all loads that no plan carries yet."""
         for load in self._loads.values():
             if load.step:
                 continue
@@ -237,7 +237,7 @@ class HostTier:
     # -- checks -------------------------------------------------------------------------------------------------------
     @property
     def num_held(self) -> int:
-        """Host blocks that somebody holds."""
+        """Host blocks that have an owner."""
         return self.pool.num_blocks - self.pool.num_free
 
     def _owned(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""How many plans a replica is given before their results are known."""
+"""Pipeline depth: the number of plans that a replica gets before their results are known."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections import deque
 from itertools import islice
 
 LEAST_DEPTH = 2
-"""Enough as long as a step lasts longer than a plan takes to follow a result."""
+"""Enough while a step lasts longer than a plan takes to follow a result."""
 AHEAD_S = 0.0025
-"""How long the plans behind the step that runs should last: longer than a result and the plan that it allows take over
-the bus and through the scheduler, which was measured to be 1.1 ms mostly and 2 ms in one of a hundred cases."""
+"""How long the plans behind the running step should last. It exceeds the time from a result to the plan that it allows,
+over the bus and through the scheduler: measured, usually 1.1 ms, and 2 ms in one of a hundred cases."""
 NEWEST_SHARE = 0.25
-"""What the newest step of a kind counts for in how long such a step is taken to last."""
+"""Weight of the newest step of a kind in the average duration of that kind."""
 IDLE, DECODES, PROMPTS = range(3)
-"""Kinds of steps: without rows, of decodes alone, with prompts."""
+"""Kinds of steps: without rows, decodes only, with prompts."""
 
 
 class Pipeline:
     """The pipeline of one replica: two plans, and up to ``most`` while steps are short (``--pipeline-depth``).
 
-    Steps of a kind are taken to last as long as they did lately: behind a long prompt, the short steps that follow it
-    are planned ahead too, as one after the other will be over in no time.
+    A step is expected to last as long as recent ones of its kind. So short steps behind a long prompt are planned ahead
+    too: they will follow each other quickly.
     """
 
     def __init__(self, most: int) -> None:
@@ -43,7 +43,7 @@ class Pipeline:
         return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
 
     def planned(self, num_rows: int, num_decodes: int) -> None:
-        """One more plan is in flight."""
+        """Count one more plan in flight."""
         self._in_flight.append(IDLE if not num_rows else DECODES if num_rows == num_decodes else PROMPTS)
 
     def done(self, launched_s: float, done_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Builds one step plan: collects the changes to the executor's persistent batch, then makes the message."""
+"""Builds step plans: collects changes to the executor's persistent batch, then makes the message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pagebus.bus.messages.field_types import no_ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A plan whose result has not come: its rows [r], and which of them sample [s]."""
+    """A plan whose result has not arrived: its rows [r], and those of them that sample [s]."""
 
     step: int
     slots: Slots
@@ -28,7 +28,7 @@ class InFlight:
 
 
 class PlanBuilder:
-    """Changes since the last plan of one replica. :meth:`build` hands them over and starts afresh."""
+    """Changes since the last plan of one replica. :meth:`build` makes the message and starts afresh."""
 
     def __init__(self, executor_epoch: int) -> None:
         self._executor_epoch = executor_epoch
@@ -47,7 +47,8 @@ class PlanBuilder:
         self.swap_in_blocks: list[int] = []
 
     def append(self, sequence: Sequence, blocks: list[int]) -> None:
-        """New blocks at the end of the table of a sequence. One that is not in the batch yet brings its table along."""
+        """Append new blocks to a sequence's table. A sequence that has not entered sends its whole table when it
+        does."""
         sequence.blocks += blocks
         if not sequence.entered:
             return
@@ -58,14 +59,14 @@ class PlanBuilder:
         self._appended_blocks += blocks
 
     def enter(self, sequence: Sequence) -> None:
-        """The sequence enters the batch with this plan; blocks may not be appended to it afterwards."""
+        """Let the sequence enter the batch with this plan. No blocks may be appended to it afterwards."""
         sequence.become(State.ENTERED)
         if sequence.copied is not None:
             self._copies.append(sequence.copied)
         self._entering.append(sequence)
 
     def rewrite(self, sequence: Sequence, keep: int) -> None:
-        """The table of a sequence in the batch has changed behind ``keep`` blocks, and a block may be copied."""
+        """Replace the table of a sequence in the batch behind its first ``keep`` blocks. A block may be copied."""
         self.rewritten.append(sequence)
         if sequence.copied is not None:
             self._copies.append(sequence.copied)
@@ -75,11 +76,11 @@ class PlanBuilder:
             self._appended_blocks += sequence.blocks[keep:]
 
     def choose(self, sequence: Sequence, token_id: int) -> None:
-        """The last token of a sequence in the batch."""
+        """Set the last token of a sequence in the batch."""
         self._chosen[sequence.slot] = token_id
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence leaves its slot: what it was to become there is not said any more."""
+        """Drop the pending changes of a sequence that leaves its slot."""
         slot = sequence.slot
         if slot not in self._chosen:
             return
@@ -161,7 +162,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
 
 
 def _sampling(sequence: Sequence) -> SamplingParams:
-    """The request's; only one of its sequences reports on the prompt, and only once."""
+    """The request's parameters. Only one of its sequences reports on the prompt, and only once."""
     sampling = sequence.request.sampling
     if sampling.prompt_logprobs is None or sequence.scores_prompt:
         return sampling

@@ -1,4 +1,4 @@
-"""Taking slot and blocks away from a running sequence: to make room, because it is not listened to, or as it ends."""
+"""Takes slot and blocks from a running sequence: for want of blocks, because its client is away, or because it ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pagebus.actors.scheduler.states import State
 
 
 def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -> None:
-    """Take slot and blocks away, for want of blocks or because its listener left (``parked``, counted apart).
+    """Take slot and blocks away, for want of blocks or because its client left (``parked``, counted apart).
 
-    The tokens are kept, and computed again later unless the host tier keeps their blocks. (One that only waits for
-    its last token will need no blocks any more.) Of beams, the leader's are kept: the others go on from what they
-    share with it.
+    The tokens are kept. They are computed again later unless the host tier keeps their blocks, which a sequence that
+    only waits for its last token does not need. Of a beam search the leader's tokens are kept; other beams resume from
+    the part that they share with it.
     """
     slot, table = sequence.slot, replica.slots
     num_computed = int(table.computed[slot])
@@ -36,19 +36,19 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
 
 
 def give_back(replica: ReplicaBase, sequence: Sequence) -> None:
-    """The sequence is to wait for a slot elsewhere: no more results come for it."""
+    """Return the sequence to the queue for a slot elsewhere. No more results arrive for it."""
     _leave_slot(replica, sequence)
     sequence.become(sequence.at_rest)
 
 
 def end(replica: ReplicaBase, sequence: Sequence) -> None:
-    """The sequence is over."""
+    """End the sequence."""
     _leave_slot(replica, sequence)
     sequence.become(State.ENDED)
 
 
 def _leave_slot(replica: ReplicaBase, sequence: Sequence) -> None:
-    """It gives up slot and blocks. So do its beams; all but the leader are over."""
+    """Release slot and blocks of the sequence and its beams. All beams but the leader end."""
     if sequence.beam_group is not None:
         last_steps = [int(replica.slots.planned[member.slot]) for member in sequence.beam_group.members]
         for member in sequence.beam_group.members:

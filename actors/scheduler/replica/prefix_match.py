@@ -1,4 +1,4 @@
-"""What a replica can offer to a sequence that waits: room, and what it has of the sequence's tokens already."""
+"""Finds what a replica can offer to a waiting sequence: room, and cached tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pagebus.actors.scheduler.request import Sequence, Swapped, blocks_needed
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a replica that has room for a sequence has of it already: ``num_tokens`` tokens, in ``cached_blocks``, and
-    after these in ``host_blocks``. ``saved_tokens``: the same less the time to load them. Valid until a pool changes.
+    """Tokens that a replica with room holds of a sequence: ``num_tokens``, first in ``cached_blocks``, then in
+    ``host_blocks``. ``saved_tokens``: the same less the cost of loading. Valid until a pool changes.
 
-    ``awaits``: more is about to be computed, for which the sequence should wait.
+    ``awaits``: more is about to be computed, and the sequence should wait for it.
     """
 
     cached_blocks: list[int]
@@ -47,8 +47,8 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
 
 
 def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
-    """Preempt as many jobs as it takes, the last first, for an interactive sequence to get its offer. None for one that
-    would wait all the same."""
+    """Preempt jobs, last first, until an interactive sequence gets its offer. None if it would have to wait all the
+    same."""
     jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
     most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
@@ -64,7 +64,7 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
 
 
 def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[list[int], list[int]]:
-    """Device blocks that hold the sequence's first tokens, and host blocks that hold those after them."""
+    """Device blocks with the sequence's first tokens, and host blocks with those after them."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
     limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
@@ -83,11 +83,11 @@ def _awaits(replica: ReplicaBase, sequence: Sequence, cached: list[int], hosts: 
 
 
 def _looks_up(replica: ReplicaBase, sequence: Sequence) -> bool:
-    """Whether the sequence takes over what others have computed."""
+    """Whether the sequence may use tokens that others computed."""
     return replica.caching and (_swapped(replica, sequence) is not None or not sequence.scores_prompt)
 
 
 def _swapped(replica: ReplicaBase, sequence: Sequence) -> Swapped | None:
-    """The sequence's host blocks, if they are here."""
+    """The sequence's host blocks, if they are on this replica."""
     swapped = sequence.swapped
     return swapped if swapped is not None and swapped.replica == replica.name else None

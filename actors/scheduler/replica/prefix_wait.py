@@ -1,10 +1,10 @@
-"""Prompts that begin alike and come together: the first computes what they share, the others wait until it is planned.
+"""Waits for shared prefixes: of prompts that begin alike and arrive together, one computes the shared part first.
 
-Without this, all that fit into one step would compute the same tokens side by side. One waits only for a sequence that
-has a slot and goes before it, so that one gets its tokens first in any case; for at least so many tokens that one step
-more costs less; and not again for the same ones, since what is planned can be found. So it waits no more often than its
-prompt is long, nobody waits for itself by way of others, and when the sequence that it waits for is preempted or ends,
-it does not wait any more.
+Without this, all that fit into one step would compute the same tokens side by side. A sequence waits only for one that
+has a slot and precedes it in the order, which gets its tokens first in any case. It waits only for so many tokens that
+one extra step costs less, and never twice for the same ones, since planned blocks can be found. So the number of its
+waits is bounded by the length of its prompt, there are no cycles, and a wait ends when the other sequence is preempted
+or ends.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence
 
 LEAST_SHARE = 1 / 32
-"""Part of the token budget that is worth a wait: 256 tokens of 8192. An H200 computes as many in the time that a step
-of one token takes."""
+"""Part of the token budget that is worth a wait: 256 tokens of 8192. An H200 computes as many in the time of a step of
+one token."""
 
 
 def awaits(replica: ReplicaBase, sequence: Sequence, num_found: int) -> bool:
-    """Whether a running sequence that goes before a waiting one is about to compute its next blocks, behind the
-    ``num_found`` that are there already."""
+    """Whether a running sequence that precedes a waiting one is about to compute its next blocks, beyond
+    ``num_found``."""
     table, size = replica.slots, replica.block_size
     least = max(1, int(replica.budget * LEAST_SHARE) // size)
     last = num_found + least - 1

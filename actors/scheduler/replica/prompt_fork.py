@@ -1,8 +1,8 @@
-"""The choices of one request share its prompt: the first computes it, the others fork from that one.
+"""Forks the choices of one request from its first, which computes the prompt for all of them.
 
-A fork shares the full blocks by reference. The block that holds the prompt's last token it needs for itself, because it
-computes that token again, to sample from, and goes on behind it: so it starts with a copy of the first one's (copy on
-write), which the plan makes in which it enters, before its pass. Until then it holds the source as well.
+A fork shares the full blocks by reference. It computes the prompt's last token again, to sample from it, and continues
+behind it, so it needs its own copy of the block with that token (copy on write). The plan with which it enters makes
+the copy before its pass. Until then the fork retains the source block.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pagebus.actors.scheduler.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """``blocks`` to share, and the one to copy (None if the prompt's last token begins a block)."""
+    """The ``blocks`` to share, and the one to copy (None if the prompt's last token begins a block)."""
 
     blocks: list[int]
     copied: int | None
 
 
 def fork_of(sequence: Sequence, table: SlotTable) -> Fork | None:
-    """What a waiting sequence can take over from the first of its request: all of the prompt but the last token. None
-    if that one does not run here, has not been planned to compute its prompt, or the sequence has gone further."""
+    """The part of the prompt, all but its last token, that a waiting sequence can share with the first of its request.
+    None if that one does not run here or no plan computes its prompt yet, or if the sequence has more tokens."""
     leader = sequence.leader
     if leader is None or not leader.entered or not table.holds(leader):
         return None

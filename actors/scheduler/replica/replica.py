@@ -1,9 +1,8 @@
-"""One replica: the sequences that it is given, the plans that it makes of them, and the results that it takes in.
+"""One replica: binds sequences to slots, plans steps, and applies results.
 
-Plans are executed strictly in order, and a plan's frees come before its rows. So a slot or block given up while older
-steps that use it are in flight can be used again by the very next plan, and a block of prompt tokens can be shared from
-the next plan on. What may *not* be used early is knowledge: sampled tokens count as known only once the result of their
-step has come.
+Plans are executed strictly in order, and a plan's frees precede its rows. So a slot or block released while older steps
+that use it are in flight can be reused by the very next plan, and a block of prompt tokens can be shared from the next
+plan on. Sampled tokens, however, count as known only once the result of their step has arrived.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
 
 class Replica(ReplicaBase):
-    """One replica as the core drives it: :meth:`bind`, :meth:`plan`, :meth:`take_result`, and how it leaves."""
+    """One replica as the core drives it: :meth:`bind`, :meth:`plan`, :meth:`take_result`, and the ways in which it
+    leaves."""
 
     # -- admission -----------------------------------------------------------------------------------------------------
     def bind(self, sequence: Sequence, offer: Offer) -> None:
-        """Give the sequence a slot and what is there of it; the first plan that schedules it tells the executor. What
-        lies on the host is loaded with the next plan; no other replica's host tier may keep any of it."""
+        """Give the sequence a slot and the blocks of its offer. The first plan that schedules it informs the executor.
+        Host blocks are loaded with the next plan. No other replica's host tier may hold blocks of the sequence."""
         self.pool.retain(offer.cached_blocks)
         self.host_tier.pool.retain(offer.host_blocks)
         sequence.blocks = offer.cached_blocks + self.pool.allocate(len(offer.host_blocks))
@@ -64,8 +64,8 @@ class Replica(ReplicaBase):
 
     # -- planning ------------------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
-        """The next step and the sequences that enter the batch with it; None if there is nothing to do or the pipeline
-        is full. Sequences that had to give way are added to ``preempted``."""
+        """The next step, and the sequences that enter the batch with it. None if there is nothing to do or the pipeline
+        is full. Sequences preempted for it are added to ``preempted``."""
         if self.suspended or not self.pipeline.has_room:
             return None
         if not len(self.slots) and not self.builder.freed_slots:
@@ -91,7 +91,7 @@ class Replica(ReplicaBase):
         return self.builder.build(self.step, now_s, num_decodes, slots, counts), entering
 
     def _enter(self, slots: Slots) -> list[Sequence]:
-        """Sequences whose first rows these are."""
+        """Enter the bound sequences whose first rows these are."""
         entering = [self.bound.pop(slot) for slot in slots.tolist() if slot in self.bound]
         for sequence in entering:
             self.host_tier.entered(sequence)
@@ -100,7 +100,7 @@ class Replica(ReplicaBase):
         return entering
 
     def _send_off(self, slots: Slots, counts: Int32Array, num_decodes: int) -> None:
-        """Count the rows as computed and remember them until their result comes."""
+        """Count the rows as computed and keep them until their result arrives."""
         self.step += 1
         if self.pacer is not None:
             self.pacer.planned(self.slots.computed[slots], counts, num_decodes)
@@ -116,10 +116,10 @@ class Replica(ReplicaBase):
 
     # -- results -------------------------------------------------------------------------------------------------------
     def take_result(self, result: StepResult) -> list[tuple[Sequence, int]]:
-        """Tokens and blocks of one step are known now; returns the sequences that ended, each with ``ends``.
+        """Apply the result of one step. Returns the sequences that it ended, each with its ``ends`` code.
 
         Raises:
-            ProtocolError: the result contradicts the plans; nothing has changed.
+            ProtocolError: it contradicts the plans; nothing has changed.
         """
         if result.step <= self.step_results.last_step:
             return []  # a repeat
@@ -133,7 +133,7 @@ class Replica(ReplicaBase):
         return self.step_results.apply(matched, result) + self._advance_beams(found)
 
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
-        """Make the choices whose last candidates these are; returns the leaders whose searches are over."""
+        """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""
         over = []
         for each in found:
             group = each.member.beam_group
@@ -144,12 +144,12 @@ class Replica(ReplicaBase):
 
     # -- leaving -------------------------------------------------------------------------------------------------------
     def suspend(self) -> None:
-        """Plan nothing more here. What was swapped out may run elsewhere at once."""
+        """Plan nothing more here. Swapped sequences may run elsewhere at once."""
         self.suspended = True
         self.host_tier.forget_all()
 
     def take_back(self) -> list[Sequence]:
-        """Sequences that have a slot but were never started: they give it up."""
+        """Take slots from sequences that were never announced, and return these."""
         sequences = [sequence for sequence in self.bound.values() if not sequence.started]  # no beam but the leader
         for sequence in sequences:
             give_back(self, sequence)

@@ -1,18 +1,19 @@
-"""The slots of one replica: one row of each array per slot, so that a step of any size is planned by array operations.
+"""The slots of one replica: arrays with one row per slot, so that a step of any size is planned by array operations.
 
-The one idea: computed tokens catch up with tokens. Chunked prefill, prefix hits, resume after a preemption and decode
-differ only in how far ``computed`` is behind ``total``. Positions of a sequence's tokens::
+The principle: computed tokens catch up with tokens. Chunked prefill, prefix hits, resumption after preemption and
+decode differ only in how far ``computed`` is behind ``total``. Positions of a sequence's tokens::
 
     0 ............ computed ............ known ............ total ........ limit
     | planned, if not yet | their values are | sampled by steps in |
     | computed            | known too        | flight              |
 
-Where decodes are planned ahead, ``computed`` may be beyond ``known``. Full blocks of tokens that are both are listed.
+Where decodes are planned ahead, ``computed`` may exceed ``known``. Full blocks of tokens that are both planned and
+known are listed in the prefix index.
 
-The last token is never computed (it would only be needed for a token beyond the limit), so a sequence is behind by
-``min(total, limit - 1) - computed`` tokens. Values are int32; empty slots hold 0 everywhere and are behind by nothing.
+The last token is never computed, as it would only serve a token beyond the limit. So a sequence is behind by
+``min(total, limit - 1) - computed`` tokens. Values are int32. Empty slots hold 0 everywhere and are behind by nothing.
 
-A beam that has sampled is *held*, and behind by nothing, until its search has chosen what it becomes.
+A beam that has sampled is *held*, and behind by nothing, until its search has chosen its next token.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Slots = NDArray[np.intp] | Int32Array
 
 
 class SlotTable:
-    """Slot state. ``tail`` [num_slots, block_size] holds each sequence's newest tokens, at position % block_size: what
-    is known since its last full block."""
+    """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
+    block_size: those known since its last full block."""
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.num_slots = num_slots
@@ -69,7 +70,7 @@ class SlotTable:
         return bool(self._free)
 
     def behind(self) -> Int32Array:
-        """How many tokens each slot can still compute, without what is planned already [num_slots]."""
+        """Tokens that each slot can still compute, beyond those already planned [num_slots]."""
         tokens = np.minimum(self.total, self.last)
         tokens -= self.computed
         if self.num_beams:
@@ -77,7 +78,7 @@ class SlotTable:
         return tokens
 
     def backlog(self, priority_class: int) -> int:
-        """The sum of :meth:`behind` over sequences up to this priority class, kept until it changes."""
+        """The sum of :meth:`behind` over sequences up to this priority class, cached until it changes."""
         if not self.num_jobs:
             priority_class = JOB
         known = self._backlogs.get(priority_class)
@@ -89,13 +90,13 @@ class SlotTable:
         return known
 
     def promote(self, slot: int) -> None:
-        """The job in a slot is an interactive request from now on."""
+        """Turn the job in a slot into an interactive request."""
         self.num_jobs -= bool(self.job[slot])
         self.job[slot] = False
         self._backlogs.clear()
 
     def num_missing_blocks(self) -> int:
-        """Blocks that the tokens of running sequences will need and have not got yet."""
+        """Blocks that the tokens of running sequences still need."""
         missing = self.total - self.capacity
         missing = missing[missing > 0]
         return int((-(-missing // self.block_size)).sum()) if len(missing) else 0
@@ -107,7 +108,7 @@ class SlotTable:
         return sequence
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether a sequence that has a slot somewhere has it here."""
+        """Whether a sequence's slot is one of this table."""
         return sequence.slot < self.num_slots and self.sequences[sequence.slot] is sequence
 
     def occupied(self) -> list[Sequence]:
@@ -131,7 +132,7 @@ class SlotTable:
         self.place(sequence, num_cached_tokens)
 
     def place(self, sequence: Sequence, num_cached_tokens: int) -> None:
-        """The sequence in a slot has these ``tokens`` now, and ``blocks`` with so many of them computed."""
+        """Set a slot's row from its sequence's ``tokens`` and ``blocks``, with this many of them computed."""
         slot, size = sequence.slot, self.block_size
         self._backlogs.clear()
         self.known[slot] = self.total[slot] = len(sequence.tokens)
@@ -140,7 +141,7 @@ class SlotTable:
         self.capacity[slot] = len(sequence.blocks) * size
 
     def leave(self, sequence: Sequence) -> None:
-        """Empty the sequence's slot; its known tokens are all in ``sequence.tokens`` afterwards."""
+        """Vacate the sequence's slot. All known tokens are in ``sequence.tokens`` afterwards."""
         slot = sequence.slot
         self.flush(slot)
         self._backlogs.clear()
@@ -167,7 +168,8 @@ class SlotTable:
             tokens.frombytes(self.tail[slot, offset : offset + count].tobytes())
 
     def advance(self, slots: Slots, counts: Int32Array, step: int) -> NDArray[np.bool_]:
-        """``counts`` more tokens of each slot are planned in ``step``; returns which rows sample a token [rows]."""
+        """Plan ``counts`` more tokens of each slot in ``step``. Returns a mask of the rows that sample a token
+        [rows]."""
         self._backlogs.clear()
         computed = self.computed[slots] + counts
         total = self.total[slots]
@@ -180,7 +182,7 @@ class SlotTable:
         return samples
 
     def take_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
-        """One sampled token of each slot has become known."""
+        """Store one sampled token of each slot."""
         known, size = self.known[slots], self.block_size
         offsets = known % size
         self.tail[slots, offsets] = token_ids
@@ -191,7 +193,7 @@ class SlotTable:
             self._flush_full(full)
 
     def _flush_full(self, slots: Slots) -> None:
-        """What :meth:`flush` does, for slots that have reached the end of a block."""
+        """:meth:`flush` for slots that have reached the end of a block."""
         rows = self.tail[slots].tobytes()
         width = 4 * self.block_size
         for end, slot in enumerate(slots.tolist(), 1):
@@ -200,7 +202,7 @@ class SlotTable:
             tokens.frombytes(rows[(end - 1) * width + start : end * width])
 
     def choose_tokens(self, slots: Slots, token_ids: Int32Array) -> None:
-        """The next token of each beam [beams] is known: they are held no longer."""
+        """Store the next token of each beam [beams], and stop holding it."""
         self._backlogs.clear()
         self.take_tokens(slots, token_ids)
         self.total[slots] = self.known[slots]
@@ -228,7 +230,7 @@ class SlotTable:
                 self._check_row(sequence)
 
     def _check_row(self, sequence: Sequence) -> None:
-        """The row of one sequence agrees with it. Every simulated step comes here: each number is read once."""
+        """The row of one sequence agrees with it. Every simulated step runs this, so each number is read once."""
         slot = sequence.slot
         computed, known, total = int(self.computed[slot]), int(self.known[slot]), int(self.total[slot])
         capacity = len(sequence.blocks) * self.block_size

@@ -1,4 +1,4 @@
-"""Who computes how much in a step, and the blocks for it."""
+"""Divides a step's token budget among running sequences, and allocates blocks for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pagebus.actors.scheduler.replica.step_time import Work
 from pagebus.bus.messages import Int32Array
 
 Shared = tuple[Slots, Int32Array, int]
-"""The slots [rows] of a step, decodes first, how many tokens each computes [rows], and the number of decodes."""
+"""A step's slots [rows], decodes first; the tokens that each computes [rows]; and the number of decodes."""
 CHUNK_END_TOKENS = 1024
-"""A chunk that is not a prompt's last ends at a multiple of it, so that the chunks behind it begin there: the fastest
-attention is that of whole pieces (docs/attention.md)."""
+"""A chunk that does not finish its prompt ends at a multiple of this, where the next one begins: attention is fastest
+over whole pieces (docs/attention.md)."""
 LEAST_CHUNK_TOKENS = 4 * CHUNK_END_TOKENS
-"""A smaller one is not shortened for that."""
+"""Smaller chunks are not shortened for that."""
 
 
 def share_budget(replica: ReplicaBase, now_s: float, slots: Slots, behind: Int32Array) -> Shared:
-    """Who computes how much: all decodes, then chunks of the others, best first, while the budget lasts."""
+    """Divide the budget: all decodes, then chunks of the other sequences, best first, while it lasts."""
     table, is_decode = replica.slots, behind == 1
     decodes, prompts = slots[is_decode], ~is_decode
     budget = replica.budget - len(decodes)
@@ -47,14 +47,14 @@ def share_budget(replica: ReplicaBase, now_s: float, slots: Slots, behind: Int32
 
 
 def _chunk(start: int, wanted: int, budget: int) -> int:
-    """How many of the ``wanted`` tokens behind ``start`` others are computed in a step that has room for ``budget``."""
+    """How many of the ``wanted`` tokens behind ``start`` others a step with room for ``budget`` computes."""
     if wanted <= budget or budget < LEAST_CHUNK_TOKENS:
         return min(wanted, budget)
     return budget - (start + budget) % CHUNK_END_TOKENS
 
 
 def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Shared:
-    """Blocks for exactly the scheduled tokens. Where they do not suffice for all rows, some get less or nothing."""
+    """Allocate blocks for exactly the scheduled tokens. If they do not suffice, some rows get less or nothing."""
     table, size = replica.slots, replica.block_size
     missing = table.computed[slots] + counts
     missing -= table.capacity[slots]
@@ -76,11 +76,11 @@ def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_dec
 
 
 def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -> Shared:
-    """Too few blocks: the best sequence takes what it needs, then the next.
+    """Divide too few blocks: the best sequence takes what it needs, then the next.
 
-    To go on by one token at least, a sequence preempts those behind it in order, the last first (before them any
-    that only waits for its last token). If there are none it keeps its blocks and waits. So the best one always
-    goes on, and there is no deadlock.
+    To advance by at least one token, a sequence preempts those behind it in the order, last first, but before them any
+    that only waits for its last token. If there are none it keeps its blocks and waits. So the best sequence always
+    advances, and there is no deadlock.
     """
     table, pool, size = replica.slots, replica.pool, replica.block_size
     wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))

@@ -1,8 +1,8 @@
-"""Whose fault it is that the scheduler fails: the request that it was busy with.
+"""Finds the request that a failing scheduler was working on.
 
-A request that the core has accepted may, by an error of ours, make it raise as it plans, and would do so to every
-successor, which meets the same state. So the last thing a failing scheduler says is which request that was; one that is
-blamed :data:`MOST_BLAMES` times is given up. It is read from the traceback, so nothing is noted while all is well.
+By a bug, an accepted request may make the core raise while it plans, and would do so in every successor, which reaches
+the same state. So a failing scheduler's last message names that request, and one blamed :data:`MOST_BLAMES` times is
+given up. The request is read from the traceback, so there is no cost while all is well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ MOST_BLAMES = 2
 
 
 def blamed(error: BaseException) -> Request | None:
-    """The request that the innermost call which had one at hand was busy with, of those that led to ``error``."""
+    """The request that the innermost call with one in its local variables worked on, among those that led to
+    ``error``."""
     found, traceback = None, error.__traceback__
     while traceback is not None:
         found = _at_hand(traceback.tb_frame) or found
@@ -24,7 +25,7 @@ def blamed(error: BaseException) -> Request | None:
 
 
 def _at_hand(frame: FrameType) -> Request | None:
-    """The request a call took up last: local variables are in the order of the code, arguments first."""
+    """The request that a call took up last: local variables are in the order of the code, arguments first."""
     found = None
     for value in frame.f_locals.values():
         match value:

@@ -1,6 +1,6 @@
-"""What nobody can process: messages that make this scheduler fail, and requests that schedulers have failed at.
+"""Dead letters: messages and requests that schedulers cannot process.
 
-The message is kept aside with the reason, as a dead letter, and its client gets an error.
+The message is stored as a dead letter with the reason, and its client gets an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ STAGE = "scheduler"
 
 
 class DeadLetters:
-    """Gives up what has to be. Nobody waits for it: what has to wait for the bus, is spawned.
+    """Gives up messages and requests. Never waits: work that waits for the bus is spawned as a task.
 
     Attributes:
-        blamed: by id, the requests that are not over and that schedulers have failed at.
+        blamed: by id, live requests that schedulers have failed on.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DeadLetters:
         self._spawn = spawn
 
     def blame(self, error: BaseException) -> RequestBlamed | None:
-        """What to tell the next scheduler of the request that this one fails at by ``error``; None if it is none."""
+        """The journal entry about the request that caused ``error``; None if no request did."""
         request = None if isinstance(error, BusError) else blamed(error)
         if request is None:
             return None
@@ -66,12 +66,12 @@ class DeadLetters:
         return blame.reason if blame is not None and blame.times >= MOST_BLAMES else ""
 
     def over(self, request_id: str) -> None:
-        """The request needs nothing more."""
+        """Forget a request that is over."""
         self.blamed.pop(request_id, None)
 
     def give_up(self, entry: Entry, reason: str, *, others: Iterable[str] = ()) -> None:
-        """Nobody can process this entry: keep it aside, tell its client if we know it (and those at ``others``, further
-        ingresses), go on."""
+        """Give up an entry: store it as a dead letter and send errors to its ingress, if known, and to those in
+        ``others``."""
         message = entry.message
         request_id = getattr(message, "request_id", None)
         self._log.error("dead letter", stream=entry.stream, id=str(entry.id), request_id=request_id, reason=reason)
@@ -85,7 +85,7 @@ class DeadLetters:
         self._bury(entry, reason)
 
     def given_up(self, request_id: str, reason: str) -> None:
-        """The core has given a request up, and answered it: keep its entry aside."""
+        """Store the entry of a request that the core has given up and answered."""
         entry = self._work.requests[request_id]
         self._log.error("dead letter", id=str(entry.id), request_id=request_id, reason=reason)
         self._bury(entry, reason)

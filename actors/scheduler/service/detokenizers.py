@@ -1,4 +1,4 @@
-"""What detokenizers are told, over ``sequences:<detokenizer>``."""
+"""Writes announcements to detokenizers, over ``sequences:<detokenizer>``."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pagebus.bus.streams import Names
 
 
 class Detokenizers:
-    """Writes these streams, and remembers how far."""
+    """Writes these streams, and remembers the last entry of each."""
 
     def __init__(self, names: Names, outbox: Outbox) -> None:
         self._names = names
         self._outbox = outbox
         self._told: dict[str, EntryId] = {}
-        """By detokenizer, the last entry that it may find."""
+        """By detokenizer, the last entry of its stream."""
         self._lost: set[str] = set()
 
     def expect(self, detokenizers: Iterable[str]) -> None:
-        """A predecessor may have told these something."""
+        """Note detokenizers to which a predecessor may have written."""
         for name in detokenizers:
             self._told[name] = EntryId(self._outbox.epoch - 1, FENCE_INDEX)
 
     def lead(self, detokenizer: str) -> None:
-        """Tell it that nothing of an earlier scheduler is valid any more, before it hears anything else."""
+        """Invalidate everything from earlier schedulers, before any other message."""
         self._lost.discard(detokenizer)
         if self._told.get(detokenizer, START).epoch < self._outbox.epoch:
             self._append(detokenizer, SchedulerLeads(epoch=self._outbox.epoch))
 
     def tell(self, detokenizer: str, message: SequenceStarted | SequenceEnded) -> None:
-        """Of a sequence. Who is gone is told nothing: nobody would read it, or trim it."""
+        """Send an announcement. Nothing is sent to one that is gone: no reader would read or trim it."""
         if detokenizer not in self._lost:
             self.lead(detokenizer)
             self._append(detokenizer, message)
 
     def lost(self, detokenizer: str) -> EntryId:
-        """It is gone: the last entry of its stream, which nobody reads any more; START: there is none."""
+        """Mark a detokenizer as gone. Returns the last entry of its stream, START if there is none."""
         self._lost.add(detokenizer)
         return self._told.pop(detokenizer, START)
 

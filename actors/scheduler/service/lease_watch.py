@@ -1,10 +1,10 @@
-"""Looking at the leases again and again, and not believing every absence.
+"""The lease watch: looks at all leases repeatedly, and decides which absences to believe.
 
-After an outage of the bus, or of this process (a new scheduler was away until now), or a jump of the clock of Redis,
-which has all leases expire, actors get the time of a lease to show that they live.
+Actors get the time of a lease to show that they live after an outage of the bus or of this process, at the start of a
+scheduler, and after a jump of the clock of Redis, which expires all leases.
 
-A server of the bus that comes back with less than it had may have forgotten who was given up, or who leads. Who was, or
-leads no more, may then take its lease back; so what the server forgets is remembered here, and by those who are led.
+A Redis server restored from older data may have lost revocations. A former leader or a revoked actor can then take its
+lease back. So the lease watch keeps its own record of revocations, and actors remember the latest scheduler.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ LOOK_S = 0.25
 
 
 class LeaseWatch:
-    """Tells the membership who is there, and revokes the leases of those who are believed to be gone."""
+    """Passes the live leases to the membership, and revokes leases of actors believed to be gone."""
 
     def __init__(self, bus: Bus, membership: Membership, lease_ttl_s: float) -> None:
         self.looked_s = time.monotonic()
-        """When the last look was taken, by the monotonic clock."""
+        """Time of the last look, by the monotonic clock."""
         self._bus = bus
         self._membership = membership
         self._lease_ttl_s = lease_ttl_s
         self._revoked: dict[tuple[str, str], int] = {}
-        """By kind and name, the epoch below which nobody is taken for alive any more."""
+        """By kind and name, the epoch below which no holder counts as alive."""
         self.doubt()
 
     def doubt(self) -> None:
-        """Who seems to be gone from now on may only have been cut off."""
+        """Disbelieve absences for the time of one lease: the actors may only have been cut off."""
         self._believe_absence_s = time.monotonic() + self._lease_ttl_s
 
     async def look(self, epoch: int) -> None:
-        """One look at all leases. ``epoch`` is that of the scheduler's own: if it is not there, something is wrong
-        with all of them.
+        """Look at all leases once. If the scheduler's own lease, of ``epoch``, is missing, absences are not believed.
 
         Raises:
             Fenced: a later scheduler has led since.
@@ -59,12 +58,15 @@ class LeaseWatch:
         self._membership.look(leases, revoked)
 
     def shut_out(self, kind: str, name: str, epoch: int) -> None:
-        """Its holder of this epoch has been given up, though not by :meth:`look`."""
+        """Record that the holder of this epoch was given up by other means than :meth:`look`."""
         self._revoked[kind, name] = epoch + 1
 
     async def _revoke_again(self, lease: LeaseInfo, told: Iterable[Mapping[str, EntryId]]) -> bool:
-        """Whether its holder was given up, which the bus must have forgotten: here, or, as detokenizers that have read
-        the end of its results tell, by an earlier scheduler. They would not read what it writes after that."""
+        """Revoke a lease whose holder was given up before, which the bus must have lost. Returns whether it was.
+
+        The record is this scheduler's own, or comes from detokenizers that have read the end of the executor's results,
+        as written by an earlier scheduler. They would not read later results of that executor.
+        """
         below = self._revoked.get((lease.kind, lease.name), 0)
         end = EntryId(lease.epoch, FENCE_INDEX)
         if lease.kind == "executor" and any(each.get(f"results:{lease.name}", START) >= end for each in told):
@@ -76,10 +78,10 @@ class LeaseWatch:
 
 
 def check_leads(leases: Iterable[LeaseInfo], epoch: int) -> None:
-    """Has nobody heard of a scheduler after this one, of ``epoch``? They do not listen to it any more.
+    """Check that no actor has heard of a scheduler after the one of ``epoch``; it would ignore the earlier one.
 
     Raises:
-        Fenced: somebody has.
+        Fenced: one has.
     """
     for lease in leases:
         heard = lease.info.get("scheduler_epoch")

@@ -1,8 +1,8 @@
-"""Who is there: turns leases into the core's events.
+"""Membership: turns leases into the core's events.
 
-A replica is taken over from its executor in three moves, so that no token is counted twice or lost. It is suspended
-(no more plans); a fence is written at the end of its results (a late write of the old executor is refused from then
-on); and once the results have been read up to the fence, it is lost: its sequences run elsewhere.
+A replica is taken over from its executor in three steps, so that no token is counted twice or lost. It is suspended and
+gets no more plans. A fence is written at the end of its results, after which the old executor's late writes are
+refused. Once the results have been read up to the fence, the replica is lost and its sequences run elsewhere.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pagebus.bus.streams import address_of, is_address
 
 DEFAULT_BUDGET_TOKENS = 2048
 CLIENTS = ("ingress", "jobs")
-"""Kinds of actor that requests come from and replies go to. What is said of ingresses here, holds for both."""
+"""Kinds of actors that send requests and receive replies. In this module, "ingress" means both."""
 
 
 @dataclass(slots=True)
 class Member:
-    """An executor that plans go to, or that is on its way out. ``set_back``: the bus has been started anew since it is
-    there, and may have lost results that the scheduler has read."""
+    """An executor that gets plans, or that is being removed. ``set_back``: the bus was restarted after it joined, and
+    may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
@@ -41,10 +41,10 @@ class Member:
 
 
 class Membership:
-    """What the last look at the leases showed.
+    """The state of all actors as of the last look at the leases.
 
     Args:
-        emit: takes an event for the core.
+        emit: receives events for the core.
         fence: writes the fence of (replica, epoch, reason).
     """
 
@@ -52,7 +52,7 @@ class Membership:
         self.members: dict[str, Member] = {}
         self.joining: deque[ReplicaJoined] = deque()
         self.refused: dict[str, int] = {}
-        """Executors that are not taken (again), by the epoch of their lease."""
+        """Executors that may not join (again), by the epoch of their lease."""
         self.positions: dict[str, dict[str, EntryId]] = {}
         self._emit = emit
         self._fence = fence
@@ -61,15 +61,14 @@ class Membership:
         self._ingresses: set[str] = set()
 
     def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str] = ()) -> None:
-        """Actors that were there without having been seen here, so that their absence is noticed. Ingresses by
-        address."""
+        """Register actors not seen here yet, so that their absence is noticed. Ingresses by address."""
         self._ingresses.update(filter(is_address, ingresses))
         for name in detokenizers:
             self._detokenizers.setdefault(name, 0)
 
     @property
     def ingresses(self) -> Iterable[str]:
-        """Addresses of those that were there at the last look."""
+        """Addresses of the ingresses alive at the last look."""
         return self._ingresses
 
     @property
@@ -77,14 +76,14 @@ class Membership:
         return self._detokenizers.keys()
 
     def deaf_to(self, replica: str) -> tuple[str, ...]:
-        """Detokenizers that have not said yet that they read this replica's results, or to whom some may be lost."""
+        """Detokenizers that have not confirmed that they read this replica's results, or that may have lost some."""
         if replica in self.members and self.members[replica].set_back:
             return tuple(self.positions)
         return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
 
     def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
-        """(kind, name) of all who were there and have no lease among these. They may only be frozen: nobody is given up
-        before its lease is revoked, so that it cannot take it back unaware."""
+        """(kind, name) of known actors without a live lease. They may only be frozen: an actor is given up only after
+        its lease is revoked, so that it cannot take it back unaware."""
         known = [("executor", name) for name, member in self.members.items() if not member.fenced]
         known += [("detokenizer", name) for name in self._detokenizers]
         live = {(lease.kind, lease.name) for lease in leases}
@@ -94,7 +93,7 @@ class Membership:
         return [who for who in dict.fromkeys(known) if who not in live]
 
     def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
-        """Take in all live leases, and that those of ``revoked`` (kind, name) will not come back."""
+        """Apply the live leases, and that those in ``revoked`` (kind, name) will not come back."""
         by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
         for lease in leases:
             kind = "ingress" if lease.kind in CLIENTS else lease.kind
@@ -105,7 +104,7 @@ class Membership:
         self._look_at_ingresses(by_kind["ingress"], revoked)
 
     def distrust(self, replica: str, reason: str) -> None:
-        """Shut the executor of a replica out."""
+        """Shut out the executor of a replica."""
         member = self.members.get(replica)
         if member is None or member.fenced:
             return
@@ -115,12 +114,12 @@ class Membership:
         self._fence(replica, member.epoch, reason)
 
     def bus_restarted(self) -> None:
-        """What has been read here, others may miss. (Whoever wrote it ends then, if it has not died already.)"""
+        """Note that others may have lost what was read here. Their writers end then, if they have not died already."""
         for member in self.members.values():
             member.set_back = True
 
     def lost(self, replica: str) -> None:
-        """The replica's results have been read to the end. Its name is free for a new executor."""
+        """Remove a replica whose results have been read to the end. A new executor may use its name."""
         self.members.pop(replica, None)
 
     def _look_at_executors(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
@@ -146,7 +145,7 @@ class Membership:
             self.joining.append(joined)
 
     def _grow(self, name: str, num_host_blocks: int) -> None:
-        """A replica has more host blocks now; the core may not have heard of it yet."""
+        """Apply a replica's larger number of host blocks, also if it has not joined the core yet."""
         for at, joined in enumerate(self.joining):
             if joined.replica == name:
                 self.joining[at] = replace(joined, num_host_blocks=num_host_blocks)
@@ -186,7 +185,7 @@ class Membership:
 
 
 def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
-    """What an executor says it can hold; None if it does not say so yet."""
+    """The capacities in an executor's lease; None if incomplete."""
     names = ("num_blocks", "block_size", "max_num_seqs", "max_model_len")
     values = [lease.info.get(name) for name in names]
     if not all(isinstance(value, int) for value in values):
@@ -219,6 +218,6 @@ def _rate(lease: LeaseInfo, name: str) -> float:
 
 
 def positions_of(lease: LeaseInfo) -> dict[str, EntryId]:
-    """How far a detokenizer has read, by ``results:<replica>``."""
+    """Positions up to which a detokenizer has read, by ``results:<replica>``."""
     told = lease.info.get("positions")
     return {str(name): EntryId.parse(str(at)) for name, at in told.items()} if isinstance(told, dict) else {}

@@ -39,7 +39,8 @@ PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 class SchedulerMetrics:
-    """Series with the label ``engine`` belong to one replica. ``on_over`` is called when a request is over."""
+    """The scheduler's series; those with the label ``engine`` belong to one replica. ``on_over`` is called when a
+    request is over."""
 
     def __init__(self, metrics: Metrics, on_over: Callable[[], None] = lambda: None) -> None:
         self._metrics = metrics
@@ -67,7 +68,7 @@ class SchedulerMetrics:
         self.refused_results = metrics.counter("pagebus:scheduler_false_results", "Executors shut out for a result.")
 
     def planned(self, engine: str, plan: StepPlan) -> None:
-        """One step has been planned."""
+        """Count one planned step."""
         tokens = int(plan.num_scheduled.sum())
         if tokens:
             if (seen := self._step_tokens.get(engine)) is None:
@@ -77,12 +78,12 @@ class SchedulerMetrics:
             seen.observe(tokens)
 
     def lost(self, engine: str, error: str) -> None:
-        """An executor is gone; ``error`` is what it said of that, if anything."""
+        """Count a lost executor; ``error`` is the one that it reported, if any."""
         name, text = "pagebus:lost_executors_total", "Executors that are gone, by the error they said they ended with."
         self._metrics.counter(name, text, engine=engine, error=error).inc()
 
     def over(self, request: Request) -> None:
-        """A request is over. Jobs have times that nobody waits for; tokenizers may have clocks that differ a little."""
+        """Observe the times of a finished request, unless it is a job. Clocks of tokenizers may differ a little."""
         if request.first_token_s and request.priority_class != JOB:
             self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
             self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
@@ -91,7 +92,7 @@ class SchedulerMetrics:
         self.on_over()
 
     def update(self, core: Core) -> None:
-        """Show the core's state."""
+        """Set the gauges from the core's state."""
         self._waiting.set(len(core.waiting))
         self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
@@ -103,7 +104,7 @@ class SchedulerMetrics:
             self.count(replica)
 
     def count(self, replica: Replica) -> None:
-        """Take over a replica's counts; call it also before the replica goes."""
+        """Add a replica's counts since the last call; call it also before the replica leaves."""
         for attribute, (name, text) in _COUNTERS.items():
             key = (replica.name, replica.epoch, attribute)
             value = int(attrgetter(attribute)(replica))
@@ -111,7 +112,7 @@ class SchedulerMetrics:
             self._seen[key] = value
 
     def forget(self, replica: Replica) -> None:
-        """The replica is gone."""
+        """Drop a replica that has left."""
         self.count(replica)
         for attribute in _COUNTERS:
             del self._seen[replica.name, replica.epoch, attribute]

@@ -1,4 +1,4 @@
-"""Those who look at the deployment: they ask over ``control``, and are told in their mailbox."""
+"""Answers observers: clients that request the scheduler's state over ``control`` and receive it in their mailbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pagebus.bus.streams import Names
 
 
 class Observers:
-    """Keeps what they will want to know as long as somebody looks, and answers. ``now_s`` is steady time."""
+    """Collects data while there are observers, and answers them. ``now_s`` is steady time."""
 
     def __init__(self, core: Core, outbox: Outbox, names: Names) -> None:
         self._snapshot = Snapshot(core)
@@ -21,21 +21,21 @@ class Observers:
         self._asked: list[StateRequested | BlockRequested] = []
 
     def ask(self, question: StateRequested | BlockRequested) -> None:
-        """Answered once everything before it has been taken in and planned."""
+        """Queue a question; it is answered once all inputs before it have been handled and planned."""
         self._asked.append(question)
 
     def is_looked_at(self, now_s: float) -> bool:
-        """Whether :meth:`decided` has to be told."""
+        """Whether outputs must be passed to :meth:`decided`."""
         return self._snapshot.is_watched(now_s)
 
     def result_arrived(self, replica: str, result: StepResult) -> None:
-        """A result has come, and the core has not taken it in yet."""
+        """Note a result that the core has not handled yet."""
         now_s = steady_time_s()
         if self._snapshot.is_watched(now_s):
             self._snapshot.result_arrived(replica, result, now_s)
 
     def decided(self, output: Output, now_s: float) -> None:
-        """The core has decided this."""
+        """Note an output of the core."""
         match output:
             case ToReplica(replica, plan):
                 self._snapshot.planned(replica, plan)
@@ -43,7 +43,7 @@ class Observers:
                 self._snapshot.over(request, now_s)
 
     def answer(self, now_s: float) -> None:
-        """Tell those who have asked."""
+        """Answer all queued questions."""
         while self._asked:
             question = self._asked.pop(0)
             if isinstance(question, BlockRequested):

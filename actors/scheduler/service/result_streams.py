@@ -1,4 +1,4 @@
-"""Reading the results of all replicas, each from its own position."""
+"""Reads the results of all replicas, each from its own position."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pagebus.bus.streams import Names
 
 READ_COUNT = 512
 READ_BLOCK_MS = 200
-"""Longest wait of one read: a replica that joins is read, and planned for, after this time."""
+"""Longest wait of one read, in ms; the results of a replica that joins are read after at most this time."""
 
 
 class ResultStreams:
-    """Which results are read, and which have been taken in. ``positions`` are of the latter, by replica, of replicas
-    that are gone too, until their streams are.
+    """Positions of results that were read, and of those that were handled. ``positions`` are the latter, by replica,
+    and include replicas that are gone until their streams are deleted.
 
     Args:
         positions: how far a predecessor's results have been read.
@@ -29,7 +29,7 @@ class ResultStreams:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is a replica to read of."""
+        """Whether there is a replica to read from."""
         return bool(self._read)
 
     def follow(self, replica: str) -> None:
@@ -38,17 +38,17 @@ class ResultStreams:
         self._replica_of[self._names.results(replica)] = replica
 
     def leave(self, replica: str) -> None:
-        """The replica is gone."""
+        """Stop reading a replica that is gone."""
         self._read.pop(replica, None)
 
     def forget(self, replica: str) -> None:
-        """The results of a replica that is gone are deleted."""
+        """Drop the position of a replica whose streams are deleted."""
         if replica not in self._read:
             self.positions.pop(replica, None)
             self._replica_of.pop(self._names.results(replica), None)
 
     async def read(self) -> list[Entry]:
-        """What has come of replicas that are followed; waits for it a while."""
+        """New results of followed replicas; waits for them for a while."""
         positions = {self._names.results(replica): at for replica, at in self._read.items()}
         entries = await self._bus.read(positions, count=READ_COUNT, block_ms=READ_BLOCK_MS)
         entries = [entry for entry in entries if self.replica_of(entry) in self._read]  # some may have been left
@@ -57,9 +57,9 @@ class ResultStreams:
         return entries
 
     def replica_of(self, entry: Entry) -> str:
-        """Whose result it is; "" if it is nobody's."""
+        """The replica that wrote an entry; "" if unknown."""
         return self._replica_of.get(entry.stream, "")
 
     def taken(self, entry: Entry) -> None:
-        """The entry has been taken in."""
+        """Mark an entry as handled."""
         self.positions[self._replica_of[entry.stream]] = entry.id

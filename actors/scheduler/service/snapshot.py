@@ -1,7 +1,7 @@
-"""What an observer is shown: the core's own state as one message, and what has happened since it last asked.
+"""Snapshots for observers: the core's state as one message, and the events since the observer's last one.
 
-Nothing is kept, and nothing here is called for a step, unless somebody has asked within :data:`WATCHED_S`. Making a
-state takes time in proportion to the blocks held; who asks sees how long it took, and asks less often.
+Nothing is stored or called per step unless a snapshot was requested within :data:`WATCHED_S`. Building one takes time
+in proportion to the blocks held. Observers see the time taken, and slow their requests accordingly.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from pagebus.bus.messages import (
 )
 
 WATCHED_S = 5.0
-"""How long after a question it is held that somebody looks."""
+"""Time after a request during which events are collected, in seconds."""
 SHOWN_WAITING = 256
-"""Waiting sequences, and requests that are not delivered yet, that are told one by one: the first ones."""
+"""Most waiting sequences, and undelivered requests, that are listed one by one."""
 KEPT_OVER = 512
 KEPT_STEPS = 4096
 KEPT_FLASHES = 4096
@@ -70,7 +70,8 @@ class _Step:
 
 
 class Snapshot:
-    """Watches one core while it is looked at. ``now_s`` is the time of the wall clock."""
+    """Builds snapshots of one core, and collects events while it is watched. ``now_s`` is the time of the wall
+    clock."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -82,7 +83,7 @@ class Snapshot:
 
     # -- what happens -------------------------------------------------------------------------------------------------
     def is_watched(self, now_s: float) -> bool:
-        """Whether anybody wants to know; forgets everything once nobody does."""
+        """Whether events must be collected; drops all of them once there is no observer."""
         if now_s < self._until_s:
             return True
         if self._until_s:
@@ -92,7 +93,7 @@ class Snapshot:
         return False
 
     def planned(self, replica: str, plan: StepPlan) -> None:
-        """A plan is sent."""
+        """Note a plan."""
         flashes = [(FLASH_COPIED, block) for block in plan.copy_targets.tolist()]
         flashes += [(FLASH_SWAPPED_OUT, block) for block in plan.swap_out_blocks.tolist()]
         flashes += [(FLASH_SWAPPED_IN, block) for block in plan.swap_in_blocks.tolist()]
@@ -109,7 +110,7 @@ class Snapshot:
             del self._planned[next(iter(self._planned))]
 
     def result_arrived(self, name: str, result: StepResult, now_s: float) -> None:
-        """A result has come, and the core has not taken it in yet."""
+        """Note a result that the core has not handled yet."""
         step = self._planned.pop((name, result.step), None)
         replica = self.core.replicas.get(name)
         if step is None or replica is None or not replica.in_flight or replica.in_flight[0].step != result.step:
@@ -122,13 +123,13 @@ class Snapshot:
         self._steps.append((name, row, (*marks, result.busy_s), step.flashes))
 
     def over(self, request: Request, now_s: float) -> None:
-        """A request is with its client, or nobody wants it any more."""
+        """Note a request that is delivered or abandoned."""
         self._num_over += 1
         self._over.append((self._num_over, now_s, request))
 
     # -- what is told -------------------------------------------------------------------------------------------------
     def build(self, asked: StateRequested, now_s: float) -> SchedulerState:
-        """The whole state, and what has happened since the last one that was asked for."""
+        """The whole state, and the events since the observer's last request."""
         began_s = time.thread_time()
         self._until_s = now_s + WATCHED_S
         core, replicas = self.core, list(self.core.replicas.values())
@@ -193,7 +194,7 @@ class Snapshot:
         return found
 
     def block(self, asked: BlockRequested) -> BlockState:
-        """What is in one block."""
+        """The content and owners of one block."""
         replica = self.core.replicas.get(asked.replica)
         if replica is None or asked.block < 0:
             return BlockState(serial=asked.serial)
@@ -224,14 +225,14 @@ def num_unwanted(replica: Replica) -> int:
 
 
 def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
-    """The sequence's host blocks: those it was swapped out to, or that are being loaded."""
+    """The sequence's host blocks: swapped out, or being loaded."""
     if sequence.swapped is not None:
         return sequence.swapped.host_blocks
     return [] if sequence.replica is None else replicas[sequence.replica].host_tier.loading(sequence)
 
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
-    """Free blocks whose content can still be found."""
+    """Free blocks that are listed in the prefix index."""
     listed, held = _ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
     held[pinned] = True
     for sequence in replica.slots.sequences:
@@ -291,7 +292,7 @@ def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int
 
 
 def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
-    """Prompt and output as far as their values are known."""
+    """Prompt and known output."""
     if sequence.in_slot and sequence.replica is not None:
         return int(replicas[sequence.replica].slots.known[sequence.slot])
     return len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""What an operator has the scheduler do: hold the work, let it go on, empty the caches."""
+"""An operator's commands: holding and resuming work, and emptying caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pagebus.bus.streams import Names
 
 
 class Steering:
-    """Answers are given once everything before them has been taken in and planned."""
+    """Applies commands. Each is answered once all inputs before it have been handled and planned."""
 
     def __init__(self, core: Core, outbox: Outbox, names: Names) -> None:
         self._core = core
@@ -20,14 +20,14 @@ class Steering:
         self._asked: list[HoldRequested | CacheResetRequested] = []
 
     async def recall(self, bus: Bus) -> None:
-        """Hold what the scheduler before this one has held."""
+        """Hold the work if the predecessor held it."""
         (held,) = await bus.get_state(HOLD_STATE)
         mode = "" if held is None else held.get("mode")
         if mode in HOLDS:
             self._core.handle(WorkHeld(str(mode)))
 
     def ask(self, message: HoldRequested | CacheResetRequested) -> None:
-        """Do it, and answer with the next plan."""
+        """Apply a command; it is answered with the next plan."""
         if isinstance(message, CacheResetRequested):
             self._core.handle(CachesReset(host=message.host, running=message.running))
         elif message.mode in HOLDS:
@@ -35,7 +35,7 @@ class Steering:
         self._asked.append(message)
 
     def answer(self) -> None:
-        """Tell those who have asked how it is now."""
+        """Send the present state to all who sent commands."""
         for message in self._asked:
             state = HoldState(serial=message.serial, mode=self._core.held, at_rest=self._core.at_rest)
             self._outbox.publish(self._names.replies(message.ingress), state)

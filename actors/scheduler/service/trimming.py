@@ -1,7 +1,7 @@
-"""Deletes what everybody has read, or nobody will: the scheduler keeps the log streams of steps and results short.
+"""Trims the streams of steps and results, once all their readers have read them.
 
-Recorders and benchmarks read the streams of living replicas too and are not asked. So what may go stays for one more
-round, and who is behind for a moment misses nothing.
+Recorders and benchmarks read the streams of living replicas too, and are not consulted. So entries stay for one more
+round, and a reader that is briefly behind misses nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pagebus.bus.contract import START, Bus, EntryId
 from pagebus.bus.streams import Names
 
 AGAIN_ROUNDS = 30
-"""After so many rounds all is trimmed once more: a scheduler that was frozen as it was replaced may still write a plan
-for an executor, or a note in the journal, where this one has written nothing and so has not shut it out."""
+"""All streams are trimmed again after this many rounds. A scheduler frozen while it was replaced may still write a plan
+or a journal entry, where this one has written nothing and so has not shut it out."""
 
 
 class Trimmer:
-    """Remembers what has been trimmed, so that an idle deployment is left in peace."""
+    """Remembers positions already trimmed, so that an idle deployment causes no traffic."""
 
     def __init__(self, bus: Bus, names: Names, epoch: int) -> None:
         self._bus = bus
@@ -32,26 +32,27 @@ class Trimmer:
         self._rounds = 0
 
     def bus_restarted(self) -> None:
-        """What had been trimmed may be there again."""
+        """Forget positions: trimmed entries may be back."""
         self._done.clear()
 
     def replica_lost(self, replica: str, last_step: int) -> None:
-        """No executor will want the replica's plans up to ``last_step`` any more."""
+        """Note that no executor needs the replica's plans up to ``last_step``."""
         self._last_steps[replica] = last_step
 
     def forget(self, replica: str) -> None:
-        """The streams of a replica that is gone are deleted."""
+        """Drop state about a replica whose streams are deleted."""
         self._last_steps.pop(replica, None)
         for stream in (self._names.steps(replica), self._names.results(replica)):
             self._done.pop(stream, None)
             self._read.pop(stream, None)
 
     def detokenizer_lost(self, stream: str, last: EntryId) -> None:
-        """Nobody will read ``stream`` up to ``last``, unless a successor does so first."""
+        """Note that ``stream`` up to ``last`` has no reader any more, unless a successor reads it first."""
         self._unread[stream] = last
 
     async def trim(self, core: Core, membership: Membership, positions: Mapping[str, EntryId]) -> None:
-        """Trim all streams. ``positions``: how far the results of each replica, gone ones too, have been read here.
+        """Trim all streams. ``positions``: how far the results of each replica, including lost ones, have been handled
+        here.
 
         Raises:
             BusUnavailable: some may have been trimmed.
@@ -77,8 +78,8 @@ class Trimmer:
             self._unread.pop(stream, None)  # a drain, beside the housekeeping, may have been faster
 
     def _read_by_all(self, replica: str, own: EntryId, core: Core, membership: Membership) -> EntryId:
-        """A detokenizer that says nothing about a living replica has not found it yet; about one that is gone, it has
-        read its last entry."""
+        """The position that all readers have passed. A detokenizer without a position has not found a living replica
+        yet, and has read a lost one to the end."""
         silent = START if replica in core.replicas else own
         told = [positions.get(f"results:{replica}", silent) for positions in membership.positions.values()]
         return min([own, *told])

@@ -1,7 +1,7 @@
-"""The scheduler's work streams: requests (``tokenized``), and what is said of those under way (``control``).
+"""The scheduler's work streams: requests (``tokenized``), and messages about live ones (``control``).
 
-The entry of a request stays pending until the request is over, so that a successor finds it; every other one until its
-effect is stored. Delivery is at least once.
+A request's entry stays pending until the request is over, so that a successor finds it. Other entries stay pending
+until their effect is stored. Delivery is at least once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class WorkStream:
     """Reads work, and acknowledges it once it is settled.
 
     Args:
-        consumer: the name under which it is read: no two schedulers have the same one.
-        outbox: where the effects of entries go.
+        consumer: the consumer name, unique to this scheduler.
+        outbox: carries the effects of entries.
         confirm: waits until this scheduler is the leader for certain.
     """
 
@@ -31,7 +31,7 @@ class WorkStream:
         self, bus: Bus, names: Names, consumer: str, outbox: Outbox, confirm: Callable[[], Awaitable[None]]
     ) -> None:
         self.requests: dict[str, Entry] = {}
-        """The entries of all requests that are not over."""
+        """Entries of all requests that are not over."""
         self.streams = [names.tokenized, names.control]
         self._bus = bus
         self._consumer = consumer
@@ -41,19 +41,19 @@ class WorkStream:
         self._any_settled = asyncio.Event()
 
     async def create_groups(self) -> None:
-        """Once, before anything is read."""
+        """Create the consumer groups, before the first read."""
         for stream in self.streams:
             await self._bus.create_group(stream, SCHEDULER_GROUP)
 
     async def read(self, *, new_requests: bool) -> list[Entry]:
-        """What has come; waits for it a while. Without ``new_requests`` only what is said of those under way."""
+        """New entries; waits for them for a while. Without ``new_requests``, only messages about live requests."""
         streams = self.streams if new_requests else self.streams[1:]
         return await self._bus.read_group(
             SCHEDULER_GROUP, self._consumer, streams, count=READ_COUNT, block_ms=READ_BLOCK_MS
         )
 
     async def claim(self) -> AsyncIterator[Entry]:
-        """What another scheduler has left, or has been handed since: one that was frozen may read once more before it
+        """Entries left by other schedulers, or delivered to them since: a frozen one may read once more before it
         learns that it has been replaced."""
         for stream in self.streams:
             consumers = await self._bus.consumers(stream, SCHEDULER_GROUP)
@@ -62,35 +62,35 @@ class WorkStream:
                     yield entry
 
     def asked_again(self, request_id: str, entry: Entry, *, same: bool) -> None:
-        """There is one more entry for a request. If it asks for the ``same`` it stands for the request from now on:
-        the bus may have lost the other one."""
+        """Handle a further entry for a known request. If it is for the ``same`` attempt it replaces the first entry,
+        which the bus may have lost."""
         if same:
             entry, self.requests[request_id] = self.requests[request_id], entry
         self.settled(entry)
 
     def over(self, request_id: str) -> None:
-        """The request needs nothing more, so that a successor need not hear of it."""
+        """Settle the entry of a request that is over, so that no successor sees it."""
         if (entry := self.requests.pop(request_id, None)) is not None:
             self.settled(entry)
 
     def settled(self, entry: Entry) -> None:
-        """The entry has been taken in. What follows from it is queued by the time that anybody else runs: the loop
-        plans and sends in the same turn."""
+        """Mark an entry as handled. Its effects are queued before any other task runs, because the loop plans and sends
+        in the same turn."""
         self._settled.append(entry)
         self._any_settled.set()
 
     @property
     def has_settled(self) -> bool:
-        """Whether there is something to acknowledge."""
+        """Whether there are entries to acknowledge."""
         return bool(self._settled)
 
     async def acknowledge_next(self) -> None:
-        """Wait until something is settled, and acknowledge it."""
+        """Wait for a settled entry, and acknowledge it."""
         await self._any_settled.wait()
         await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Acknowledge what is settled, once its effect is stored."""
+        """Acknowledge settled entries, once their effects are stored."""
         batch = list(self._settled)
         if not batch:
             return  # the drain, beside the task that waits for the next, was faster, or that task was

@@ -1,4 +1,4 @@
-"""How much text came with each token, for clients whose ingress has to know."""
+"""Lengths of the text of each token, for clients whose ingress needs them."""
 
 from __future__ import annotations
 

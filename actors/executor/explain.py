@@ -1,4 +1,4 @@
-"""Which kernels an engine would run, asked of the engine's own chooser: without a GPU, and without weights."""
+"""Explains which kernels an engine would run, by the engine's own chooser, without a GPU or weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do steps advance while there are steps to compute? A device that hangs leaves the rest of its process alive."""
+"""Detects a hanging device: steps do not advance while there are steps to compute, though the process lives on."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model is without its weights: configuration, tokenizer, hashes of blocks, grammars."""
+"""The model without its weights: configuration, tokenizer, block hashes, grammars."""

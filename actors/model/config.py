@@ -1,9 +1,9 @@
-"""What a model is: where its folder lies, and what its ``config.json`` and ``generation_config.json`` say.
+"""A model's folder and its configuration, from ``config.json`` and ``generation_config.json``.
 
-Every actor reads this (the ingress checks token ids against the vocabulary, the scheduler needs end tokens and the
-longest length, the executor builds the model), so nothing here imports torch or transformers. Both dialects of the
-files are read: ``torch_dtype``, ``rope_theta`` and ``rope_scaling`` of transformers 4, ``dtype`` and
-``rope_parameters`` of 5. What Pagebus cannot compute exactly is refused by name, never approximated.
+Every actor reads it: the ingress checks token ids against the vocabulary, the scheduler needs end tokens and the
+longest length, and the executor builds the model. So this module imports neither torch nor transformers. Both dialects
+of the files are read: ``torch_dtype``, ``rope_theta`` and ``rope_scaling`` of transformers 4, ``dtype`` and
+``rope_parameters`` of 5. A feature that Pagebus cannot compute exactly is rejected by name, never approximated.
 """
 
 from __future__ import annotations

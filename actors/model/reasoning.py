@@ -1,4 +1,4 @@
-"""How models mark their reasoning, by the names of vLLM's parsers: grammars are written and texts are read by this."""
+"""Formats in which models mark their reasoning, by the names of vLLM's parsers, for grammars and for parsing texts."""
 
 from __future__ import annotations
 

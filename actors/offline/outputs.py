@@ -1,4 +1,4 @@
-"""What became of a prompt, with vLLM's names, and how it is read from the API's answer."""
+"""Outputs of `LLM` with vLLM's names, read from the API's answers."""
 
 from __future__ import annotations
 

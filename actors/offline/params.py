@@ -1,4 +1,4 @@
-"""How outputs are sampled: vLLM's names, defaults and meanings, checked when made."""
+"""Sampling parameters with vLLM's names, defaults and meanings, validated on construction."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What every actor is: a lease that proves it lives, a loop, and one way to end.
+"""The base of every actor: a lease that proves that it lives, a loop, and one way to end.
 
-Life of an actor, in :meth:`Actor.run`: take the lease (waiting as a standby while another holds it), ``start``,
-``serve`` until told to drain, ``drain``, ``stop``, give the lease back. Beside it run the heartbeat, which renews the
-lease, and the publisher of metrics. Whatever fails, in the loop or in any task made with :meth:`Actor.spawn`, ends the
-actor with that error: a half-dead actor would look alive.
+:meth:`Actor.run` takes the lease (waiting as a standby while another holds it), then calls ``start``, ``serve`` until
+told to drain, ``drain`` and ``stop``, and gives the lease back. Beside it run the heartbeat, which renews the lease,
+and the publisher of metrics. An error in the loop, or in any task made with :meth:`Actor.spawn`, ends the actor with
+that error: a half-dead actor would look alive.
 """
 
 from __future__ import annotations

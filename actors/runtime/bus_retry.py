@@ -1,4 +1,4 @@
-"""Waiting for a bus that is away: what it did not take is tried again, and that is said once."""
+"""Retries calls while the bus is away, and logs the outage once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where Python keeps the bytecode of what is imported, if it cannot keep it beside the sources.
+"""Chooses a folder for Python's bytecode cache, if it cannot be beside the sources.
 
-In a read-only environment, or an image made with ``PYTHONDONTWRITEBYTECODE``, every process would compile torch,
-transformers and all else anew at every start, for seconds.
+In a read-only environment, or an image made with ``PYTHONDONTWRITEBYTECODE``, every process would otherwise compile
+torch, transformers and the rest anew at every start, for seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One child process of the supervisor: started in a session of its own, its output passed on, its last lines kept."""
+"""A child process of the supervisor, in its own session: its output is forwarded and its last lines are kept."""
 
 from __future__ import annotations
 

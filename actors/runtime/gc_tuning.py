@@ -1,4 +1,5 @@
-"""When Python looks for garbage: seldom while an actor starts, and never again at what the start has made."""
+"""Tunes Python's garbage collector: rare collections while an actor starts, and none of the objects made by the
+start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which GPUs there are, and which one an executor takes. Found without torch, which fixes its view when it starts."""
+"""Finds the machine's GPUs, and the one that an executor uses. It works without torch, which fixes its view on
+import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it there? A tiny HTTP GET, and the check that container health checks and the supervisor make."""
+"""Health checks for containers and the supervisor: a tiny HTTP GET."""
 
 from __future__ import annotations
 

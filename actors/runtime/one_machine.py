@@ -1,4 +1,4 @@
-"""A deployment of one machine: in one process or several, with a Redis server and a folder for files of its own."""
+"""A deployment on one machine, in one process or several, with its own Redis server and folder for files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One actor as a process of its own: its class, its name, its bus, its signals and its exit code."""
+"""Runs one actor as a process: its class, name, bus, signals and exit code."""
 
 from __future__ import annotations
 

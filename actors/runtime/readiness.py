@@ -1,4 +1,4 @@
-"""Whether a deployment that starts answers by now, and how far it is until then."""
+"""Readiness of a starting deployment, and its progress until then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command of ``pagebus`` is added to the command line: with its words, and with what runs it."""
+"""Adds a command to the command line of ``pagebus``: its arguments, and the function that runs it."""
 
 from __future__ import annotations
 

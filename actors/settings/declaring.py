@@ -1,4 +1,4 @@
-"""How one setting is declared: a field with a default, a help text and bounds. And the check of a value by these."""
+"""Declares a setting: a field with a default, a help text and bounds, and the validation of values against these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How steps are computed."""
+"""Settings of the engine's steps."""
 
 from __future__ import annotations
 

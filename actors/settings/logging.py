@@ -1,4 +1,4 @@
-"""What is written to standard error."""
+"""Settings of logs on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory the key-value cache takes."""
+"""Settings of the KV cache's memory."""
 
 from __future__ import annotations
 

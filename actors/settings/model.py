@@ -1,4 +1,4 @@
-"""Which model is served, and under which name."""
+"""Settings of the model: its path, name and format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where spans go: the exporter behind ``--otlp-traces-endpoint``, if its packages are installed."""
+"""The exporter of spans behind ``--otlp-traces-endpoint``, if its packages are installed."""
 
 from __future__ import annotations
 

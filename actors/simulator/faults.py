@@ -1,4 +1,4 @@
-"""What happens to executors during a simulated run, written as in ``kill executor-3 at 12.5; add 2 at 20``."""
+"""Faults of executors during a simulated run, written as in ``kill executor-3 at 12.5; add 2 at 20``."""
 
 from __future__ import annotations
 

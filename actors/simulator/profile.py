@@ -1,17 +1,17 @@
-"""How long a step takes on some device: a few measured numbers, read from a JSON file.
+"""A device's profile: predicts the time of a step from a few measured numbers, read from a JSON file.
 
 A step's time is the sum of
 
-* ``base``: everything whose cost depends on the number of tokens in the step only (weights read, matrix products,
+* ``base``: everything whose cost depends only on the number of tokens in the step (weights read, matrix products,
   norms, sampling, launch overhead), a piecewise linear table. Reading the weights bounds it below, arithmetic makes it
   rise: the larger of both, as measured;
-* keys and values read: the context of all decode rows, at the rate at which the attention kernel reads them;
+* keys and values read: the context of all decode rows, at the attention kernel's read rate;
 * prefill attention: pairs of a query and an attended token, at the rate of the prefill kernel;
-* blocks copied on the device. Blocks swapped are copied beside the steps, at ``copy_bytes_per_s``.
+* blocks copied on the device. Swapped blocks are copied beside the steps, at ``copy_bytes_per_s``.
 
-A step of more than ``graph_tokens`` tokens is launched kernel by kernel, and takes ``eager_floor_ms`` at least.
+A step of more than ``graph_tokens`` tokens is launched kernel by kernel, and takes at least ``eager_floor_ms``.
 
-Prompts reach the scheduler in batches: the tokenizer takes all that is there, for ``tokenizer_token_s`` a token.
+Prompts reach the scheduler in batches: the tokenizer takes all waiting prompts, at ``tokenizer_token_s`` per token.
 """
 
 from __future__ import annotations

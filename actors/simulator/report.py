@@ -1,4 +1,4 @@
-"""What came of a simulated run, as values and as a table."""
+"""The report of a simulated run, as values and as a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of one actor, and the Prometheus text made from those of all actors.
 
-An actor changes its own :class:`Metrics` on its event loop; once a second :mod:`pagebus.actors.runtime.actor` puts a
-JSON snapshot on the bus; the ingress merges all snapshots with :func:`render` when it is asked for ``/metrics``.
+An actor changes its own :class:`Metrics` on its event loop. Once a second :mod:`pagebus.actors.runtime.actor` puts a
+JSON snapshot on the bus. For ``/metrics`` the ingress merges all snapshots with :func:`render`.
 """
 
 from __future__ import annotations

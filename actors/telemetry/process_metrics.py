@@ -1,4 +1,4 @@
-"""What an actor's process takes of its machine, as metrics."""
+"""Metrics of an actor's process: its use of CPU and memory."""
 
 from __future__ import annotations
 

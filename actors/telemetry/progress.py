@@ -1,4 +1,4 @@
-"""What `pagebus serve` shows while it starts: one line that changes on a terminal, a few log lines elsewhere."""
+"""Progress of `pagebus serve` at startup: one changing line on a terminal, a few log lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an actor did when: spans of wall-clock time, kept in memory and written when it stops (``--span-dir``)."""
+"""Spans of an actor's work in wall-clock time, kept in memory and written when it stops (``--span-dir``)."""
 
 from __future__ import annotations
 

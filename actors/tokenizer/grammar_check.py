@@ -1,8 +1,8 @@
-"""Trying out what clients want their outputs to be, in a process of its own: whatever takes too much computing time
-there, or too much memory, is refused.
+"""Checks structured-output requests in a separate process, and rejects those that take too much computing time or
+memory.
 
-The process is started when the first structured output is asked for, and answers line by line (JSON). Verdicts are
-kept, so that a schema costs its trial once; but not that a trial came to no end, which may have had other causes.
+The process starts with the first structured output, and answers line by line (JSON). Verdicts are cached, so that each
+schema is checked once. A check that came to no end is not cached, because it may have had other causes.
 """
 
 from __future__ import annotations

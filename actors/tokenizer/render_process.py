@@ -1,10 +1,10 @@
-"""Rendering chat templates where it can do no harm: in a child process with a limit of computing time and of memory.
+"""Renders chat templates safely: in a child process with limits of computing time and memory.
 
-A template is a program. In the sandbox it reaches nothing, but it can loop, and build huge strings. So it runs in a
-child that the kernel ends when it has used its time, and that gets no more memory than its limit; whoever asked gets an
-error then, and the next one a new child. The child is a fork: it has the tokenizer already, and starts within
-milliseconds. It never uses what other threads of its parent may have held at that moment but the Python interpreter's
-own locks, which a fork sets free.
+A template is a program. The sandbox isolates it, but it can loop and build huge strings. So it runs in a child process
+that the kernel ends when its time is used up, and that gets no more memory than its limit. The caller then gets an
+error, and the next call a new child. The child is a fork: it already has the tokenizer, and starts within milliseconds.
+It uses nothing that other threads of its parent may have locked at that moment, except the Python interpreter's own
+locks, which a fork releases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a prompt that a client has written itself, without a chat template, ends within reasoning."""
+"""Detects whether a raw prompt, written without a chat template, ends within reasoning."""
 
 from __future__ import annotations
 

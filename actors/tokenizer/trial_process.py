@@ -1,7 +1,8 @@
-"""A child process that is asked for one thing after another, line by line, and may be lost with any of them.
+"""A child process that answers questions one at a time, line by line, and may be lost with any of them.
 
-What it may use is computing time, which the kernel counts: a machine that is busy, or stands still, is nobody's fault.
-Whoever ends, is ended or is left in the middle of a question takes no further one; the next gets a new child.
+Its limit is computing time, which the kernel counts, so a busy or suspended machine is never blamed on a question. A
+child that has ended, was killed or was left in the middle of a question gets no further one; the next question gets a
+new child.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a load generator sends: the calls of a workload, when, and how many at a time. Everything follows from the spec,
-so that several processes can each do their part of it."""
+"""Generates the load of a benchmark: the calls of a workload, their times and their concurrency. All of it follows from
+the spec, so that several processes can each generate their part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a step must move and compute, from the model's shape: the figures beside the device's measured ceilings."""
+"""Costs of a step from the model's shape: bytes moved and operations computed, to compare with the device's
+roofline."""
 
 from __future__ import annotations
 

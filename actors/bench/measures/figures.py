@@ -1,4 +1,4 @@
-"""From what was seen of a run to its figures, and from the figures of several runs to medians with their spread."""
+"""Figures of a run, and medians with their spread over several runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device did in a whole run: steps by kind, and what it waited for whenever it had nothing to do."""
+"""The device's use of time in a run: steps by kind, and the causes of its idle time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pagebus job` does."""
+"""The actions of `pagebus job`."""
 
 from __future__ import annotations
 

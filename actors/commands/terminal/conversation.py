@@ -1,4 +1,4 @@
-"""What was said so far, and the commands that change it."""
+"""The conversation of `pagebus chat`, and the commands that change it."""
 
 from __future__ import annotations
 

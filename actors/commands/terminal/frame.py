@@ -1,4 +1,4 @@
-"""One frame of `pagebus top`: what the events of an ingress have told so far, as tables."""
+"""One frame of `pagebus top`: an ingress's events so far, as tables."""
 
 from __future__ import annotations
 

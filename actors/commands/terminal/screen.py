@@ -1,4 +1,4 @@
-"""What is shown in a terminal, or written to a pipe as it is."""
+"""Output to a terminal, or unchanged to a pipe."""
 
 from __future__ import annotations
 

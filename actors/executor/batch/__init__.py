@@ -1,1 +1,1 @@
-"""The persistent batch, host and device side: what a step plan changes, and what a step is."""
+"""The persistent batch on host and device: the changes that a step plan makes, and the definition of a step."""

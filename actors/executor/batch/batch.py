@@ -1,10 +1,10 @@
-"""The persistent batch, host side: what the executor knows of every slot, and how a step plan changes it.
+"""The persistent batch, host side: the state of every slot, and the changes that step plans make to it.
 
 :class:`PersistentBatch` keeps numpy mirrors of the slots. :meth:`PersistentBatch.apply` checks a plan against them,
-brings them up to date, and returns a :class:`StepWork`: exactly what the device has to be told and to compute. Token
-values live on the device alone; the host knows only how many there are. All work per row is vectorised, and the numbers
-of a slot are a column of one table, so that a step takes its rows at once and a steady decode step costs the same few
-microseconds at 1 and at 256 rows; Python loops only over sequences that enter.
+updates them, and returns a :class:`StepWork`: exactly what to upload and compute. Token values are on the device only;
+the host knows only their number. All work per row is vectorised, and the numbers of a slot are a column of one table.
+So a step takes its rows at once, and a steady decode step costs the same few microseconds at 1 and at 256 rows. Python
+loops only over sequences that enter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fixed shapes that steps are padded to, so that one CUDA graph serves many steps.
+"""Buckets: the fixed shapes to which steps are padded, so that one CUDA graph serves many steps.
 
 A step of decodes alone is padded to a number of rows. Any other step is padded to a number of tokens and a number of
-rows; which of its rows are decodes is told on the device, so decodes and prompts may come in any proportion. Of the
-largest steps, and of long chunks, only what lies between attentions is padded, to a number of tokens.
+rows. Flags on the device mark its decodes, so decodes and prompts may be mixed in any proportion. In the largest steps,
+and those with long chunks, only the layers between attentions are padded, to a number of tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How many slots there are and how large, and where the device keeps what it knows of them: all in one flat array, so
-that one kernel writes every change."""
+"""The layout of slots: their number and size, and the place of their state in one flat device array, so that one kernel
+writes every change."""
 
 from __future__ import annotations
 

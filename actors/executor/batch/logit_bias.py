@@ -1,7 +1,7 @@
-"""Biases and bans of tokens, host side: which slots have some, and what the device must know of them.
+"""Logit biases and bans, host side: the slots that have some, and their rows on the device.
 
-A rule adds a value to a token's logit up to an output index of its own. Rows of the table stay on the device until
-another sequence needs the row to be another.
+A rule adds a value to a token's logit up to its own output index. A row of the table stays on the device until another
+sequence needs a different one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What steps report besides tokens, host side: which rows and prompt positions do so, and the columns of the result.
+"""Log probabilities and pooled hidden states of a step, host side: the rows and prompt positions that report them, and
+the columns of the result.
 
-Log probabilities of sampled tokens and of prompts, and the sums of final hidden states of prompts. A sampled token's
-alternatives are the most likely ones, or tokens that the client has picked. The device computes the former as packed
-rows (see :func:`pagebus.kernels.sampling.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the bits of the token's
-log probability, its rank, k ids, the bits of k log probabilities, k being the largest number that any row of the step
-asked for.
+A sampled token's alternatives are the most likely tokens, or tokens that the client has listed. The device computes the
+former as packed rows (see :func:`pagebus.kernels.sampling.logprobs.token_logprobs`): [n, 2 + 2 * k] int32 with the bits
+of the token's log probability, its rank, k ids, and the bits of k log probabilities. k is the largest number requested
+by any row of the step.
 """
 
 from __future__ import annotations

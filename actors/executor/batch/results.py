@@ -1,4 +1,4 @@
-"""From sampled tokens to a step's result: which sequences end, and which tokens come too late."""
+"""Builds a step's result from its sampled tokens: the sequences that end, and the tokens that come too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step asks of the device."""
+"""The work of one step on the device."""
 
 from __future__ import annotations
 

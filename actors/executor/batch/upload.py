@@ -1,9 +1,9 @@
-"""One upload per step: everything a step tells the device, packed into one int32 buffer.
+"""The upload of a step: everything that the device needs, packed into one int32 buffer.
 
-The buffer begins with a header of fixed layout: rows of ``width`` ints each, then, in a step with prompts, how these
-are cut for attention. On CUDA it always lies at the same device address, because captured graphs read it there. After
-it comes the tail: the step's deltas, one after another, each aligned to 16 bytes. The host side is a ring of pinned
-buffers, so that the copy of one step may still be under way while the next is packed.
+The buffer begins with a header of fixed layout: rows of ``width`` ints each, then, in a step with prompts, their
+division for attention. On CUDA it is always at the same device address, because captured graphs read it there. The tail
+follows: the step's deltas, one after another, each aligned to 16 bytes. The host side is a ring of pinned buffers, so
+that one step can still be copied while the next is packed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which device and number format the engine computes with, and the settings of torch that follow from them."""
+"""Chooses the engine's device and number format, and applies the torch settings that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends an engine."""
+"""Errors that end an engine."""
 
 from __future__ import annotations
 

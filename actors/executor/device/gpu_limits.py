@@ -1,4 +1,4 @@
-"""What the kernels cannot do on some kinds of GPU, found before anything is loaded. Imports no torch."""
+"""Checks the kernels' limits on some kinds of GPU before anything is loaded. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What this machine's device can do at best: copy bandwidth and matrix products, measured.
+"""Measures the device's roofline: copy bandwidth and the rate of matrix products.
 
     python -m pagebus.actors.executor.device.roofline
 
-Prints one JSON object; a process of its own, so that nothing of it stays on the device.
+Prints one JSON object. It is a separate process, so that it leaves nothing on the device.
 """
 
 from __future__ import annotations

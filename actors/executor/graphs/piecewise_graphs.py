@@ -1,9 +1,9 @@
-"""CUDA graphs of a step's pieces: of all that lies between the attentions of two layers.
+"""Piecewise CUDA graphs: of the parts of a step between the attentions of two layers.
 
-Attention of many tokens goes to a library, or to kernels whose launch shapes depend on the rows, so a step of these has
-no graph of its own. All else depends on the number of tokens alone: it is captured layer by layer, padded to a size,
-and replayed between attentions that are launched as ever. A layer is then launched in four calls instead of ten, which
-is what steps of small models wait for.
+Attention over many tokens uses a library, or kernels whose launch shapes depend on the rows, so such a step has no
+graph of its own. The rest depends only on the number of tokens. It is captured layer by layer, padded to a size, and
+replayed between attentions that are launched as usual. A layer is then launched in four calls instead of ten, and
+launches are what steps of small models wait for.
 """
 
 from __future__ import annotations

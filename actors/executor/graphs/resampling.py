@@ -1,7 +1,7 @@
-"""Sampling again behind a graph, for rows that ask for more than plain sampling: as a graph of its own.
+"""A second graph behind a step's graph, which samples again for rows that need more than plain sampling.
 
-To launch it kernel by kernel takes longer than it computes, and where masks of grammars come late the device waits for
-it. The graph samples all rows of the pass again: what rows do not ask for changes nothing for them, so their tokens are
+Launching it kernel by kernel takes longer than computing it, and the device waits for it when grammar masks come late.
+The graph samples all rows of the pass again. Options that a row does not use change nothing for it, so its token stays
 the same.
 """
 

@@ -1,1 +1,1 @@
-"""Getting an engine ready: weights, kernels compiled ahead, warm-up."""
+"""Loading an engine: weights, kernels compiled ahead, warm-up."""

@@ -1,9 +1,9 @@
-"""Kernels compiled ahead: before an engine launches them, for a GPU that need not be here, into Triton's own cache.
+"""Compiles kernels ahead of their launch into Triton's own cache, also for a GPU that is not present.
 
-Nobody lists what there is to compile. A rehearsal of the engine's warm-up launches all kernels; Triton's driver is
-exchanged for one that says which GPU is meant, and where Triton would hand a kernel to a background compiler, it is
-compiled in a process of its own. Triton's cache is keyed by its own version, the kernels' sources, how they are
-specialised, the options and the GPU's architecture: what lies there is found by every start for which that is the same.
+There is no list of kernels. A dry run of the engine's warm-up launches all of them, with Triton's driver replaced by
+one that reports the target GPU. Where Triton would hand a kernel to a background compiler, a separate process compiles
+it. Triton's cache is keyed by its version, the kernels' sources, their specialisation, the options and the GPU's
+architecture. Every later start with the same key finds the result.
 """
 
 from __future__ import annotations

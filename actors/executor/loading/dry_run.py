@@ -1,7 +1,7 @@
-"""An engine's warm-up on tensors without memory: every kernel is launched as on the GPU, but nothing is computed.
+"""Dry run: an engine's warm-up on tensors without memory, which launches every kernel but computes nothing.
 
-What is launched depends on the settings, the model and the GPU (:mod:`pagebus.kernels.common.target`), never on values,
-so shapes are enough. Whoever listens to Triton meanwhile learns what there is to compile
+Launches depend on the settings, the model and the GPU (:mod:`pagebus.kernels.common.target`), never on values, so
+shapes suffice. A listener to Triton's launches thereby learns which kernels to compile
 (:mod:`pagebus.actors.executor.loading.compilation`).
 """
 

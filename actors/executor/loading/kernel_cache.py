@@ -1,8 +1,8 @@
-"""Whether Triton's cache holds every kernel that an executor is going to launch, and the process that sees to it.
+"""Checks whether Triton's cache holds every kernel of an executor, and starts the process that fills it.
 
-``pagebus compile-kernels`` fills the cache and leaves a mark there, which names by its digest everything that decides
-what is launched. An executor that finds no such mark starts the same command beside its own start, and waits for it
-only before it launches its first kernel. Nothing here imports torch or Triton: the mark is looked for before that.
+``pagebus compile-kernels`` fills the cache and leaves a mark there, named by a digest of everything that decides about
+launches. An executor that finds no such mark starts the same command beside its own start. It waits for the command
+only before its first launch. This module imports neither torch nor Triton, because it looks for the mark before them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""From weight files into a model's tensors, as fast as memory allows: threads that each read a piece into a buffer of
-their own and copy it from there, on CUDA from page-locked memory and while they read the next piece."""
+"""Copies weight files into a model's tensors at the speed of memory. Each thread reads a piece into its own buffer and
+copies it from there; on CUDA from page-locked memory, while it reads the next piece."""
 
 from __future__ import annotations
 

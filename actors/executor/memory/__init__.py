@@ -1,1 +1,1 @@
-"""Memory: how many blocks there are, the cache itself, the host tier and copies to it."""
+"""Memory: the size of the KV cache, the cache itself, the host tier and copies to it."""

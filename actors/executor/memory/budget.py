@@ -1,4 +1,4 @@
-"""How many blocks the key-value cache gets."""
+"""Sizes the KV cache."""
 
 from __future__ import annotations
 

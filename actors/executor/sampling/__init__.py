@@ -1,1 +1,1 @@
-"""From logits to tokens and log probabilities, within grammars."""
+"""Sampling: tokens and log probabilities from logits, within grammars."""

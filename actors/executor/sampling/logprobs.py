@@ -1,4 +1,4 @@
-"""What rows of a step asked for besides tokens, device side: log probabilities, and sums of prompts' hidden states."""
+"""Log probabilities and sums of prompts' hidden states, device side."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From logits to tokens. Plain sampling is cheap enough for every row of every step and runs inside the CUDA graphs;
-everything else (truncation, penalties, masks, bans and biases) is done again for the rows that asked for it. It changes
-nothing for others."""
+"""Samples tokens from logits. Plain sampling is cheap enough for every row of every step and runs inside the CUDA
+graphs. Everything else (truncation, penalties, masks, bans and biases) is computed again for the rows that use it, and
+does not change other rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One step: run on the device, read back, its result handed on."""
+"""One step: run on the device, read back, its result published."""

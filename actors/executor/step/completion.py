@@ -1,4 +1,4 @@
-"""What becomes of a launched step: its tokens are waited for, its result is built and handed on, in order."""
+"""Completes launched steps in order: waits for their tokens, builds their results and passes these on."""
 
 from __future__ import annotations
 

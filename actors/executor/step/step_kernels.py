@@ -1,4 +1,4 @@
-"""Which kernels a step runs, as one value: for the engine's metrics, its log at start, and ``pagebus explain``."""
+"""The kernels of a step as one value, for the engine's metrics, its log at start, and ``pagebus explain``."""
 
 from __future__ import annotations
 

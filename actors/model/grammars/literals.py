@@ -1,7 +1,7 @@
-"""Fixed texts in a grammar. What of them is a token of its own has to be named as one: such tokens are not their text.
+"""Fixed texts in a grammar. Parts of a text that are single special tokens must be named as tokens, not as their text.
 
 llguidance keeps tokens that are special, or added and written ``<...>``, apart from all text, so that text cannot
-become one of them. A model that was trained with such a token writes it, and never its text.
+become one of them. A model trained with such a token writes the token, and never its text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the model: its path, name and format."""
+"""Settings of the model: its path, tokenizer, names and load format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of an actor's process: its use of CPU and memory."""
+"""Metrics of an actor's process: CPU time, memory and open files."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def measure_ceilings() -> dict[str, Any]:
-    """What the device can do at best, measured in a process of its own: this one never imports torch."""
+    """The device's measured roofline, from a separate process: this one never imports torch."""
     command = [sys.executable, "-m", "pagebus.actors.executor.device.roofline"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -84,7 +84,7 @@ def _print(letters: Sequence[DeadLetter], *, json_wanted: bool, whole: bool) -> 
 
 
 def _row(letter: DeadLetter, *, whole: bool) -> dict[str, Any]:
-    """What is told of a letter; ``whole``: with the message's fields."""
+    """The fields of a dead letter to print; ``whole``: with those of its message."""
     row = {
         "letter": _name(letter),
         "died": datetime.fromtimestamp(letter.died_s, UTC).isoformat(timespec="seconds"),

@@ -24,8 +24,8 @@ class Score:
 
 
 def row_scores(result: StepResult, wanted: Container[int]) -> dict[int, Score]:
-    """The scores of the ``wanted`` rows of a result (beams have some too, which nobody reads here); malformed columns
-    raise ValueError."""
+    """The scores of the ``wanted`` rows of a result. Rows of beams have scores too, which are skipped. Malformed
+    columns raise ValueError."""
     if not len(result.logprob_rows) == len(result.logprob_bits) == len(result.top_counts):
         raise ValueError("the log probability columns of a result differ in length")
     scores = _scores(result.logprob_bits, result.top_counts, result.top_ids, result.top_bits)

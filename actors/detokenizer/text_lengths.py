@@ -25,7 +25,7 @@ class TextLengths:
             self._told[row] = lengths
 
     def fields(self, num_rows: int) -> dict[str, Int32Array]:
-        """Fields of a :class:`ReplyBatch`; none if no choice tells lengths."""
+        """Fields of a :class:`ReplyBatch`; none if no choice reports lengths."""
         if not self._told:
             return {}
         counts = np.zeros(num_rows, np.int32)

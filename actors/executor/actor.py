@@ -299,7 +299,7 @@ class ExecutorActor(Actor):
     # -- what the engine's threads say --------------------------------------------------------------------------------
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
-        """Run ``function`` on the event loop, from another thread; nobody is told once the loop is gone."""
+        """Run ``function`` on the event loop, from another thread; does nothing once the loop is closed."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
@@ -326,7 +326,7 @@ class ExecutorActor(Actor):
         await self._failure
 
     async def _watch_steps(self) -> None:
-        """A device that hangs tells nobody. Its process has to end, so that others compute its sequences again."""
+        """End the process if the device hangs, so that others compute its sequences again."""
         while (stalled_s := self._watch.stalled_s) <= self.settings.step_timeout_s:  # noqa: ASYNC110 (time passes)
             await asyncio.sleep(STALL_LOOK_S)
         self._engine_failed(EngineStalled(f"no step has been computed for {stalled_s:.0f} s"))
@@ -370,8 +370,8 @@ def import_engine() -> Any:
 
 
 def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
-    """The result of ``function``, which runs in a thread of its own from now on. If nobody waits for it any more, as
-    the actor ends, it is nobody's."""
+    """Run ``function`` in a new thread and return its result. If the caller is cancelled, as the actor ends, the result
+    is dropped."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,11 +1,11 @@
-"""The engine: a thread that launches steps on the device, one that waits for their tokens, one that captures graphs.
+"""The engine: one thread launches steps on the device, one waits for their tokens, and one captures graphs.
 
-The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work; it
+The device thread takes plans from a queue, in order, applies them to the persistent batch and launches their work. It
 never waits for the device, except when as many steps as there are read-back buffers are in flight. The completion
-thread hands results on (:mod:`pagebus.actors.executor.step.completion`). On a CPU the pass is done when its launch
-returns, and the device thread finishes the step itself.
+thread passes results on (:mod:`pagebus.actors.executor.step.completion`). On a CPU the pass is done when its launch
+returns, and the device thread completes the step itself.
 
-Whatever fails in either thread ends the engine: plans after it could only compute nonsense.
+A failure in either thread ends the engine, because later plans would compute nonsense.
 """
 
 from __future__ import annotations

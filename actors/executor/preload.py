@@ -30,8 +30,8 @@ UNUSED = (
     *("_meta_registrations", "distributions", "export", "masked", "nn.intrinsic", "nn.qat", "profiler", "quantization"),
     "utils.data",
 )
-"""Modules of torch that nobody here needs. The first says which shapes operations give, to compilers: a fifth of the
-import."""
+"""Modules of torch that an executor does not need. The first computes output shapes of operations for compilers, a
+fifth of the import."""
 VERSIONS = ("2.11", "2.13")
 """Those of torch that were seen to ask for none of these while it is imported."""
 
@@ -101,7 +101,7 @@ def open_gpu() -> None:
 
 
 def import_torch() -> None:
-    """Import torch; without :data:`UNUSED`, which whoever asks for them imports later, after :func:`preload_alone`."""
+    """Import torch without :data:`UNUSED`. Code that needs these imports them later, after :func:`preload_alone`."""
     if "torch" in sys.modules:
         return
     preload().torch.wait()

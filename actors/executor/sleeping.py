@@ -34,7 +34,7 @@ class Sleeping:
             gauge.set(state == shown)
 
     async def wait(self, set_state: Callable[[str], None]) -> None:
-        """Return once nobody wants executors to sleep; that is at once, but for one look, if nobody does."""
+        """Wait until no operator wants executors to sleep; without such a request it returns after one look."""
         asleep = False
         while (state := (await self._bus.get_state(SLEEP_STATE))[0]) is not None:
             self.show(SLEEPS_DEEPLY if state.get("level") == 2 else SLEEPS)

@@ -115,8 +115,8 @@ def effective_max_model_len(settings: Settings, config: ModelConfig) -> int:
 def resolve_model(settings: Settings, *, weights: bool = True) -> Path:
     """The model's folder: the shipped one for "", a local folder, else a snapshot of the hub's repository.
 
-    ``weights=False`` is enough for who needs only the small files; it does not wait for gigabytes. With
-    ``--load-format dummy`` nobody does.
+    ``weights=False`` fetches only the small files, without waiting for gigabytes. ``--load-format dummy`` never fetches
+    weights.
 
     Raises:
         ModelError: there is no such folder, no such repository, no permission or no way to the hub.

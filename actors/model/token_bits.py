@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LONG_LIST = 1024
-"""Ids from which a list is told as bits."""
+"""Lists of at least this many ids are sent as bits."""
 
 
 def to_bits(ids: Sequence[int]) -> str:

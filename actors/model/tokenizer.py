@@ -1,9 +1,9 @@
-"""The model's own tokenizer, loaded as ``transformers.AutoTokenizer`` would load it but without its cost.
+"""The model's tokenizer, loaded as ``transformers.AutoTokenizer`` would load it but without its cost.
 
-``AutoTokenizer`` imports torch and every model's configuration (measured: 2.5 s and 400 MB, against 0.8 s and 63 MB
-for the tokenizer classes alone). For the architectures Pagebus serves, the class it would choose is known from two
-small JSON files, so :func:`load_tokenizer` names that class itself and only asks ``AutoTokenizer`` about anything
-else. Used by the tokenizer and the detokenizer; the ingress tells the configuration (:func:`read_info`).
+``AutoTokenizer`` imports torch and every model's configuration (measured: 2.5 s and 400 MB, against 0.8 s and 63 MB for
+the tokenizer classes alone). For the architectures that Pagebus serves, two small JSON files determine the class that
+it would choose. So :func:`load_tokenizer` uses that class directly, and ``AutoTokenizer`` only for the others. The
+tokenizer and the detokenizer use this module; the ingress reports the configuration (:func:`read_info`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def read_template(setting: str) -> str:
 
 
 def read_info(folder: Path, template: str | None) -> dict[str, Any]:
-    """The configuration of the tokenizer in ``folder``, without where files lie; a token that is described is told as
-    its text. ``template`` is ``--chat-template``, which counts before the folder's own.
+    """The configuration of the tokenizer in ``folder``, without paths of files. A token that has a description is
+    reported as its text. ``template`` is ``--chat-template``, which overrides the folder's own.
 
     Raises:
         TokenizerError: a file is broken.

@@ -49,7 +49,8 @@ class Client:
 
 
 async def run_all(jobs: Sequence[Job[T]], at_a_time: int, on_done: Callable[[int], object]) -> list[T]:
-    """The results of all jobs in their order. ``on_done`` is told how many are done. The first error ends them all."""
+    """The results of all jobs in order. ``on_done`` is called with the number done so far. The first error cancels the
+    rest."""
     results: list[Any] = [None] * len(jobs)
     numbers, done = iter(range(len(jobs))), 0
 

@@ -285,7 +285,7 @@ class LLM:
         )
 
     def _run_all(self, calls: Sequence[Callable[[int], Awaitable[T]]], use_tqdm: bool) -> list[T]:
-        """The results of calls, which are told their numbers."""
+        """The results of calls; each call gets its number."""
         first, self._num_asked = self._num_asked, self._num_asked + len(calls)
         jobs = [functools.partial(call, number) for number, call in enumerate(calls, first)]
         what = "1 prompt" if len(jobs) == 1 else f"{len(jobs)} prompts"

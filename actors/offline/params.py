@@ -42,7 +42,7 @@ class BeamSearchParams:
     """
 
     beam_width: int
-    """How many beams, all of which are told."""
+    """Number of beams, all of which are returned."""
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
@@ -97,8 +97,8 @@ class SamplingParams:
     """None: what the context holds."""
     min_tokens: int = 0
     logprobs: int | None = None
-    """So many of the most likely tokens are told for each one of the output, at most the model's ``max_logprobs``; -1:
-    the whole vocabulary; None: none, nor its own."""
+    """How many of the most likely tokens to report for each output token, at most the model's ``max_logprobs``; -1: the
+    whole vocabulary; None: no log probabilities."""
     prompt_logprobs: int | None = None
     """The same for the prompt."""
     detokenize: bool = True
@@ -116,9 +116,9 @@ class SamplingParams:
     structured_outputs: Mapping[str, Any] | None = field(default=None)
     """One of json, regex, choice, grammar, structural_tag and json_object, as in the API: {"choice": ["yes", "no"]}."""
     best_of: int | None = None
-    """So many outputs are made, of which the ``n`` most likely are told."""
+    """Number of outputs to generate, of which the ``n`` most likely are returned."""
     logprob_token_ids: Sequence[int] | None = None
-    """The tokens whose log probabilities are told beside each one of the output, in place of the most likely ones; at
+    """Tokens whose log probabilities are reported for each output token, in place of the most likely ones; at
     most 128."""
     repetition_detection: RepetitionDetectionParams | None = None
     """When an output that repeats itself is ended; None: never."""
@@ -169,7 +169,7 @@ class SamplingParams:
 
     @property
     def num_top(self) -> int | None:
-        """How many alternatives of each token are told; None: the picked ones."""
+        """Alternatives reported per token; None: the listed ones."""
         if self.logprob_token_ids:
             return None
         return sys.maxsize if self.logprobs == -1 else self.logprobs or 0

@@ -100,7 +100,7 @@ class Actor(ABC):
         return {"state": self.state, "pid": os.getpid(), "host": socket.gethostname(), "actor": self.name}
 
     def is_well(self) -> bool:
-        """What a health check is told: whether the actor does its work."""
+        """The answer of health checks: whether the actor does its work."""
         return is_ready(self.lease_info())
 
     async def start(self) -> None:  # noqa: B027 (optional)
@@ -154,10 +154,10 @@ class Actor(ABC):
     async def confirm_lease(self) -> None:
         """Wait until the lease is held for certain.
 
-        A process that was frozen for longer than its lease may have been given up meanwhile. Where late writes could do
-        harm, ask this between a read, or a wait, and what follows from it. (If it has been given up, it ends here.)
-        A bus that was started anew may have forgotten that: whoever finds its lease expired there waits until those
-        who may remember have had the time to say so.
+        A process frozen for longer than its lease may have been given up meanwhile. Where late writes could do harm,
+        call this between a read, or a wait, and its consequences. An actor that has been given up ends here. A
+        restarted bus may have forgotten the revocation, so an actor that finds its lease expired there waits until
+        those who may remember it have had time to report it.
         """
         while time.monotonic() - self._renewed_s > self.settings.lease_ttl_s:
             self._renewed.clear()
@@ -269,7 +269,7 @@ class Actor(ABC):
         self.log.info("stopped")
 
     async def _within(self, limit_s: float, what: str, coro: Coroutine[Any, Any, None]) -> None:
-        """One of the last things an actor does: its failure is told, and hinders nothing."""
+        """Run one of the actor's last actions; its failure is logged, and prevents nothing."""
         try:
             async with asyncio.timeout(limit_s):
                 await coro
@@ -306,7 +306,7 @@ class Actor(ABC):
     async def _heartbeat(self) -> None:
         """Renew the lease each third of its time, and at once when the state changes.
 
-        While the bus is away it keeps trying: the lease may expire, and is taken back if nobody else took it.
+        While the bus is away it keeps trying: the lease may expire, and is taken back unless another actor took it.
         """
         ttl_s = self.settings.lease_ttl_s
         while True:

@@ -40,10 +40,10 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def take_free_gpu(folder: Path, uuids: Sequence[str]) -> str | None:
-    """The first GPU nobody else has taken, locked in ``folder`` until this process ends; None: all are taken.
+    """The first GPU that is not taken, locked in ``folder`` until this process ends; None: all are taken.
 
-    The containers of a scaled service all see all GPUs; a lock on a file of a shared volume lets each take another one.
-    The kernel frees it however the process ends.
+    Containers of a scaled service all see all GPUs; a lock on a file of a shared volume lets each take a different one.
+    The kernel releases it however the process ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for uuid in uuids:

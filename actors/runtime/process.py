@@ -103,8 +103,8 @@ def run_actor(kind: str, settings: Settings) -> int:
 
 @contextlib.contextmanager
 def _without_needless(kind: str) -> Iterator[None]:
-    """transformers imports torch for a tokenizer too if it is there, which takes longer than all else in a start; torch
-    imports pynvml for figures that nobody asks for here."""
+    """Hide packages that are not needed: transformers imports torch for a tokenizer too if it is there, which takes
+    longer than the rest of a start; torch imports pynvml for unused figures."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
     with without("pynvml" if kind == "executor" else "torch"):
         yield

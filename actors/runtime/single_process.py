@@ -24,7 +24,7 @@ from pagebus.bus.streams import Names
 
 
 def make_actors(settings: Settings, open_bus: Callable[[str], Bus]) -> list[Actor]:
-    """All actors of ``settings``, each with a bus object of its own: ``open_bus`` is told the kind."""
+    """All actors of ``settings``, each with its own bus object: ``open_bus`` gets the kind."""
     counts = settings.counts | {"scheduler": 1}
     names = [(kind, f"{kind}-{i}") for kind in KINDS for i in range(counts[kind])]
     own = settings.replace(bus="memory://")

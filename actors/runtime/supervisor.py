@@ -177,7 +177,7 @@ class Supervisor:
                 raise GiveUp(f"the private redis-server cannot be started again: {error}") from error
 
     def _give_up_if_hopeless(self, child: Child, code: int) -> None:
-        """While starting, a process that cannot work ends everything: nobody wants to wait for that."""
+        """End everything if a process proves unable to work during startup."""
         if self._ready or not (code == EXIT_UNUSABLE or child.restarts.looping):
             return
         cause = "cannot work" if code == EXIT_UNUSABLE else "keeps dying"
@@ -188,8 +188,8 @@ class Supervisor:
         )
 
     async def _release_lease(self, child: Child) -> bool:
-        """Give up the lease of a dead child: its process is certainly gone, nobody need wait for the expiry. Returns
-        whether it had said that it was ready."""
+        """Give up the lease of a dead child: its process is certainly gone, so nothing need wait for the expiry.
+        Returns whether it had reported to be ready."""
         was_ready = False
         if self._bus is None:
             return was_ready

@@ -39,7 +39,7 @@ def add_other_names(parser: argparse.ArgumentParser) -> None:
 
 
 def opposites() -> Iterator[str]:
-    """``--no-enable-lora``: each switch has one, and unless it is a flag of its own it asks for nothing."""
+    """``--no-enable-lora``: each switch has an opposite, which changes nothing unless it is a flag itself."""
     for name, flag in FLAGS.items():
         opposite = "--no-" + name[2:]
         if flag.switch and name.startswith("--") and not name.startswith("--no-") and opposite not in FLAGS:
@@ -71,7 +71,8 @@ class _Foreign(argparse.Action):
 
 
 class _Opposite(argparse.Action):
-    """Of what is refused, the opposite is how it is; of what is so anyway, it cannot be had and is told so."""
+    """The opposite of a flag. It is accepted silently if the flag is refused anyway; if the flag always holds, a note
+    on standard error says that it changes nothing."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, __: object, option: str | None = None) -> None:
         flag = FLAGS["--" + (option or "").removeprefix("--no-")]

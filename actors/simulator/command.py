@@ -148,7 +148,7 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
 
 @contextmanager
 def _recorded(deployment: Deployment, path: str | None) -> Iterator[None]:
-    """Write the requests and steps of what runs meanwhile, if somebody wants to have them.
+    """Record requests and steps of the block, if requested.
 
     Raises:
         SettingsError: the file cannot be written.

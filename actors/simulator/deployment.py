@@ -90,7 +90,7 @@ class Deployment:
         return lambda at_s: act(at_s, fault.executor)
 
     def watch(self, observer: Observer) -> None:
-        """Have somebody hear what the clients hear, after them."""
+        """Add an observer of the clients' messages, called after the clients."""
         self.simulation.observer = Observers(self.simulation.observer, observer)
 
     def add(self, at_s: float, count: int) -> None:

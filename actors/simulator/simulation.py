@@ -41,14 +41,14 @@ class Executor(Protocol):
 
     @property
     def joined(self) -> ReplicaJoined:
-        """What the scheduler is told about it."""
+        """The event with which it joins the scheduler."""
 
     def execute(self, plan: StepPlan, received_s: float, free_s: float) -> StepResult:
         """The result of a plan that came at ``received_s``; the device is free from ``free_s`` on."""
 
 
 class Observer:
-    """Hears what detokenizers, ingresses and the log would; overridden where somebody wants to know."""
+    """Receives the messages to detokenizers, ingresses and the log; its methods do nothing unless overridden."""
 
     def tokenized(self, at_s: float, request: TokenizedRequest) -> None:
         """The scheduler reads a request."""

@@ -48,7 +48,7 @@ def _longctx(_: np.random.Generator, count: int) -> tuple[Any, Any, dict[str, An
 
 
 def _chats(rng: np.random.Generator, count: int) -> tuple[Any, Any, dict[str, Any]]:
-    """Eight system prompts of 1024 tokens, by popularity, each followed by a message of its own."""
+    """Eight system prompts of 1024 tokens, by popularity, each followed by an individual message."""
     groups = np.minimum(rng.geometric(0.4, count), 8) - 1
     prefix = {"prefix_groups": groups, "prefix_tokens": 1024}
     return 1024 + chat_lengths(rng, count), chat_lengths(rng, count), prefix

@@ -47,10 +47,11 @@ class Stream(Protocol):
 def configure(
     level: str = "info", fmt: str = "auto", *, stream: Stream | None = None, whole_process: bool = True
 ) -> None:
-    """Set logging up for this process. ``fmt`` is ``auto``, ``console`` or ``json``; ``stream`` default stderr.
+    """Set up logging for this process. ``fmt`` is ``auto``, ``console`` or ``json``; ``stream`` defaults to stderr.
 
-    In somebody else's process (not ``whole_process``) only our own lines are looked after, and only if nobody has
-    set up structlog, by which they are written."""
+    In a host program's process (not ``whole_process``) only our own lines are configured, and only if the program has
+    not set up structlog, which then writes them.
+    """
     if not whole_process and structlog.is_configured():
         return
     out: Stream = stream if stream is not None else sys.stderr

@@ -69,10 +69,10 @@ class Gauge:
 
 
 class Histogram:
-    """Counts observations by upper bound; ``counts`` has one more entry than ``bounds``, for all above.
+    """Counts observations by upper bound; ``counts`` has one more entry than ``bounds``, for values above all.
 
-    ``buckets`` are told to Prometheus. ``fine`` are more bounds, between these, for who reads quantiles off the
-    snapshot: then ``bounds`` are both, and the buckets' counts are sums.
+    ``buckets`` are exported to Prometheus. ``fine`` are further bounds between these, for readers of quantiles from the
+    snapshot: ``bounds`` then holds both, and the buckets' counts are sums.
     """
 
     __slots__ = ("bounds", "buckets", "counts", "total")

@@ -44,7 +44,7 @@ def graphs_of(info: Mapping[str, Any]) -> tuple[int, int] | None:
 class Progress:
     """Draws the startup on ``out``; other lines for the same terminal must go through :meth:`line`.
 
-    Without a terminal each new phase, and each quarter of one, is told once, through ``tell`` (default: as a line).
+    Without a terminal each new phase, and each quarter of one, is reported once, through ``tell`` (default: as a line).
     """
 
     def __init__(self, out: TextIO, *, terminal: bool, tell: Callable[[str, float | None], None] | None = None) -> None:

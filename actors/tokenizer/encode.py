@@ -94,7 +94,7 @@ class Encoder:
             self._chat.close()
 
     def is_quick(self, requests: Sequence[GenerateRequest]) -> bool:
-        """Whether encoding them holds nobody up. A chat has to be rendered, which is another process's work."""
+        """Whether encoding is quick enough for the event loop. A chat must be rendered, in another process."""
         length = sum(map(_length, requests))
         return length <= QUICK_LENGTH and all(request.messages is None for request in requests)
 

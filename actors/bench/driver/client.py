@@ -121,7 +121,7 @@ def _take(chunk: dict[str, Any], outcome: Outcome) -> bool:
 
 
 def main() -> None:
-    """One part of the work, in a process of its own."""
+    """Run one process's part of the load."""
     job = orjson.loads(sys.stdin.buffer.read())
     spec, part = Spec(**job["spec"]), int(sys.argv[1])
     calls = make_calls(spec, part=part)

@@ -18,7 +18,7 @@ POLL_S = 0.1
 SAMPLE = re.compile(r'^pagebus:cuda_graphs\{.*\bstate="(captured|planned)".*\} (\S+)$', re.MULTILINE)
 
 Look = Callable[[], Awaitable[tuple[float, float] | None]]
-"""How many graphs are captured, of how many; None where there are none, or nobody says."""
+"""Captured graphs and their total; None where there are none or the number is unknown."""
 
 
 async def until_captured(look: Look, progress: Progress, limit_s: float = LIMIT_S) -> None:

@@ -10,7 +10,7 @@ from pagebus.actors.simulator.recording.trace import Trace
 from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
 
 INGRESS = "bench"
-"""Whose requests these are; nobody reads its replies."""
+"""The ingress of these requests; its replies have no reader."""
 
 
 def scaled(trace: Trace, scale: float) -> Trace:
@@ -24,9 +24,9 @@ def scaled(trace: Trace, scale: float) -> Trace:
 
 
 def make_prompts(trace: Trace, vocab_size: int, seed: Sequence[int], salt: int = 0) -> list[Int32Array]:
-    """Random token ids [prompt_tokens] of every request; prompts of a group begin alike, others share nothing.
+    """Random token ids [prompt_tokens] of every request. Prompts of a group begin alike; others share nothing.
 
-    What a group has in common depends on ``seed`` alone, all else on ``salt`` too.
+    The shared part of a group depends only on ``seed``, the rest also on ``salt``.
     """
     tails = np.random.default_rng([*seed, 0, salt])
     prompts = []

@@ -62,8 +62,8 @@ def make_spans(steps: Sequence[Step], scheduler: Sequence[ActorSpan], executor: 
 
 
 def chrome_trace(spans: Sequence[Span], steps: Sequence[Step]) -> dict[str, Any]:
-    """The trace event format that Perfetto and chrome://tracing read. Messages in flight overlap: they are asynchronous
-    events, all else is complete ones."""
+    """The run in the trace event format of Perfetto and chrome://tracing. Messages in flight overlap, so they are
+    asynchronous events; all others are complete events."""
     start_s = spans[0].began_s
     about = {
         step.number: {"step": step.number, "decodes": step.decodes, "prefill_tokens": step.prefill_tokens}

@@ -123,7 +123,7 @@ async def work_after(waiting: asyncio.Task[Any], work: Coroutine[Any, Any, None]
 
 
 async def transfer(bus: Bus, settings: Settings, requests: Path, results: Path, progress: Progress) -> None:
-    """Push all lines, and write results as they come, under a name that is nobody else's; then put them in order."""
+    """Push all lines, write results as they arrive to a file with a unique name, then sort them."""
     names, batch = Names(settings.name), f"run-{uuid.uuid4().hex}"
     try:
         await bus.connect()

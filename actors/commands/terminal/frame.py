@@ -30,7 +30,7 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every part has been told of at least once, or cannot be."""
+        """Whether every part has been received at least once, or cannot be."""
         return {"actors", "vitals"} <= self._seen and bool({"state", "away"} & self._seen)
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ SPARE_SPANS = 32
 """A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
 whose keys are cut take what is left of them."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
-"""Attention of longer queries over longer contexts has launch shapes of its own."""
+"""Attention of longer queries over longer contexts uses different launch shapes."""
 
 
 @dataclass(frozen=True, slots=True)

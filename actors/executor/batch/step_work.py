@@ -32,15 +32,16 @@ class Extras:
 
 @dataclass(slots=True)
 class StepWork:
-    """One step, checked: R rows of T tokens together, of which N sample a token.
+    """One validated step: R rows with T tokens in total, of which N rows sample a token.
 
-    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token, of the pass,
-    behind which a token is sampled, ``context_lens`` [N] is how many tokens that one sees, itself included. Where the
-    sampled one is stored says ``positions`` [N], its output index is ``indexes`` [N].
-    ``deltas`` holds what else goes to the device, by name. The rest is for whoever receives the tokens:
-    ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N], ``end_ids`` [N, E] (-1 is empty), and
-    ``new_slots``, in which sequences have entered. ``constrained`` [C]: which of the N follow a grammar. ``broken``:
-    those of them that turned out to be unable to.
+    ``slots``, ``starts`` [R] and ``query_start`` [R+1] define the pass. ``hidden_index`` [N] is the token of the pass
+    behind which a token is sampled, and ``context_lens`` [N] the number of tokens that it sees, itself included. The
+    sampled token is stored at ``positions`` [N]; its output index is ``indexes`` [N]. ``deltas`` holds the other
+    uploads, by name.
+
+    The rest is for the receiver of the tokens: ``sequence_ids``, ``sample_slots``, ``length_ended``, ``can_stop`` [N],
+    ``end_ids`` [N, E] (-1 is empty), and ``new_slots``, which sequences have entered. ``constrained`` [C]: the rows of
+    the N that follow a grammar. ``broken``: those of them whose grammar turned out to be impossible.
     """
 
     num_decodes: int

@@ -61,13 +61,13 @@ class _HostBuffer:
 
 
 class Uploader:
-    """Packs and sends. ``tail_ints`` is what usually fits; a larger tail gets a buffer of its own.
+    """Packs and sends uploads. ``tail_ints`` is the usual size of a tail; a larger one gets a separate buffer.
 
     Args:
         max_spans, max_merges: the most of a step or a bucket.
 
-    On a CPU the host buffer itself is what the kernels read: nothing is copied. On the meta device nothing is copied
-    either, as it has no memory.
+    On a CPU the kernels read the host buffer itself, without a copy. On the meta device nothing is copied, as it has no
+    memory.
     """
 
     def __init__(

@@ -95,5 +95,5 @@ def is_done(event: torch.cuda.Event) -> bool:
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream of its own."""
+    """A new stream of the device."""
     return torch.cuda.Stream(device)

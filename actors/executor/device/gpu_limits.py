@@ -14,10 +14,11 @@ of 256 take 104. Of a cache of one byte they take 76, and those of float32 are s
 
 
 def check_first_gpu(settings: Settings) -> None:
-    """What :func:`check_gpu` says of the first GPU here, as far as settings say; nobody else has asked the driver yet.
+    """:func:`check_gpu` for the machine's first GPU, as far as the settings decide; the driver has not been queried
+    before.
 
     Raises:
-        SettingsError: it cannot do what is asked of it.
+        SettingsError: the GPU does not support these settings.
     """
     if settings.kv_cache_dtype in E4M3_CACHES:  # else the executor asks, beside others: the driver takes a while
         check_gpu(settings, None, first_target())

@@ -2,12 +2,12 @@
 
 A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
 sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
-serves any content. What rows ask for beyond plain sampling is a graph of its own behind it
+serves any content. Sampling beyond plain sampling is a second graph behind it
 (:mod:`pagebus.actors.executor.graphs.resampling`), captured once a step has missed it.
 
-A few graphs are captured before the engine is ready; they need all the kernels there are, and one of them holds any
-step that another graph would. The others are captured by a thread of its own beside the steps: capturing computes
-nothing on the device.
+A few graphs are captured before the engine is ready. They need every kernel that exists, and one of them fits any step
+that another graph would. A separate thread captures the others beside the steps; capturing computes nothing on the
+device.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ class Graphs:
             progress((done + 1) / len(buckets))
 
     def capture_missing(self, runner: Passes, captured: Callable[[float], None] = lambda began_s: None) -> None:
-        """Capture what is missing, first of all what a step has missed, until :meth:`close`; ``captured`` is told when
-        each began. For a thread of its own, on a stream of its own.
+        """Capture missing graphs until :meth:`close`, first those that a step has missed. ``captured`` is called with
+        the time when each began. Runs in its own thread and stream.
 
-        Meanwhile nobody may synchronize with the whole device: that fails, and breaks the capture.
+        No other thread may synchronize with the whole device meanwhile: that fails, and breaks the capture.
         """
         if not runner.kv_cache.is_meta:
             _set_up_library(runner)

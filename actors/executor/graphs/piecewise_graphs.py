@@ -104,9 +104,9 @@ class _DeviceMemory:
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of ``tensor`` that does not keep it: a graphs' pool gives the memory to the next capture too.
+    """A view of ``tensor`` that does not keep its memory: the graphs' pool gives it to the next capture too.
 
-    Held by the graphs themselves, what is left behind would take gigabytes. Between one replay and the next nobody
-    writes there, and that is the only time it is read.
+    If the graphs kept their outputs, these would take gigabytes. Between a replay and the next nothing else writes to
+    the memory, and it is read only then.
     """
     return torch.as_tensor(_DeviceMemory(tensor), device=tensor.device).view(tensor.dtype)

@@ -68,7 +68,7 @@ def _version(package: str) -> str:
 
 
 def read_compiler_version(target: Target) -> None:
-    """Triton names its kernels by digests of its own files, half a gigabyte: have it read them now, in this thread."""
+    """Have Triton read its own files, half a gigabyte, in this thread: it names kernels by their digests."""
     with contextlib.suppress(ImportError):
         from triton.backends.nvidia.compiler import get_ptxas_version
         from triton.runtime.cache import triton_key

@@ -1,8 +1,8 @@
-"""Memory of the host tier: page-locked for CUDA, so that the copy engines reach it without help of the CPU.
+"""Memory of the host tier: page-locked for CUDA, so that the copy engines reach it without the CPU.
 
-Locking pages takes a good part of a second per GiB, and whoever calls the driver meanwhile waits: a start would take
-longer. So one chunk is locked at first, to measure with, and a thread locks the others once the engine is ready.
-:attr:`HostMemory.num_ready` says how many blocks there are so far.
+Locking pages takes a good part of a second per GiB, and other calls to the driver wait meanwhile, which would slow the
+start. So one chunk is locked first, for measurements, and a thread locks the others once the engine is ready.
+:attr:`HostMemory.num_ready` is the number of blocks ready so far.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Keeping sequences to their grammars: before each of their tokens, which ones are possible.
+"""Grammars of running sequences: computes which tokens are possible before each of their tokens.
 
-That depends on the token before, which the host learns a step later than the device. So a step's masks are filled after
-its forward pass has been launched, once the tokens of the step before have come back: the device thread waits for them
-while the device works. Steps without such sequences wait for nothing.
+The possible tokens depend on the token before, which the host learns a step later than the device. So a step's masks
+are filled after its forward pass has been launched, once the tokens of the step before have come back. The device
+thread waits for these while the device works. Steps without grammars wait for nothing.
 
-Masks are filled in parallel. Copies of a matcher share its lexer, which one thread at a time may use. So slots are
-divided into lanes: sequences of the same grammar begin with copies of one matcher in the same lane, of another one in
-another lane. There are more lanes than threads: few masks take a hundred times as long as most, and the others of their
-lane wait meanwhile. What sequences begin with is made ready in threads of their own, from the moment that a plan with
-the grammar arrives, the first mask included.
+Masks are filled in parallel. Copies of a matcher share its lexer, which only one thread at a time may use. So slots are
+divided into lanes. Sequences of one grammar begin with copies of one matcher within a lane, and of different matchers
+in different lanes. There are more lanes than threads: a few masks take a hundred times as long as most, and the rest of
+their lane waits meanwhile. Separate threads prepare the matchers that sequences begin with, including their first mask,
+from the moment that a plan with the grammar arrives.
 
-Whose token a row's is, is remembered when the step is launched. When its tokens land, the slot may be another
-sequence's, or the same one's again, which was told of the token as it entered.
+The sequence behind each row is recorded when the step is launched. When its tokens arrive, the slot may belong to
+another sequence, or to the same one again, which brought the token along as it entered.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Grammars:
                 self._start(new.sampling.grammar, self._lane(new.slot))
 
     def landed(self, tokens: Int32Array) -> None:
-        """The tokens [N] of a step that :meth:`launched` was told of. In the order of those calls. If the device thread
-        waits for them it goes first: this returns when it needs Python no more, which is soon."""
+        """Apply the tokens [N] of a launched step, in the order of :meth:`launched`. If the device thread waits for
+        them it goes first: this method returns soon, when that thread no longer needs Python."""
         self._filling.clear()
         waits = self._waits  # read behind the line above: whoever stops waiting from here on sets the event
         self._tokens.put(tokens)
@@ -155,7 +155,7 @@ class Grammars:
     # -- device thread ------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Every slot is empty; tokens that are still to come are nobody's."""
+        """Empty every slot, and ignore tokens that are still to come."""
         self._leave(list(self._followers))
 
     def apply(self, plan: StepPlan) -> None:
@@ -269,7 +269,7 @@ def _make_start(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher whose copies know their first mask, which takes longer than others.
 
     Raises:
-        GrammarError: as :func:`make_matcher`; a mask that is not possible is found by whoever asks for it.
+        GrammarError: as :func:`make_matcher`; an impossible mask is found when it is requested.
     """
     matcher = make_matcher(vocabulary, grammar)
     matcher.compute_bitmask()

@@ -57,7 +57,7 @@ class Launched:
 
 
 class Completion:
-    """Finishes the steps of one engine. On CUDA a thread of its own is in :meth:`run`; on a CPU the device thread calls
+    """Completes the steps of one engine. On CUDA a separate thread runs :meth:`run`; on a CPU the device thread calls
     :meth:`finish`."""
 
     def __init__(

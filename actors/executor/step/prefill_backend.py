@@ -1,9 +1,9 @@
-"""Attention of long prompts: by the library once it is ready for their shapes, which it is made in idle moments.
+"""Chooses the backend of long prompts' attention: the library, once it has plans for their shapes.
 
-cuDNN plans each new shape, in some tens of milliseconds, and waits for the device to load what it needs; the first of a
-kind takes 0.6 s on a machine that has just been started, and is part of the warm-up. It keeps its plans by thread. So
-the device thread itself makes them, one at a time, when no step has run for a while. Prompts of a shape that it has not
-come to leave less to the library, or nothing, unless that would cost them more.
+cuDNN plans each new shape, in some tens of milliseconds, and waits for the device to load its code. The first plan of a
+kind takes 0.6 s on a machine that has just been started, and is part of the warm-up. cuDNN keeps plans per thread, so
+the device thread itself makes them, one at a time, when no step has run for a while. Prompts of a shape without a plan
+leave less to the library, or nothing, unless that would cost them more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PrefillBackend:
         self._planned: set[Problem] = set()
         self._lost_s: dict[Problem, float] = {}
         self.plan_s = 0.0
-        """What a plan costs those who wait for it: nobody does, until the engine is ready."""
+        """Cost of a plan to waiting requests, in seconds; there are none until the engine is ready."""
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -38,7 +38,7 @@ lengths than these make every mask slower."""
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be used; the text is for whoever wrote it."""
+    """A grammar that cannot be used; the text is for its author."""
 
 
 def write_grammar(wanted: StructuredOutput, vocabulary: LLTokenizer | None = None) -> str:
@@ -158,7 +158,7 @@ REASONS = {
     "ParserTooComplex": "is too complex",
     "LexerTooComplex": "is too complex",
 }
-"""What llguidance calls the ends of a matcher, and what they mean to whoever wrote the grammar."""
+"""llguidance's reasons for the end of a matcher, and their meaning for the grammar's author."""
 
 
 def _short(text: str) -> str:

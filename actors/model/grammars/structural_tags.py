@@ -220,7 +220,7 @@ class TagWriter:
         return self._named(" | ".join(part.strip() or '""' for part in parts))
 
     def _named(self, expression: str) -> str:
-        """As a rule of its own."""
+        """The expression as a named rule."""
         return self._rule(expression.strip() or '""')
 
     def _rule(self, expression: str, attributes: str = "") -> str:

@@ -1,10 +1,10 @@
-"""How many tokens of prefill go into a step beside decodes, so that streams stay smooth (``--itl-target-ms``).
+"""Paces prefill beside decodes, so that streams stay smooth (``--itl-target-ms``).
 
-A step with decodes is filled with prefill until its predicted time reaches the inter-token target. When a request would
+A step with decodes is filled with prefill until its predicted time reaches the inter-token target. If a request would
 get its first token later than ``--ttft-target-ms`` at that pace, the step may take nearly twice the target. Steps
-without decodes are as large as the token budget allows: nobody waits for their end but those who are in them.
+without decodes are as large as the token budget allows, because only their own sequences wait for them.
 
-Where little waits there is no hurry: prompts are read one after the other, in short steps.
+While little is waiting, prompts are computed one after the other, in short steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prefill_of(sequence: Sequence, start: int, wanted: int) -> Prefill:
 
 class Pacer:
     """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none.
-    ``tokens_per_s``: of prompts, as measured at start, 0 if nobody has."""
+    ``tokens_per_s``: the rate of prompts measured at startup, 0 if not measured."""
 
     def __init__(self, itl_s: float, ttft_s: float | None, tokens_per_s: float = 0.0) -> None:
         self.law = StepTime()

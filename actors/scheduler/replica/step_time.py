@@ -1,4 +1,4 @@
-"""How long a step takes: a linear law, fitted to the steps that a replica has done.
+"""Predicts the time of a step by a linear law, fitted to the steps that a replica has done.
 
     time = w0 + w1 [has prefill] + w2 decode rows + w3 decode KV tokens + w4 prefill tokens + w5 prefill token pairs
 
@@ -7,9 +7,9 @@ them; a prefill row of ``count`` tokens behind ``start`` others attends to ``cou
 
 The fit minimises the squares of the relative errors with exponential forgetting, by coordinate descent on the normal
 equations: pure, deterministic and of constant cost. A step that takes much longer than predicted (a hiccup, a first
-launch of a kernel) counts only as a step a few deviations too long; where steps stay longer, the deviation grows with
-them and the law follows. Steps of decodes alone are even, and what is usual of them says nothing of others: they have a
-deviation of their own. No hiccup makes a step quicker, so quick steps are believed at once.
+launch of a kernel) counts as one a few deviations too long. If steps stay longer, the deviation grows with them and the
+law follows. Steps of decodes alone vary little, so they have a separate deviation. No hiccup makes a step quicker, so
+quick steps are believed at once.
 """
 
 from __future__ import annotations

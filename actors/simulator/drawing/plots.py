@@ -15,7 +15,7 @@ MAX_SAMPLES = 1200
 MAX_MAP_BLOCKS = 512
 MAX_BARS = 400
 CACHED = -1
-"""In a block map: nobody's, but its content can still be found."""
+"""In a block map: without owner, but its content can still be found."""
 
 
 @dataclass(slots=True)

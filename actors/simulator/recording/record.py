@@ -258,7 +258,7 @@ def _tables(plan: StepPlan) -> dict[str, Any]:
 
 
 class Follower:
-    """Reads the streams of whoever is there, each from where it ended when it was first seen."""
+    """Reads the streams of all live actors, each from its end at the time when it was first seen."""
 
     def __init__(self, bus: Bus, names: Names) -> None:
         self._bus, self._names = bus, names

@@ -53,7 +53,7 @@ class Tables:
                 self.used.add(block)
 
     def held(self) -> set[int]:
-        """Blocks that somebody owns."""
+        """Blocks that have an owner."""
         return {block for _, blocks in self.slots.values() for block in blocks}
 
 

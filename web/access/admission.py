@@ -19,7 +19,7 @@ from pagebus.web.access.auth import ANYBODY, ApiKey
 from pagebus.web.access.fair_admission import Places
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
-from pagebus.web.requests.parsed_request import Asked, Prompt
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
 from pagebus.web.requests.served_model import ServedModel
 
 NEWEST_SHARE = 0.1
@@ -113,11 +113,11 @@ class Rate:
         self._tokens = min(self._tokens + tokens, self.per_minute)
 
 
-def of_client(asked: Asked, key: ApiKey) -> Asked:
+def of_client(parsed: ParsedRequest, key: ApiKey) -> ParsedRequest:
     """The call with what is its key's: name, weight, and a salt of its own if its cache is private."""
     if key is ANYBODY:
-        return asked
-    return replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
+        return parsed
+    return replace(parsed, client=key.name, weight=key.weight, cache_salt=key.salted(parsed.cache_salt))
 
 
 @dataclass(slots=True)
@@ -168,14 +168,14 @@ class Admission:
                 raise
 
     @contextmanager
-    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel, name: str = "") -> Iterator[Charge]:
+    def admitted(self, key: ApiKey, parsed: ParsedRequest, model: ServedModel, name: str = "") -> Iterator[Charge]:
         """While a call is under way. Whoever knows in the end how many tokens it needed, notes them. One with a
         ``name`` whose client is back is charged already.
 
         Raises:
             ApiError: 429 or 400, it is too much.
         """
-        requests, tokens = len(asked.prompts), cost_of(asked, model)
+        requests, tokens = len(parsed.prompts), cost_of(parsed, model)
         place, rate, charge = (name, requests, tokens), self._rate_of(key), Charge()
         was_away = self._away.pop(place, None) if name else None
         held = was_away or self._enter(key, requests, tokens, rate)
@@ -254,18 +254,18 @@ class Admission:
         return (load,)
 
 
-def cost_of(asked: Asked, model: ServedModel) -> int:
+def cost_of(parsed: ParsedRequest, model: ServedModel) -> int:
     """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
     refused, but lies on the bus until then: it counts by its size."""
     most = model.max_model_len or math.inf
-    sampling = asked.sampling
+    sampling = parsed.sampling
     output = sampling.max_tokens
     if output is None:
         least = max(UNSTATED_OUTPUT_TOKENS, sampling.min_tokens)
         output = model.max_model_len or least if sampling.ignore_eos else least
-    if asked.tools:
-        output += _estimate(str(asked.tools))  # which the template writes into the prompt
-    lengths = [num_prompt_tokens(prompt) for prompt in asked.prompts]
+    if parsed.tools:
+        output += _estimate(str(parsed.tools))  # which the template writes into the prompt
+    lengths = [num_prompt_tokens(prompt) for prompt in parsed.prompts]
     costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
     return max(sampling.n, sampling.beam_width) * int(sum(costs))
 

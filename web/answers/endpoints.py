@@ -24,7 +24,7 @@ from pagebus.web.calls.call import Call, Choice
 from pagebus.web.http.reply import json_response
 from pagebus.web.requests.embeddings import as_bytes, embedding, metadata, parse_embedding, state_of
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 
 BYTES = "application/octet-stream"
@@ -40,7 +40,7 @@ class Endpoint(ABC):
     object: str
     chunks: type[Chunks]
     reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
-    parse: Callable[[dict[str, Any], ServedModel], Asked]
+    parse: Callable[[dict[str, Any], ServedModel], ParsedRequest]
 
     @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
@@ -146,16 +146,16 @@ ENDPOINTS: dict[str, Endpoint] = {
 """Those whose bodies may be lines of a batch, by their paths."""
 
 
-def tell_report(call: Call, asked: Asked) -> None:
+def tell_report(call: Call, parsed: ParsedRequest) -> None:
     """Tell the call what its answer reports."""
-    call.tell(asked.report)
-    if asked.report is not None and asked.truncate_prompt_tokens is None:
-        for request, prompt in zip(call.requests, asked.prompts, strict=True):
+    call.tell(parsed.report)
+    if parsed.report is not None and parsed.truncate_prompt_tokens is None:
+        for request, prompt in zip(call.requests, parsed.prompts, strict=True):
             request.prompt_text = prompt.text
 
 
-def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int) -> Chunks:
+def make_chunks(endpoint: Endpoint, parsed: ParsedRequest, public_id: str, created_s: int) -> Chunks:
     """Who writes the call's chunks."""
-    if asked.report is None:
-        return endpoint.chunks(public_id, created_s, asked.model, asked.stream_options)
-    return endpoint.reported_chunks(public_id, created_s, asked.model, asked.stream_options, asked.report)
+    if parsed.report is None:
+        return endpoint.chunks(public_id, created_s, parsed.model, parsed.stream_options)
+    return endpoint.reported_chunks(public_id, created_s, parsed.model, parsed.stream_options, parsed.report)

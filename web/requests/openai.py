@@ -32,7 +32,7 @@ from pagebus.web.http.limits import (
 )
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
 from pagebus.web.requests.chat_messages import read_documents, read_messages, read_template_kwargs
-from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
 from pagebus.web.requests.report_fields import read_chat_report, read_completion_report
 from pagebus.web.requests.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
@@ -131,7 +131,7 @@ def check_nesting(data: dict[str, Any], text: str | bytes) -> None:
             raise bad_field(name[:100], f"is nested more than {MAX_JSON_DEPTH} deep")
 
 
-def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_completion(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/completions``."""
     fields = Fields(data)
     name = read_model(fields, model)
@@ -148,7 +148,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     prompts = read_prompts(fields, "prompt", model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
-    asked = Asked(
+    parsed = ParsedRequest(
         model=name,
         prompts=prompts,
         sampling=sampling,
@@ -165,10 +165,10 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
-    return asked
+    return parsed
 
 
-def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/chat/completions``."""
     fields = Fields(data)
     name = read_model(fields, model)
@@ -188,7 +188,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:
         raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
-    asked = Asked(
+    parsed = ParsedRequest(
         model=name,
         prompts=(Prompt(messages=messages),),
         sampling=sampling,
@@ -211,13 +211,13 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
-    return asked
+    return parsed
 
 
-def parse_prompt(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_prompt(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of a chat of which only the prompt counts: whether it could be answered is not asked."""
-    asked = parse_chat(data, replace(model, auto_tools=True))
-    return replace(asked, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
+    parsed = parse_chat(data, replace(model, auto_tools=True))
+    return replace(parsed, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:

@@ -32,7 +32,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
 
     model: str

@@ -29,17 +29,17 @@ def read_completion_report(
         raise bad_field("best_of", "must not be more than n when stream is true: the best are known only at the end")
     logprobs = _read_count(fields, "logprobs", None, model)
     picked = _read_picked(fields, sampling, model, wanted=logprobs is not None)
-    asked, report = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
+    adjusted, report = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
     if sampling.beam_width:  # the search itself gives the best
-        asked, best_of = structs.replace(asked, beam_width=best_of), sampling.n
+        adjusted, best_of = structs.replace(adjusted, beam_width=best_of), sampling.n
     if best_of > sampling.n:
         # How likely each is tells which are the best.
-        asked = structs.replace(asked, n=best_of, logprobs=0 if logprobs is None else asked.logprobs)
+        adjusted = structs.replace(adjusted, n=best_of, logprobs=0 if logprobs is None else adjusted.logprobs)
     if prompt_only:
         report = replace(report, prompt_only=True)
-        asked = structs.replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+        adjusted = structs.replace(adjusted, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
     plain = best_of == sampling.n and report == Report(num_choices=sampling.n)
-    return asked, None if plain else report
+    return adjusted, None if plain else report
 
 
 def read_chat_report(
@@ -59,17 +59,17 @@ def read_chat_report(
         raise bad_field("top_logprobs", "needs logprobs to be true")
     picked = _read_picked(fields, sampling, model, wanted=wanted)
     prompt_text = fields.boolean("return_prompt_text", False)
-    asked, report = _read(
+    adjusted, report = _read(
         fields, sampling, num_top if wanted else None, model, picked=picked, stream=stream, echo=False
     )
     if prompt_text:
-        asked, report = structs.replace(asked, return_prompt_text=True), replace(report, prompt_text=True)
+        adjusted, report = structs.replace(adjusted, return_prompt_text=True), replace(report, prompt_text=True)
     if parsing is not None:
         report = replace(report, parsing=parsing)
-        asked = structs.replace(asked, return_text_lengths=bool(parsing.reasoning))
+        adjusted = structs.replace(adjusted, return_text_lengths=bool(parsing.reasoning))
     if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
         report = replace(report, said=messages[-1]["content"])
-    return asked, None if report == Report(num_choices=sampling.n) else report
+    return adjusted, None if report == Report(num_choices=sampling.n) else report
 
 
 def _read(
@@ -102,7 +102,7 @@ def _read(
         if logprobs > MAX_PROMPT_LOGPROBS:
             raise bad_field("echo", f"is available with at most {MAX_PROMPT_LOGPROBS} logprobs, got {logprobs}")
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
-    asked = structs.replace(
+    adjusted = structs.replace(
         sampling,
         logprobs=0 if picked else logprobs,
         logprob_token_ids=picked,
@@ -110,7 +110,7 @@ def _read(
         return_token_ids=report.token_ids,
         echo=echo,
     )
-    return asked, report
+    return adjusted, report
 
 
 def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *, wanted: bool) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from pagebus.web.adapters.response_input import chat_body
 from pagebus.web.adapters.translated import written
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, internal
 from pagebus.web.requests.openai import parse_chat
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes.generate.responses import computed, used_tokens
 from pagebus.web.server.context import Context
 from pagebus.web.storage.responses import Piece, Record
@@ -178,11 +178,11 @@ class Background:
             if deliveries > MAX_DELIVERIES or await self._context.responses.is_cancelled(response_id):
                 raise internal()
             key = self._key_of(record)
-            asked = of_client(parse_chat(chat_body(record), self._context.model), key)
-            async with self._admitted(key, asked) as charge:
+            parsed = of_client(parse_chat(chat_body(record), self._context.model), key)
+            async with self._admitted(key, parsed) as charge:
                 checked = False
                 async with aclosing(
-                    computed(self._context, asked, events, attempt=uuid.uuid4().hex, seen=seen)
+                    computed(self._context, parsed, events, attempt=uuid.uuid4().hex, seen=seen)
                 ) as pieces:
                     async for piece in pieces:
                         yield piece
@@ -208,7 +208,7 @@ class Background:
         return key
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, key: ApiKey, asked: Asked) -> AsyncIterator[Charge]:
+    async def _admitted(self, key: ApiKey, parsed: ParsedRequest) -> AsyncIterator[Charge]:
         """Wait for room under the limits: nobody else does.
 
         Raises:
@@ -217,7 +217,7 @@ class Background:
         while True:
             with contextlib.ExitStack() as room:
                 try:
-                    charge = room.enter_context(self._context.admission.admitted(key, asked, self._context.model))
+                    charge = room.enter_context(self._context.admission.admitted(key, parsed, self._context.model))
                 except ApiError as error:
                     if error.status != 429:
                         raise

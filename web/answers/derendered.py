@@ -127,12 +127,12 @@ def _choice(given: dict[str, Any], tail: tuple[int, ...], path: str, model: Serv
 def chat_choices(derender: Derender, texts: Sequence[str]) -> list[dict[str, Any]]:
     """The choices of the chat."""
     found = []
-    report = derender.parsed.report if derender.parsed is not None else None
+    details = derender.parsed.details if derender.parsed is not None else None
     for index, (choice, text) in enumerate(zip(derender.choices, texts, strict=True)):
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         finish = choice.finish_reason
-        if report is not None and report.parsing is not None:
-            parser = OutputParser(report.parsing, f"{derender.request_id}/{index}")
+        if details is not None and details.parsing is not None:
+            parser = OutputParser(details.parsing, f"{derender.request_id}/{index}")
             message = parser.message(text)
             finish = "tool_calls" if parser.calls_tools and finish == "stop" else finish
         found.append({"index": index, "message": {**MESSAGE, **message}, **_end(choice), "finish_reason": finish})

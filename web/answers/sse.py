@@ -126,8 +126,8 @@ def choice_usage(choice: Choice) -> dict[str, Any]:
 
 def _shown_tokens(choice: Choice) -> int:
     """Output tokens as the client is to know them: a call that only wants its prompt told has none."""
-    report = choice.request.call.report
-    return 0 if report is not None and report.prompt_only else choice.num_tokens
+    details = choice.request.call.details
+    return 0 if details is not None and details.prompt_only else choice.num_tokens
 
 
 def prompt_usage(choice: Choice) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
-from pagebus.web.calls.answer_details import PromptInfo, Report, Token, TokenTexts
+from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, TokenTexts
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 
@@ -226,8 +226,8 @@ class OpenRequest:
     @property
     def num_output_tokens(self) -> int:
         """As the client is to know it: a call that only wants its prompt told has none."""
-        report = self.call.report
-        if report is not None and report.prompt_only:
+        details = self.call.details
+        if details is not None and details.prompt_only:
             return 0
         return sum(choice.num_tokens for choice in self.choices)
 
@@ -259,7 +259,7 @@ class Call:
         self.cache_block_size = 0
         """Tokens of a block of the prefix cache; 0: there is none."""
         self.texts = TokenTexts()
-        self.report: Report | None = None
+        self.details: AnswerDetails | None = None
         """What the answer tells besides text."""
         self.tells_times = False
         """Whether the answer says how long what has taken."""
@@ -272,12 +272,12 @@ class Call:
         """Whether what has changed is to be handed out."""
         self._waiter: asyncio.Future[None] | None = None
 
-    def tell(self, report: Report | None) -> None:
+    def tell(self, details: AnswerDetails | None) -> None:
         """What the answer reports."""
-        self.report = report
-        if report is not None and report.parsing is not None:
+        self.details = details
+        if details is not None and details.parsing is not None:
             for choice in self.choices:
-                choice.parser = OutputParser(report.parsing, f"{choice.request.request_id}/{choice.index}")
+                choice.parser = OutputParser(details.parsing, f"{choice.request.request_id}/{choice.index}")
 
     @property
     def done(self) -> bool:

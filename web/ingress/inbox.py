@@ -41,7 +41,7 @@ from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
 from pagebus.web.ingress.repeats import Repeats
-from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, reported_tokens, told_lengths
+from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, read_shown_tokens, told_lengths
 from pagebus.web.ingress.request_log import RequestLog
 from pagebus.web.observatory.scheduler_queries import Questions
 from pagebus.web.telemetry.metrics import IngressMetrics
@@ -271,7 +271,7 @@ class Inbox:
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
-        reported = reported_tokens(batch) if len(batch.token_counts) else {}
+        shown_tokens = read_shown_tokens(batch) if len(batch.token_counts) else {}
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
         rows = zip(range(len(columns[0])), *columns, strict=True)
         for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
@@ -287,7 +287,7 @@ class Inbox:
             if finish is None and new_tokens <= 0 and not choice.num_chars < offset + len(text) < NOT_BEFORE:
                 continue
             if finish is not None or request.attempt:
-                num_known = num_tokens - len(reported[row]) if row in reported else 0
+                num_known = num_tokens - len(shown_tokens[row]) if row in shown_tokens else 0
                 if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
             request.num_prompt_tokens = num_prompt
@@ -301,9 +301,9 @@ class Inbox:
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
                 choice.add_starts(lengths[row], begin, num_tokens)
-            if row in reported and new_tokens > 0:
+            if row in shown_tokens and new_tokens > 0:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
-                choice.add_tokens(reported[row][-new_tokens:])
+                choice.add_tokens(shown_tokens[row][-new_tokens:])
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop

@@ -10,7 +10,7 @@ from itertools import count
 from msgspec import structs
 
 from pagebus.bus.backoff import Backoff
-from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, tell_report
+from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, set_details
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from pagebus.web.http.limits import max_body_bytes
 from pagebus.web.ingress.inbox import Inbox
@@ -58,7 +58,7 @@ class Worker:
                 raise bad_field("stream", "a job has no stream; leave it out")
             if parsed.request_id is not None:
                 raise bad_field("request_id", "a job is named after its entry; leave it out")
-            if parsed.report is not None and parsed.report.embedding is not None and parsed.report.embedding.is_body:
+            if parsed.details is not None and parsed.details.embedding is not None and parsed.details.embedding.is_body:
                 raise bad_field("encoding_format", "the result of a job is JSON: use float or base64")
             parsed = replace(parsed, priority=priority or parsed.priority, cache_salt=cache_salt or parsed.cache_salt)
             async with asyncio.timeout(parsed.timeout_s):
@@ -90,7 +90,7 @@ class Worker:
         requests = [structs.replace(each, is_job=True, attempt=attempt) for each in messages]
         call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(parsed, None))
         try:
-            tell_report(call, parsed)
+            set_details(call, parsed)
             await call.finished()
             return endpoint.answer(call, request_id, int(arrived_s), parsed.model)
         finally:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from pagebus.bus.messages import SamplingParams
-from pagebus.web.calls.answer_details import EmbeddingForm, Float32Array, PromptInfo, Report
+from pagebus.web.calls.answer_details import AnswerDetails, EmbeddingForm, Float32Array, PromptInfo
 from pagebus.web.calls.call import Call
 from pagebus.web.calls.number_formats import DTYPES, ORDERS, to_bytes
 from pagebus.web.http.errors import bad_field
@@ -63,7 +63,7 @@ def parse_embedding(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=Report(prompt_only=True, embedding=_read_form(fields, model)),
+        details=AnswerDetails(prompt_only=True, embedding=_read_form(fields, model)),
     )
     fields.finish(UNSUPPORTED, {"user": HARMLESS["user"]}, allow_unknown=model.allow_unknown_fields)
     return parsed

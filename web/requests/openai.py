@@ -32,9 +32,9 @@ from pagebus.web.http.limits import (
 )
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
 from pagebus.web.requests.chat_messages import read_documents, read_messages, read_template_kwargs
+from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
-from pagebus.web.requests.report_fields import read_chat_report, read_completion_report
 from pagebus.web.requests.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.requests.structured import read_structured
@@ -140,7 +140,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
-    sampling, report = read_completion_report(
+    sampling, details = read_completion_details(
         fields, sampling, model, echo=echo, prompt_only=max_tokens == 0, stream=stream
     )
     sampling = read_thoughts_of_prompt(fields, read_structured(fields, sampling), model)
@@ -161,7 +161,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=report,
+        details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
@@ -183,7 +183,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     sampling, tools = read_tools(fields, sampling, model)
     template_kwargs = read_template_kwargs(fields)
     sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
-    sampling, report = read_chat_report(fields, sampling, messages, parsing, model, stream=stream)
+    sampling, details = read_chat_details(fields, sampling, messages, parsing, model, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:
@@ -207,7 +207,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=report,
+        details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)

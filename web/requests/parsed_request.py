@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
-from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.answer_details import AnswerDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ParsedRequest:
     """When the call is to be given up, in seconds after its arrival."""
     request_id: str | None = None
     """What the client's header may say instead, and counts then."""
-    report: Report | None = None
+    details: AnswerDetails | None = None
     """What the answer tells besides text; None: nothing."""
     token_offsets: bool = False
     """Whether a rendered prompt says where in its text its tokens are."""

@@ -16,7 +16,7 @@ from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
 from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
-from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
+from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, set_details
 from pagebus.web.answers.keep_alive import changes_of
 from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
@@ -92,7 +92,7 @@ async def answer(
         deadline = asyncio.get_running_loop().call_later(parsed.timeout_s, end, call, error)
     try:
         await asyncio.sleep(0)  # the outbox sends it
-        tell_report(call, parsed)
+        set_details(call, parsed)
         response: web.StreamResponse
         if parsed.stream:
             chunks = make_chunks(endpoint, parsed, public_id, int(arrived_s))
@@ -117,9 +117,9 @@ async def answer(
 
 def num_numbers(call: Call) -> int:
     """About how many log probabilities and token ids an answer tells."""
-    if (report := call.report) is None:
+    if (details := call.details) is None:
         return 0
-    per_token = 1 + max(report.logprobs or 0, report.prompt_logprobs or 0)
+    per_token = 1 + max(details.logprobs or 0, details.prompt_logprobs or 0)
     return per_token * sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 

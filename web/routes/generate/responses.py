@@ -22,7 +22,7 @@ from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_respo
 from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
 from pagebus.web.adapters.translated import TranslatedChunks, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
-from pagebus.web.answers.endpoints import CHAT, make_chunks, tell_report
+from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
@@ -131,7 +131,7 @@ async def computed(
     catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
     told, delivered = b"", True
     try:
-        tell_report(call, parsed)
+        set_details(call, parsed)
         while changed := await call.changes():
             told = b"" if events.begun else written(events.begin())
             if not catch_up.waits(choice):

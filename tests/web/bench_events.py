@@ -61,7 +61,7 @@ def chunks_of(kind: str, call: Call) -> sse.Chunks:
     options = StreamOptions(usage=kind == "usage", continuous=kind == "usage")
     about = "cmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "some-model", options
     if kind == "reported":
-        call.tell(details := AnswerDetails(logprobs=0))
+        call.show(details := AnswerDetails(logprobs=0))
         return DetailedCompletionChunks(*about, details)
     chunks = sse.CompletionChunks(*about) if kind == "completions" else sse.ChatChunks(*about)
     if kind != "resumable":

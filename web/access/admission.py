@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagebus.web.access.auth import ANYBODY, ApiKey
-from pagebus.web.access.fair_admission import Places
+from pagebus.web.access.fair_admission import FairAdmission
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
@@ -91,7 +91,7 @@ class Rate:
         self._tokens = float(per_minute)
         self._seen_s = clock()
 
-    def take(self, tokens: int) -> None:
+    def charge(self, tokens: int) -> None:
         """Charge a call.
 
         Raises:
@@ -108,7 +108,7 @@ class Rate:
             raise overloaded("tokens per minute", self.per_minute, max(1, wait_s))
         self._tokens -= tokens
 
-    def give_back(self, tokens: int) -> None:
+    def refund(self, tokens: int) -> None:
         """Of a call that needed fewer."""
         self._tokens = min(self._tokens + tokens, self.per_minute)
 
@@ -149,7 +149,7 @@ class Admission:
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.total = Load(max_requests, max_tokens, clock)
-        self._places = Places(clock)
+        self._fair_admission = FairAdmission(clock)
         self._of_key: dict[str, Load] = {}
         self._rates: dict[str, Rate] = {}
         self._away: dict[tuple[str, int, int], Held] = {}
@@ -189,22 +189,22 @@ class Admission:
             else:
                 self._leave(held)
                 if rate is not None and charge.used_tokens is not None:
-                    rate.give_back(tokens - charge.used_tokens)
+                    rate.refund(tokens - charge.used_tokens)
 
     def _enter(self, key: ApiKey, requests: int, tokens: int, rate: Rate | None) -> Held:
         self._check(key, requests, tokens)
         if rate is not None:
-            rate.take(tokens)
+            rate.charge(tokens)
         loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
         for load in loads:
             load.enter(requests, tokens)
-        self._places.enter(key, part)
+        self._fair_admission.enter(key, part)
         return Held(loads, key, part, requests, tokens, self._clock())
 
     def _leave(self, held: Held) -> None:
         for load in held.loads:
             load.leave(held.requests, held.tokens, self._clock() - held.began_s)
-        self._places.leave(held.key, held.part)
+        self._fair_admission.leave(held.key, held.part)
 
     def _stay_away(self, place: tuple[str, int, int], held: Held) -> None:
         if (other := self._away.pop(place, None)) is not None:  # two connections for one call
@@ -237,11 +237,11 @@ class Admission:
         total, part = self.total, self.total.part(requests, tokens)
         try:
             total.check(requests, tokens)
-            if self._places.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
+            if self._fair_admission.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
                 raise overloaded("requests", total.max_requests or 0, total.retry_after_s(tokens))
         except ApiError as error:
             if error.status == 429:
-                self._places.wait(key, part)
+                self._fair_admission.wait(key, part)
             raise
 
     def _own_loads(self, key: ApiKey) -> tuple[Load, ...]:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pagebus.web.access.arrival import Arrival
 from pagebus.web.access.auth import API_KEY, KeyRing
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 from pagebus.web.access.turns import Turn, Turns
 from pagebus.web.http.connection import network_of
 from pagebus.web.http.errors import ApiError, overloaded
@@ -73,7 +73,7 @@ class Bodies:
                 body += chunk
                 if len(body) > self.max_bytes:
                     raise self._too_large()
-                most = most_of(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
+                most = key_share(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
                 if self.num_bytes[key] > most:
                     raise overloaded("bytes of request bodies", most, 1)
         except web.RequestPayloadError:

@@ -35,7 +35,7 @@ class Holder:
         return (self.held + more) / self.weight
 
 
-class Places:
+class FairAdmission:
     """All keys of one ingress. While nobody waits nobody is compared."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

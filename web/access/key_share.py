@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def most_of(limit: int, held: Mapping[str, int], key: str, *, alone: bool) -> int:
+def key_share(limit: int, held: Mapping[str, int], key: str, *, alone: bool) -> int:
     """The most that ``key`` may have of ``limit``, beside what the others hold; below 0 if they hold more than that."""
     left = limit - sum(held.values()) + held.get(key, 0)
     return left if alone else left // 2

@@ -79,7 +79,7 @@ def chat_extras(call: Call, details: AnswerDetails) -> dict[str, Any]:
 
 
 class DetailedCompletionChunks(CompletionChunks):
-    """Completion chunks with what a report asks for: the prompt goes before the first text of each choice."""
+    """Completion chunks with details: the prompt goes before the first text of each choice."""
 
     def __init__(
         self, public_id: str, created_s: int, model: str, options: StreamOptions, details: AnswerDetails
@@ -102,7 +102,7 @@ class DetailedCompletionChunks(CompletionChunks):
 
 
 class DetailedChatChunks(ChatChunks):
-    """Chat chunks with what a report asks for: tokens go with the content they are part of."""
+    """Chat chunks with details: tokens go with the content they are part of."""
 
     def __init__(
         self, public_id: str, created_s: int, model: str, options: StreamOptions, details: AnswerDetails

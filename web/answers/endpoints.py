@@ -149,8 +149,8 @@ ENDPOINTS: dict[str, Endpoint] = {
 
 
 def set_details(call: Call, parsed: ParsedRequest) -> None:
-    """Tell the call what its answer reports."""
-    call.tell(parsed.details)
+    """Give the call the details that its answer shows."""
+    call.show(parsed.details)
     if parsed.details is not None and parsed.truncate_prompt_tokens is None:
         for request, prompt in zip(call.requests, parsed.prompts, strict=True):
             request.prompt_text = prompt.text

@@ -29,7 +29,7 @@ class Repeats:
         self._log = log
         self._looked_s = 0.0
 
-    def ask_again(self) -> None:
+    def retry(self) -> None:
         """For all that have been sent: the bus may have lost the requests, or replies to them."""
         self._repeat([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
 
@@ -48,7 +48,7 @@ class Repeats:
     def _repeat(self, requests: Collection[OpenRequest], reason: str) -> None:
         now_s = time.monotonic()
         for request in requests:
-            request.ask_again(now_s, uuid.uuid4().hex)
+            request.retry(now_s, uuid.uuid4().hex)
             self._send(request)
         if requests:
             self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)

@@ -36,7 +36,7 @@ class Ring:
     def name(self) -> str:
         return f"history:{self.every_s:g}"
 
-    def take(self, totals: Totals) -> bool:
+    def sample(self, totals: Totals) -> bool:
         """Take a sample if one is due; whether the ring is to be stored."""
         last = self.spans.last
         if last is not None and totals.at_s - last.at_s < self.every_s - 0.25:
@@ -93,7 +93,7 @@ class History:
             self._keeps = True
         totals = await self._read_totals()
         for ring in self._rings:
-            if ring.take(totals):
+            if ring.sample(totals):
                 await self._bus.put_state(ring.name, ring.stored(), ttl_s=EXPIRY_S)
 
     async def _stored(self) -> list[Any]:

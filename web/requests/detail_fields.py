@@ -1,4 +1,4 @@
-"""Reading the fields that say what an answer reports (:class:`pagebus.web.calls.answer_details.AnswerDetails`)."""
+"""Reads the fields that ask for details of an answer (:class:`pagebus.web.calls.answer_details.AnswerDetails`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagebus.web.requests.served_model import ServedModel
 def read_completion_details(
     fields: Fields, sampling: SamplingParams, model: ServedModel, *, echo: bool, prompt_only: bool, stream: bool
 ) -> tuple[SamplingParams, AnswerDetails | None]:
-    """The sampling parameters with what the report needs, and the report; None if it is plain."""
+    """The sampling parameters with what the details need, and the details; None if there are none."""
     best_of = fields.integer("best_of", sampling.n, 1, MAX_N)
     if best_of < sampling.n:
         raise bad_field("best_of", f"must be at least n ({sampling.n}), got {best_of}")

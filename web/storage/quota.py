@@ -32,7 +32,7 @@ class Item:
         return max(self.record_bytes + self.events_bytes, self.reserved)
 
 
-class Kept:
+class ResponseQuota:
     """``owner`` is the name of a key, "" where none is needed: then only ``max_bytes`` counts. A response is there for
     ``ttl_s`` from when something of it was last written."""
 

@@ -21,7 +21,7 @@ from pagebus.bus.messages import ResponseQueued
 from pagebus.bus.streams import RESPONSES_GROUP, Names
 from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import ApiKey
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 from pagebus.web.adapters.response_events import OVER, ResponseEvents
 from pagebus.web.adapters.response_input import chat_body
 from pagebus.web.adapters.translated import written
@@ -47,7 +47,7 @@ class Background:
     def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
         self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
         self._running: dict[EntryId, asyncio.Task[None]] = {}
-        self._places: Counter[str] = Counter()
+        self._num_running: Counter[str] = Counter()
         """What runs of each key, by name."""
         self._waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
         """What is taken up and has no place yet, of each key."""
@@ -96,25 +96,25 @@ class Background:
     def _begin(self) -> None:
         """Whatever there is a place for, of each key."""
         for owner, entries in list(self._waiting.items()):
-            while entries and self._has_place(owner):
+            while entries and self._may_run(owner):
                 entry = entries.popleft()
                 task = self._running[entry.id] = asyncio.create_task(self._work(entry), name="response")
-                self._places[owner] += 1
+                self._num_running[owner] += 1
                 task.add_done_callback(partial(self._ended, entry, owner))
             if not entries:
                 del self._waiting[owner]
 
-    def _has_place(self, owner: str) -> bool:
+    def _may_run(self, owner: str) -> bool:
         """Whether one more of this key may run: the first of each, as long as there is a place."""
-        most = most_of(MAX_RUNNING, self._places, owner, alone=self._context.keys.has_one)
-        return self._places[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
+        most = key_share(MAX_RUNNING, self._num_running, owner, alone=self._context.keys.has_one)
+        return self._num_running[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
 
     def _ended(self, entry: Entry, owner: str, _: asyncio.Task[None]) -> None:
         del self._running[entry.id]
         self._taken.discard(entry.id)
-        self._places[owner] -= 1
-        if not self._places[owner]:
-            del self._places[owner]
+        self._num_running[owner] -= 1
+        if not self._num_running[owner]:
+            del self._num_running[owner]
         self._context.responses.news.set()  # there is room for another one
 
     async def _work(self, entry: Entry) -> None:

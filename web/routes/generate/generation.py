@@ -24,7 +24,7 @@ from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
-from pagebus.web.http.offload import aside
+from pagebus.web.http.offload import offload
 from pagebus.web.http.reply import send
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
@@ -76,7 +76,7 @@ async def answer(
         ids = bus_request_ids(public_id, given=False, count=len(parsed.prompts))
     arrived_s = time.time()
     make = partial(parsed.messages_for_bus, ids, context.address, arrived_s)
-    messages = await aside(make, long=len(ids) > MANY_PROMPTS)
+    messages = await offload(make, long=len(ids) > MANY_PROMPTS)
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
@@ -104,7 +104,7 @@ async def answer(
             await call.finished()
             write = partial(endpoint.response, call, public_id, int(arrived_s), parsed.model)
             is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
-            response = await send(request, await aside(write, long=is_long))
+            response = await send(request, await offload(write, long=is_long))
         delivered = call.done
         return response
     finally:

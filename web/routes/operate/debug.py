@@ -32,7 +32,7 @@ async def state(request: web.Request) -> web.Response:
             "open_requests": context.inbox.num_open,
             "open_tokens": context.admission.total.tokens,
         },
-        **await context.observatory.details(),
+        **await context.observatory.report(),
     }
     return json_response(told)
 

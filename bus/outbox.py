@@ -17,7 +17,7 @@ from itertools import islice
 
 from pagebus.bus.backoff import Backoff
 from pagebus.bus.codec import encode
-from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, SetBack
+from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, ServerRolledBack
 from pagebus.bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
@@ -188,7 +188,9 @@ class Outbox:
         while (restarts := self._restarts) > self._survived:
             for stream, last in self._stored.items():
                 if (found := await self._bus.last_id(stream)) < last:
-                    raise SetBack(f"{stream} ends with {found}, {last} had been stored: the server has lost entries")
+                    raise ServerRolledBack(
+                        f"{stream} ends with {found}, {last} had been stored: the server has lost entries"
+                    )
             self._survived = restarts
 
     async def _send_next(self) -> None:

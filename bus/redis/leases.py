@@ -19,7 +19,7 @@ from pagebus.bus.messages import JsonValue
 from pagebus.bus.redis.link import Command, RedisLink
 from pagebus.bus.redis.replies import checked, exec_results
 from pagebus.bus.redis.stream import Reply
-from pagebus.bus.redis.transaction import RedisWatch
+from pagebus.bus.redis.transaction import RedisTransaction
 from pagebus.bus.streams import Names
 
 _GRANT_MS = 24 * 3600 * 1000
@@ -36,16 +36,16 @@ class RedisLeases:
 
     def __init__(self, link: RedisLink, names: Names) -> None:
         self._link = link
-        self._watch = RedisWatch(link)
+        self._transaction = RedisTransaction(link)
         self._names = names
 
     async def acquire(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
         """See :meth:`pagebus.bus.contract.Bus.acquire_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, counter)
+                held, last = await self._watch_lease(key, counter)
                 if held is not None:
                     raise LeaseTaken(f"{kind} {name!r} is already running (epoch {_parse(held)[0]})")
                 epoch = _after(last)
@@ -56,9 +56,9 @@ class RedisLeases:
     async def renew(self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float) -> bool:
         """See :meth:`pagebus.bus.contract.Bus.renew_lease`."""
         key, granted = self._keys(kind, name)
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, granted)
+                held, last = await self._watch_lease(key, granted)
                 holder = _parse(held)[0] if held is not None else int(last) if last is not None else epoch
                 if holder > epoch:
                     raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
@@ -69,9 +69,9 @@ class RedisLeases:
     async def release(self, kind: str, name: str, epoch: int) -> None:
         """See :meth:`pagebus.bus.contract.Bus.release_lease`."""
         key, _ = self._keys(kind, name)
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                (held,) = await self._look(key)
+                (held,) = await self._watch_lease(key)
                 if held is None or _parse(held)[0] != epoch:
                     return
                 if await self._exec([("DEL", key), ("SREM", self._names.leases, key)]):
@@ -81,9 +81,9 @@ class RedisLeases:
         """See :meth:`pagebus.bus.contract.Bus.revoke_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, counter)
+                held, last = await self._watch_lease(key, counter)
                 if held is not None and _parse(held)[0] >= below:
                     return 0
                 epoch = _after(last)
@@ -118,8 +118,8 @@ class RedisLeases:
 
     async def _forget(self, keys: Sequence[str]) -> None:
         """Take expired leases out of the index; not one that was taken again meanwhile."""
-        async with self._watch.lock:
-            values = await self._look(*keys)
+        async with self._transaction.lock:
+            values = await self._watch_lease(*keys)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
             if gone:
                 await self._exec([("SREM", self._names.leases, *gone)])
@@ -138,14 +138,14 @@ class RedisLeases:
             ("SET", granted, str(epoch), "PX", _GRANT_MS),
         ]
 
-    async def _look(self, *keys: str) -> list[Reply]:
+    async def _watch_lease(self, *keys: str) -> list[Reply]:
         """Watch keys and return their values."""
-        (values,) = await self._watch.look(keys, ("MGET", *keys))
+        (values,) = await self._transaction.watch(keys, ("MGET", *keys))
         return list(checked(values, "lease"))
 
     async def _exec(self, commands: Sequence[Command]) -> bool:
         """Run commands if no watched key has changed."""
-        return exec_results(await self._watch.exec(commands), "lease") is not None
+        return exec_results(await self._transaction.exec(commands), "lease") is not None
 
 
 def _after(last: Reply) -> int:

@@ -14,15 +14,15 @@ from pagebus.bus.redis.replies import checked
 from pagebus.bus.redis.stream import Reply
 
 
-class RedisWatch:
-    """One such connection: :meth:`look`, then perhaps :meth:`exec`, with the ``lock`` held."""
+class RedisTransaction:
+    """One such connection: :meth:`watch`, then perhaps :meth:`exec`, with the ``lock`` held."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self.lock = asyncio.Lock()
         self._generation = 0
 
-    async def look(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
+    async def watch(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
         """Watch keys, and no others any more; then the replies to commands."""
         unwatched, watched, *replies = await self._link.call(("UNWATCH",), ("WATCH", *keys), *commands)
         checked(unwatched, "unwatch")

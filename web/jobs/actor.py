@@ -17,7 +17,7 @@ from functools import partial
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.bus_retry import Patience
 from pagebus.actors.settings import Settings
-from pagebus.bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
+from pagebus.bus.contract import Bus, BusError, BusUnavailable, Completion, Entry, EntryId
 from pagebus.bus.messages import BatchQueued, Job, JobResult
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import JOBS_GROUP, address_of
@@ -245,8 +245,8 @@ class JobsActor(Actor):
         told = JobResult(result=result.text(), custom_id=result.custom_id or "", batch=batch, job=str(entry.id))
         stream = job.reply_to if 0 < len(job.reply_to) <= MAX_KEY_CHARS else self.names.job_results
         self._job_metrics.outcome(counter)
-        answer = Answer(entry, stream, told, self.names.batch(batch), counter if batch else "")
-        self._settling.put(Outcome(answer, size))
+        completion = Completion(entry, stream, told, self.names.batch(batch), counter if batch else "")
+        self._settling.put(Outcome(completion, size))
 
     # -- beside it ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class JobsActor(Actor):
         while True:
             for outcome in await self._settling.settled():
                 self.window.leave(outcome.size)
-                self._holding.ended(outcome.answer.entry.id)
+                self._holding.ended(outcome.completion.entry.id)
 
     async def _look(self) -> None:
         """See which batches have been cancelled, and what waits."""

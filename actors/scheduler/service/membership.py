@@ -30,14 +30,14 @@ CLIENTS = ("ingress", "jobs")
 
 @dataclass(slots=True)
 class Member:
-    """An executor that plans go to, or that is on its way out. ``set_back``: the bus has been started anew since it is
+    """An executor that plans go to, or that is draining. ``rolled_back``: the bus was restarted since the executor was
     there, and may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
     fenced: bool = False
     num_host_blocks: int = 0
-    set_back: bool = False
+    rolled_back: bool = False
 
 
 class Membership:
@@ -78,7 +78,7 @@ class Membership:
 
     def deaf_to(self, replica: str) -> tuple[str, ...]:
         """Detokenizers that have not said yet that they read this replica's results, or to whom some may be lost."""
-        if replica in self.members and self.members[replica].set_back:
+        if replica in self.members and self.members[replica].rolled_back:
             return tuple(self.positions)
         return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
 
@@ -117,7 +117,7 @@ class Membership:
     def bus_restarted(self) -> None:
         """What has been read here, others may miss. (Whoever wrote it ends then, if it has not died already.)"""
         for member in self.members.values():
-            member.set_back = True
+            member.rolled_back = True
 
     def lost(self, replica: str) -> None:
         """The replica's results have been read to the end. Its name is free for a new executor."""

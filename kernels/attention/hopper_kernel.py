@@ -224,7 +224,7 @@ def _attention_kernel(
     out_ptr,  # [T, Hq, D]
     partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
     lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
-    spans,  # [num_spans, SPAN_FIELDS] int32, see `hopper_attention`
+    spans,  # [num_spans, SPAN_FIELDS] int32, see `launch_hopper_attention`
     num_spans,
     rounds,
     scale_log2,
@@ -281,7 +281,7 @@ def _attention_kernel(
     )  # fmt: skip
 
 
-def hopper_attention(
+def launch_hopper_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -1,4 +1,4 @@
-"""From a URL to a bus."""
+"""Opens the bus that a URL names."""
 
 from __future__ import annotations
 

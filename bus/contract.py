@@ -1,4 +1,4 @@
-"""What a bus promises. ``RedisBus`` and ``MemoryBus`` keep the same promises and pass the same tests.
+"""The contract of the bus. ``RedisBus`` and ``MemoryBus`` both implement it and pass the same tests.
 
 Three kinds of stream (see :mod:`pagebus.bus.streams`):
 

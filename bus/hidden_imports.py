@@ -1,4 +1,6 @@
-"""Imports of libraries that would import much more if it is installed, though nobody here uses that."""
+"""Hides optional packages from libraries that would import them, and load much more, although Pagebus uses none of
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Sending without waiting: an actor drops messages here and goes on, one task sends them in order.
+"""The outbox: actors queue messages without waiting, and one task sends them in order.
 
-Everything queued while a round trip is under way goes out in the next one. A send that fails with
-:class:`BusUnavailable` is repeated with growing pauses until it succeeds: entries of log streams have explicit ids, so
-their repeats are recognised; a published message may arrive twice, which its readers allow for.
+Everything queued during a round trip goes out in the next one. A send that fails with :class:`BusUnavailable` is
+repeated with growing pauses until it succeeds. Entries of log streams have explicit ids, so their repeats are
+recognised. A published message may arrive twice; its readers allow for that.
 
-A server that is started anew may have lost entries it had confirmed. Appended to what is left, the next ones would hide
-that, and readers would find a gap: so the outbox first asks for what it knows to be stored.
+A restarted server may have lost entries that it had confirmed. Appending further entries would hide the loss, and
+readers would find a gap. After a restart the outbox therefore first checks that the entries it knows to be stored are
+there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP ingress actor: OpenAI's API on one side, the bus on the other."""
+"""The HTTP ingress actor: serves OpenAI's API to clients and exchanges messages with the other actors over the bus."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bus of one process: the whole contract without a server, for ``--bus memory://``, tests and simulation.
+"""The in-process bus: the whole contract without a server, for ``--bus memory://``, tests and simulation.
 
-Every actor has its own :class:`MemoryBus`; all of them share one :class:`~pagebus.bus.memory.server.MemoryServer`.
-Everything happens on one event loop. A thread that has something to publish hands it to the loop first.
+Each actor has its own :class:`MemoryBus`; all of them share one :class:`~pagebus.bus.memory.server.MemoryServer`.
+Everything runs on one event loop. Other threads publish by handing their messages to the loop.
 """
 
 from __future__ import annotations

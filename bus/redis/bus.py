@@ -1,8 +1,8 @@
 """The bus on a Redis server (7.0 or newer; only commands that 7.0 has).
 
-Writes share one connection, leases and answers (if there are any) have one each, and so has each blocking read that is
-under way. Nothing is retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only
-the caller knows whether a repeat is harmless (:mod:`pagebus.bus.outbox`).
+Writes share one connection. Leases and completions have one each, and so does each blocking read under way. Nothing is
+retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only the caller knows whether
+a repeat is harmless (:mod:`pagebus.bus.outbox`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumer groups on Redis: reading one's own pending entries first, acks, claims."""
+"""Consumer groups on Redis: a consumer reads its own pending entries first; acks; claims."""
 
 from __future__ import annotations
 

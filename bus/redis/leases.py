@@ -1,11 +1,12 @@
 """Leases and small state in Redis.
 
-A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which is never behind
-the time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that
-has lost everything, or what it was told last. All changes are WATCH transactions. Beside each lease, a key that lives
-for a day remembers the last epoch it was granted under, so that a holder who slept through its expiry learns that
-somebody else has been there. Of two who hold a lease, because a server has forgotten the second grant, the later one is
-right.
+A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter that is never behind
+the time in milliseconds. A later holder therefore has a larger epoch than every earlier one, even on a server that has
+lost all or some of its data. All changes are WATCH transactions.
+
+Beside each lease, a key that lives for a day stores the last epoch it was granted under. A holder that slept through
+its expiry thereby learns that the lease has had another holder. If a server has lost a grant and a lease has two
+holders, the later one keeps it.
 """
 
 from __future__ import annotations

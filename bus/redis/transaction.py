@@ -1,7 +1,7 @@
-"""Transactions that happen only if what they build on has not changed: WATCH, look, MULTI ... EXEC.
+"""Optimistic transactions, which apply only if the data they build on has not changed: WATCH, read, MULTI ... EXEC.
 
-There are no scripts: a Redis user of an actor may not run any. Between the look and the transaction nothing else may go
-over the connection, so it is one of its own, and who has begun holds the lock.
+There are no scripts, because the Redis users of actors may not run any. Between the read and the transaction no other
+command may use the connection. Transactions therefore have a connection of their own, and a lock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Attention of long prompts on Hopper GPUs, in Gluon, after FlashAttention-3 (arXiv 2407.08608).
 
 A program has three parts. One warp copies keys and values, tile by tile, into a ring of buffers in shared memory (TMA,
-guarded by mbarriers). Two warpgroups compute 64 queries each: scores of a tile, and beside its softmax the product of
-the weights before with their values. They take turns in issuing products, so that the softmax of one runs beside the
-products of the other. Programs stay, one on each multiprocessor, and go from one piece of work to the next, whose
-first keys come while the last results are still written.
+guarded by mbarriers). Two warpgroups compute 64 queries each: they compute the scores of a tile, and overlap its
+softmax with the product of the previous weights and their values. They take turns in issuing products, so that the
+softmax of one overlaps the products of the other. Programs are persistent, one per multiprocessor. The first keys of
+the next piece of work arrive while the last results are still being written.
 """
 
 from __future__ import annotations

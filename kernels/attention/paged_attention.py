@@ -1,4 +1,4 @@
-"""Attention of a pass's new tokens over the paged cache: decode rows and prefill rows, each by its own kernel."""
+"""Attention of a pass's new tokens over the paged cache: decode rows and prefill rows, each with its own kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Measured rates of the kernels that compute attention of long prompts: what the choice between them is made by.
+"""Measured rates of the kernels for long prompts, by which the executor chooses between them.
 
-All are of an H200 at bfloat16 (docs/performance.md). Each comparison has its own rate for the prefill kernel, because
-the two were measured under different loads: that with cuDNN alone on the GPU, that with the Hopper kernel beside
-products.
+All were measured on an H200 in bfloat16 (docs/performance.md). The prefill kernel has two rates, because the
+comparisons were measured under different loads: with cuDNN, alone on the GPU; with the Hopper kernel, beside products.
 """
 
 from __future__ import annotations

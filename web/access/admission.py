@@ -1,9 +1,10 @@
-"""What may be under way at once: so many requests, so many tokens, of everybody together and of each API key.
+"""Admission control: bounds the requests and tokens under way, for the whole ingress and for each API key.
 
-It is decided before anything is tokenized. A call is charged n x (prompt + max_tokens), where the tokens of a text are
-estimated from its bytes; what it was charged is given back when it is over. Who is refused is told when there will be
-room: what is under way drains at (what is under way) / (how long a call takes), by Little's law, and everybody who
-is refused is put behind those who were told a time before, so that they do not all come back at once.
+Admission is decided before tokenization. A call is charged n x (prompt + max_tokens); the tokens of a text are
+estimated from its bytes. The charge is returned when the call ends.
+
+A rejected client is told when there will be room. By Little's law, load drains at (load under way) / (mean duration of
+a call). Each rejection is placed behind the earlier ones, so that clients do not all return at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the bytes of a body come: within their time, and in turn where they are many."""
+"""Receives the bytes of a request body: within a deadline and, for long bodies, in the client's turn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Reading request bodies, within limits of size and time, and of all that are being read at once.
+"""Reads request bodies, within limits on size, on time and on the bytes being read by all clients.
 
-Long ones are read in turn (:mod:`pagebus.web.access.turns`), and what they wait for their turn is not of their time.
+Long bodies are read in turn (:mod:`pagebus.web.access.turns`). Waiting for a turn does not count towards the deadline
+of a body.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Whose turn it is to have a long body read: of each client one at a time, and then a rest.
+"""Takes turns in reading long request bodies: one body per client at a time, and then a rest.
 
-To receive, parse and check a body of megabytes takes milliseconds during which nothing else is done. A client that
-sends them one after the other would have the whole process, and streams of others would wait behind each one. So what
-a client has had of the process in a turn it waits three times as long for the next. Where several clients have long
-bodies that wait, all of them together take no more than one would. Who has had no turn of late has one at once.
+Receiving, parsing and checking a body of megabytes takes milliseconds, during which the process does nothing else. A
+client that sends one such body after another would occupy the whole process, and the streams of others would wait
+behind each body. A client therefore waits three times as long as its last turn took. Where several clients have long
+bodies waiting, all of them together use no more time than one would. A client that has had no turn lately gets one at
+once.
 
-Until its turn a body is not read, so it waits in the buffers of sockets. A client whose bytes do not come loses its
-turn and takes another when they have come: whoever sends slowly holds nobody up.
+A body is not read before its turn, so it waits in socket buffers. A client whose bytes do not arrive loses its turn and
+takes another when they do: a slow sender delays no other client.
 """
 
 from __future__ import annotations

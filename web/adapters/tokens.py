@@ -1,4 +1,4 @@
-"""Answers that are token ids: the whole one and the chunks of ``/inference/v1/generate``."""
+"""Answers of ``/inference/v1/generate`` as token ids, whole and in chunks."""
 
 from __future__ import annotations
 

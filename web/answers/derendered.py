@@ -1,4 +1,6 @@
-"""Answers of ``/inference/v1/generate`` as the answers of a chat or a completion: the bodies of ``.../derender``."""
+"""Bodies of ``.../derender``: answers of ``/inference/v1/generate`` turned back into answers of a chat or a
+completion.
+"""
 
 from __future__ import annotations
 

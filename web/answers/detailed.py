@@ -1,5 +1,4 @@
-"""Answers that tell more than text: the choices and chunks of calls with a
-:class:`pagebus.web.calls.answer_details.AnswerDetails`."""
+"""Choices and chunks with :class:`pagebus.web.calls.answer_details.AnswerDetails`: logprobs, token ids, prompts."""
 
 from __future__ import annotations
 

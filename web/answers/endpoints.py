@@ -1,4 +1,4 @@
-"""What asks for generated tokens or states of them, over HTTP or as a job: how its body is read and its answer made."""
+"""Endpoints that generate tokens or embeddings, over HTTP or as jobs: each parses its body and forms its answer."""
 
 from __future__ import annotations
 

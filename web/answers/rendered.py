@@ -1,4 +1,4 @@
-"""A request as its tokens: what ``.../render`` answers, and ``/inference/v1/generate`` takes."""
+"""A request as its tokens: the answer of ``.../render``, and a body for ``/inference/v1/generate``."""
 
 from __future__ import annotations
 

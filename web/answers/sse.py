@@ -1,6 +1,6 @@
-"""Server-sent events: writing them without letting a slow client hold anything up, and the exact OpenAI chunks.
+"""Server-sent events: OpenAI's chunks, written without letting a slow client delay others.
 
-A chunk is put together from bytes prepared once per call; only the text goes through the JSON encoder.
+A chunk is assembled from bytes prepared once per call. Only its text goes through the JSON encoder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an answer tells besides its text: log probabilities, token ids, the prompt. And which choices it shows."""
+"""Details of an answer besides its text: logprobs, token ids, the prompt, and the choices it shows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is under way: a call (one HTTP request), its open requests (one per prompt), their choices (n per prompt).
+"""The state of a call (one HTTP request), its open requests (one per prompt) and their choices (n per prompt).
 
-The reader of the mailbox pushes text into choices; the handler of the call takes what has come since it last looked. A
-handler that is behind finds the deltas of a choice joined into one, so there is no queue that could grow per client: a
-choice holds at most the text that its ``max_tokens`` allow.
+The reader of the mailbox adds text to choices; the handler of the call takes what is new since its last turn. If the
+handler is behind, the deltas of a choice are joined into one. No queue can therefore grow per client: a choice holds at
+most the text that its ``max_tokens`` allow.
 """
 
 from __future__ import annotations

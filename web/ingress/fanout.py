@@ -1,8 +1,8 @@
-"""Calls of many prompts go to the bus in parts, so that nobody's single request waits behind a thousand of another's.
+"""Sends calls with many prompts to the bus in parts, so that they do not delay other clients' requests.
 
-Tokenizers and the scheduler take requests as they come: the scheduler shares what is computed among clients by weight,
-but only of what it has. So of the prompts of one client's calls only so many are on their way at a time; each of which
-something has come back makes room for the next. The calls of a client take turns.
+Tokenizers and the scheduler process requests in order of arrival. The scheduler shares computation among clients by
+weight, but only among requests that have reached it. The number of one client's prompts on their way is therefore
+limited. Each prompt whose first reply arrives makes room for the next. The calls of a client take turns.
 """
 
 from __future__ import annotations

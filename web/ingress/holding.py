@@ -1,7 +1,7 @@
-"""What an operator does to the work of the whole deployment: hold it, let it go on, empty caches, have executors sleep.
+"""Operations on the whole deployment: pause and resume the work, reset caches, put executors to sleep and wake them.
 
-What holds is said on the bus before the scheduler is told, so a scheduler that takes over goes on with it; so do
-executors that start. Everything that takes long is looked at again and again: nobody has to remember who waits.
+A hold is written to the bus before the scheduler hears of it, so a new scheduler and new executors continue it. Slow
+operations are polled: no actor has to remember who waits for them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The ingress's side of the bus: requests go out, replies come in and are handed to the calls they belong to.
+"""Sends requests to the bus and delivers replies to the calls they belong to.
 
-One task reads the mailbox ``replies:<ingress>``; everything it does for a reply is a few dictionary look-ups and list
-appends, because it does so for every token of every stream. What has come before (text that is made anew begins at its
-beginning) is recognised by its place and dropped.
+One task reads the mailbox ``replies:<ingress>``. It runs for every token of every stream, so a reply costs only a few
+dictionary look-ups and list appends. Text that is generated again starts from its beginning; what has already arrived
+is recognised by its position and dropped.
 """
 
 from __future__ import annotations

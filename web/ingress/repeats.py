@@ -1,6 +1,6 @@
-"""Asking again for open requests that may be lost, or whose replies may be: each time as a new attempt.
+"""Retries open requests that may be lost, or whose replies may be, each time as a new attempt.
 
-A request that is under way is told again from its first token on, and what is here of it already is dropped.
+The system sends a retried request's output again from its first token. What the ingress already has is dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lines about requests, for who wants them (``--enable-log-requests``): what was asked for, and what became of it.
+"""Logs requests and their outcomes (``--enable-log-requests``).
 
-What a client wrote (its prompt) is only in there at the level ``debug``, and what the model did only with
-``--enable-log-outputs``, each as the value of one key.
+Prompts are logged only at level ``debug``, and outputs only with ``--enable-log-outputs``, each as the value of one
+key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The jobs actor: takes jobs off their stream, a window of them at a time, and writes what became of them.
+"""The jobs actor: takes jobs from their stream, a window at a time, and writes their results.
 
-An entry stays pending until its result is stored. Requests of jobs are named after their entries, so a job that is
-taken up again, by the next life of this actor or by another one, joins its request where that is now; and whichever
-answers first has answered.
+An entry stays pending until its result is stored. The requests of a job are named after its entry. A job that is taken
+up again, by this actor after a restart or by another, therefore joins its own request. The first of two actors to
+answer a job completes it.
 """
 
 from __future__ import annotations

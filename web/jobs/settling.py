@@ -1,4 +1,6 @@
-"""Storing results: each together with the end of its entry and the count of its batch, so that none comes twice."""
+"""Stores results. Each is written in one transaction with the end of its entry and the count of its batch, so that none
+is duplicated.
+"""
 
 from __future__ import annotations
 

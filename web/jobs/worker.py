@@ -1,4 +1,4 @@
-"""One line of work: parsed as HTTP parses it, sent the way of every request, and answered as one line."""
+"""Computes one job: parses the line as HTTP would, sends it as a request, and returns the answer as a line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The figures of the last day, kept on the bus: three rings of samples, each coarser and longer than the one before.
+"""The figures of the last day, stored on the bus in three rings of samples of different lengths and resolutions.
 
-The first ingress by name keeps them, whether anybody looks or not; a sample costs it a read of all metrics. They
-survive it, because it stores a ring every few samples, and whoever is first next goes on with it.
+The first ingress by name records them, whether or not a page is connected. A sample costs one read of all metrics. Each
+ring is stored every few samples, so that the next ingress can continue it.
 """
 
 from __future__ import annotations

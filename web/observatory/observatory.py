@@ -1,7 +1,7 @@
-"""Looks at the deployment for all pages that are connected to this ingress, and not at all while there is none.
+"""Watches the deployment for all pages connected to this ingress, and only while there are any.
 
-One question to the scheduler at a time, at most ten a second, and never so often that answering would take more than
-:data:`SCHEDULER_SHARE` of its time; what comes back is encoded once for all pages.
+It sends the scheduler one query at a time, at most ten a second, and never so often that answering takes more than
+:data:`SCHEDULER_SHARE` of the scheduler's time. Each answer is encoded once for all pages.
 """
 
 from __future__ import annotations

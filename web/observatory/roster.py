@@ -1,4 +1,4 @@
-"""Who is there, who is gone, how busy each actor is, and how much lies in each stream."""
+"""The roster: which actors are alive or gone, how busy each is, and the lengths of the streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of this ingress to the scheduler, and their answers, which come with the replies to requests."""
+"""Queries from this ingress to the scheduler. Their answers arrive with the replies to requests."""
 
 from __future__ import annotations
 

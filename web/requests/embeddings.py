@@ -1,4 +1,4 @@
-"""Embeddings: the body of ``/v1/embeddings``, and how a pooled hidden state is told."""
+"""The body of ``/v1/embeddings``, and embeddings formed from pooled hidden states."""
 
 from __future__ import annotations
 

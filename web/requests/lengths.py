@@ -1,4 +1,4 @@
-"""How long a call's prompts are, before they are tokenized: what can never fit is refused before it is on the bus."""
+"""Rejects prompts that can never fit, by their length in characters, before they are tokenized or sent to the bus."""
 
 from __future__ import annotations
 

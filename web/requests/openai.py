@@ -1,6 +1,6 @@
-"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``: what is understood, refused, harmless.
+"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-A field is understood, or it is a 400 that names it: nothing is silently ignored. ``null`` means "not given".
+Each field is supported, or rejected with a 400 that names it: none is silently ignored. ``null`` means "not given".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one HTTP call asks for, once its body has been read, and the messages that say so on the bus."""
+"""The parsed body of one HTTP call, and the messages that it becomes on the bus."""
 
 from __future__ import annotations
 

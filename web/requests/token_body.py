@@ -1,5 +1,7 @@
-"""The body of ``POST /inference/v1/generate``: token ids and vLLM's ``sampling_params``. It is read as the completion
-that it is, so that both mean the same."""
+"""The body of ``POST /inference/v1/generate``: token ids and vLLM's ``sampling_params``.
+
+It is read as a completion, so that both routes give the parameters the same meaning.
+"""
 
 from __future__ import annotations
 

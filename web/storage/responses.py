@@ -1,4 +1,4 @@
-"""Responses that are kept: on the bus, for a while, so that any ingress can show them and go on from them."""
+"""Stored responses: kept on the bus for a limited time, so that any ingress can show and continue them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Responses that are computed whether or not their clients wait, by an ingress, and if that one dies by another.
+"""Background responses: computed whether or not their clients wait. If their ingress dies, another one continues them.
 
-Each is an entry of a work stream until it has ended. Who takes it up reads the events that have been told, joins its
-request where that is now, and goes on with the next event. All keys share the places for them: what a key has beyond
-its share waits here until some of it has ended.
+Each is an entry of a work stream until it ends. The ingress that takes it up reads the events written so far, joins its
+request and continues with the next event. All keys share the room for running responses. What a key has beyond its
+share waits until some of its responses end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: ``POST /inference/v1/generate``, for who tokenizes elsewhere."""
+"""``POST /inference/v1/generate``: tokens in, tokens out, for clients that tokenize themselves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""``.../render``: a request as its tokens, and ``.../derender``: an answer's tokens as the answer; both without the
-model, so that who has executors elsewhere can use :mod:`pagebus.web.routes.generate.inference` there."""
+"""``.../render`` turns a request into its tokens; ``.../derender`` turns tokens of an answer into the answer.
+
+Both work without executors, so that :mod:`pagebus.web.routes.generate.inference` can run in another deployment.
+"""
 
 from __future__ import annotations
 

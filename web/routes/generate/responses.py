@@ -1,6 +1,6 @@
-"""``/v1/responses``: OpenAI's newer API on the chat path.
+"""``/v1/responses``: OpenAI's newer API, on the chat path.
 
-Responses are kept, and computed in the background if so asked.
+Responses are stored, and computed in the background on request.
 """
 
 from __future__ import annotations

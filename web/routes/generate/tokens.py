@@ -1,5 +1,6 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none. And what
-``/tokenizer_info`` tells of it."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as in vLLM. A tokenizer actor answers, since ingresses have
+none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/api``: what the page shows of the deployment, and what an operator may do to it."""
+"""``/api``: data of the page, and operators' commands to the deployment."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Frames: one message as the fields of one stream entry, and back.
+"""Encodes a message as the fields of one stream entry, a frame, and decodes it.
 
 A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 2, "t": "StepPlan", ...fields}``;
-each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields with their default values,
-as most of a request's are, are left out. Unknown fields are ignored and missing ones take their defaults, so two
-versions can read each other; a default is part of the format. Where a message has changed in another way, its version
-has grown (:data:`VERSIONS`): who reads another one says so, and takes nothing for what it is not.
+each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields that have their default
+values, as most of a request's do, are omitted. Unknown fields are ignored and missing ones take their defaults, so two
+versions can read each other: a default is part of the format. Any other change of a message increments its version
+(:data:`VERSIONS`); a reader of another version raises an error instead of misreading it.
 
-What comes from the bus is untrusted: msgspec checks every value against the type hints of :mod:`pagebus.bus.messages`,
-and anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing
-mutable with the frame: arrays are read-only views of its bytes.
+Data from the bus is untrusted. msgspec checks every value against the type hints of :mod:`pagebus.bus.messages`, and
+anything that does not fit raises :class:`CodecError` with the path of the field. Decoded messages share nothing mutable
+with the frame: arrays are read-only views of its bytes.
 
-Messages that other programs write or read (``PLAIN_MESSAGES``) have no header: their fields, all of them text, are the
-fields of the entry, and the first one tells which message it is.
+Messages that other programs write or read (``PLAIN_MESSAGES``) have no header. All their fields are text and become the
+fields of the entry; the first one names the message.
 """
 
 from __future__ import annotations

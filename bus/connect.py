@@ -1,16 +1,16 @@
-"""From a URL to a bus."""
+"""Opens the bus that a URL names."""
 
 from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
 from pagebus.bus.contract import Bus, BusError
-from pagebus.bus.hidden_imports import without
+from pagebus.bus.hidden_imports import hide_imports
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.streams import Names
 
-with without("opentelemetry"):  # redis-py's own metrics
+with hide_imports("opentelemetry"):  # redis-py's own metrics
     from pagebus.bus.redis.bus import RedisBus
     from pagebus.bus.redis.url import SCHEMES
 

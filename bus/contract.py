@@ -1,4 +1,4 @@
-"""What a bus promises. ``RedisBus`` and ``MemoryBus`` keep the same promises and pass the same tests.
+"""The contract of the bus. ``RedisBus`` and ``MemoryBus`` both implement it and pass the same tests.
 
 Three kinds of stream (see :mod:`pagebus.bus.streams`):
 
@@ -62,7 +62,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """How a work entry ends: ``message`` is added to ``stream`` and, unless it is "", the counter of this name of those
     under the key ``counters`` grows by one."""
 
@@ -108,7 +108,7 @@ class Fenced(BusError):
     """A newer writer owns this log stream, or a newer holder this lease: stop at once and write nothing more."""
 
 
-class SetBack(BusError):
+class ServerRolledBack(BusError):
     """The server does not have any more what it had confirmed: it was restarted without it."""
 
 
@@ -175,7 +175,7 @@ class Bus(ABC):
         """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent."""
 
     @abstractmethod
-    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+    async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
         """Give each entry its answer and ack it, in one transaction. An entry that is not pending any more has been
         answered, by this call before or by another consumer: it gets no other answer, whatever is repeated, and whoever
         else answers it at the same time.
@@ -290,7 +290,7 @@ class Bus(ABC):
         """Live leases (of one kind), ordered by kind and name."""
 
 
-def why_fenced(entry: LogEntry, last: EntryId) -> str:
+def fence_reason(entry: LogEntry, last: EntryId) -> str:
     """Why a refused entry is not its writer's own repeat ("" if it is one); ``last`` is the stream's newest id.
 
     A fence that finds a newer writer is no failure: the old writer is shut out, which is all a fence is for.

@@ -1,6 +1,6 @@
-"""Messages that could not be processed: how they are kept, read, sent again and removed.
+"""Dead letters: messages that could not be processed. They are stored, read, requeued and dropped here.
 
-The frame of a dead letter is the message's own, with why and from where it came.
+The frame of a dead letter is the original frame with the reason and the origin added.
 """
 
 from __future__ import annotations

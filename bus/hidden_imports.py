@@ -1,4 +1,6 @@
-"""Imports of libraries that would import much more if it is installed, though nobody here uses that."""
+"""Hides optional packages from libraries that would import them, and load much more, although Pagebus uses none of
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without(*packages: str) -> Iterator[None]:
+def hide_imports(*packages: str) -> Iterator[None]:
     """What is imported in this block does not find ``packages``; one that has been imported already stays."""
     hidden = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: it cannot be imported

@@ -1,11 +1,12 @@
-"""Sending without waiting: an actor drops messages here and goes on, one task sends them in order.
+"""The outbox: actors queue messages without waiting, and one task sends them in order.
 
-Everything queued while a round trip is under way goes out in the next one. A send that fails with
-:class:`BusUnavailable` is repeated with growing pauses until it succeeds: entries of log streams have explicit ids, so
-their repeats are recognised; a published message may arrive twice, which its readers allow for.
+Everything queued during a round trip goes out in the next one. A send that fails with :class:`BusUnavailable` is
+repeated with growing pauses until it succeeds. Entries of log streams have explicit ids, so their repeats are
+recognised. A published message may arrive twice; its readers allow for that.
 
-A server that is started anew may have lost entries it had confirmed. Appended to what is left, the next ones would hide
-that, and readers would find a gap: so the outbox first asks for what it knows to be stored.
+A restarted server may have lost entries that it had confirmed. Appending further entries would hide the loss, and
+readers would find a gap. After a restart the outbox therefore first checks that the entries it knows to be stored are
+there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import islice
 
 from pagebus.bus.backoff import Backoff
 from pagebus.bus.codec import encode
-from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, SetBack
+from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEntry, ServerRolledBack
 from pagebus.bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
@@ -188,7 +189,9 @@ class Outbox:
         while (restarts := self._restarts) > self._survived:
             for stream, last in self._stored.items():
                 if (found := await self._bus.last_id(stream)) < last:
-                    raise SetBack(f"{stream} ends with {found}, {last} had been stored: the server has lost entries")
+                    raise ServerRolledBack(
+                        f"{stream} ends with {found}, {last} had been stored: the server has lost entries"
+                    )
             self._survived = restarts
 
     async def _send_next(self) -> None:

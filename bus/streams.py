@@ -1,7 +1,7 @@
-"""All names on the bus: streams, groups, keys. Nothing else in Pagebus spells a name.
+"""Names on the bus: streams, groups, keys. No other module spells one.
 
 Every key carries the deployment's hash tag, ``pb:{name}:...``, so that Redis Cluster keeps a deployment in one slot and
-multi-key commands work. Those that other programs use begin with the tag alone.
+multi-key commands work. Keys that other programs use begin with the tag itself.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""HTTP: the ingress and the jobs actor, which share the shapes of OpenAI's API and are actors all the same."""
+"""HTTP: the ingress and the jobs actor. Both are actors; they live here because they share the schemas of OpenAI's
+API.
+"""

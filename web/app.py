@@ -1,4 +1,4 @@
-"""The HTTP ingress actor: OpenAI's API on one side, the bus on the other."""
+"""The HTTP ingress actor: serves OpenAI's API to clients and exchanges messages with the other actors over the bus."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from pagebus.web.server.context import CONTEXT, Context
 from pagebus.web.server.middleware import boundary, mark_response
 from pagebus.web.server.open_tracing import open_tracing
 from pagebus.web.storage.files import open_store
-from pagebus.web.storage.quota import Kept
+from pagebus.web.storage.quota import ResponseQuota
 from pagebus.web.storage.responses import Responses
 from pagebus.web.telemetry.load_report import load_of
 from pagebus.web.telemetry.metrics import IngressMetrics, deployment_metrics
@@ -237,7 +237,7 @@ class IngressActor(Actor):
         own = self.name, self.metrics.snapshot
         keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
         observatory = Observatory(
-            self.bus, self.names, inbox.questions, lambda: membership.leases, own, facts,
+            self.bus, self.names, inbox.queries, lambda: membership.leases, own, facts,
             lambda: ("bus",) if self.bus_trouble else membership.missing(),
         )  # fmt: skip
         return Context(
@@ -255,7 +255,7 @@ class IngressActor(Actor):
             hosts=open_hosts(self.settings, keys),
             observatory=observatory,
             sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
-            holding=Holding(self.bus, inbox.questions, membership, restarts_alone=bool(facts["restarts_alone"])),
+            holding=Holding(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,
             draining=self.draining.is_set,
@@ -271,8 +271,10 @@ class IngressActor(Actor):
 
     def _make_responses(self) -> Responses:
         settings = self.settings
-        kept = Kept(settings.max_responses_bytes, settings.max_responses_bytes_per_key, settings.response_ttl_s)
-        return Responses(self.bus, self.names, settings.response_ttl_s, kept)
+        quota = ResponseQuota(
+            settings.max_responses_bytes, settings.max_responses_bytes_per_key, settings.response_ttl_s
+        )
+        return Responses(self.bus, self.names, settings.response_ttl_s, quota)
 
     async def _listen(self, context: Context) -> None:
         self._runner = web.AppRunner(
@@ -303,7 +305,7 @@ class IngressActor(Actor):
         while True:
             with contextlib.suppress(BusUnavailable):
                 await membership.refresh()
-                roster.take(membership.leases)
+                roster.update(membership.leases)
             await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:

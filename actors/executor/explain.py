@@ -99,7 +99,7 @@ class AbsentEngine:
         """How such a step runs, once all graphs are captured and a library is ready for its prompts; and the step."""
         work = self._work(decodes, prompt_tokens)
         if prompt_tokens:
-            self.runner.left_to_library(prefill_rows(work), False)  # before an engine is ready, all plans are made
+            self.runner.select_long_rows(prefill_rows(work), False)  # before an engine is ready, all plans are made
         return self.runner.choose(work, self.runner.buckets.fitting(work) if self._has_graphs else None), work
 
     def _fits(self, decodes: int, prompt_tokens: int) -> bool:

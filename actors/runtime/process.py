@@ -21,7 +21,7 @@ from pagebus.actors.runtime.gpus import list_gpus, take_free_gpu
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
 from pagebus.bus.contract import Bus, BusError
-from pagebus.bus.hidden_imports import without
+from pagebus.bus.hidden_imports import hide_imports
 
 CLASSES = {
     "ingress": ("pagebus.web.app", "IngressActor"),
@@ -106,7 +106,7 @@ def _without_needless(kind: str) -> Iterator[None]:
     """Hide packages that are not needed: transformers imports torch for a tokenizer too if it is there, which takes
     longer than the rest of a start; torch imports pynvml for unused figures."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
-    with without("pynvml" if kind == "executor" else "torch"):
+    with hide_imports("pynvml" if kind == "executor" else "torch"):
         yield
 
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from pagebus.bus.hidden_imports import without
+from pagebus.bus.hidden_imports import hide_imports
 
-with without("rich"):  # for tracebacks on a terminal, which are formatted otherwise here
+with hide_imports("rich"):  # for tracebacks on a terminal, which are formatted otherwise here
     import structlog
     from structlog.typing import EventDict, Processor, WrappedLogger
 

@@ -1,7 +1,7 @@
-"""The bus of one process: the whole contract without a server, for ``--bus memory://``, tests and simulation.
+"""The in-process bus: the whole contract without a server, for ``--bus memory://``, tests and simulation.
 
-Every actor has its own :class:`MemoryBus`; all of them share one :class:`~pagebus.bus.memory.server.MemoryServer`.
-Everything happens on one event loop. A thread that has something to publish hands it to the loop first.
+Each actor has its own :class:`MemoryBus`; all of them share one :class:`~pagebus.bus.memory.server.MemoryServer`.
+Everything runs on one event loop. Other threads publish by handing their messages to the loop.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from time import perf_counter
 
 from pagebus.bus.codec import decode, decode_state, encode, encode_state
 from pagebus.bus.contract import (
-    Answer,
     Bus,
     BusUnavailable,
     CodecError,
+    Completion,
     Counts,
     Entry,
     EntryId,
@@ -24,7 +24,7 @@ from pagebus.bus.contract import (
     LeaseInfo,
     LeaseTaken,
     LogEntry,
-    why_fenced,
+    fence_reason,
 )
 from pagebus.bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from pagebus.bus.memory.server import Fields, Group, MemoryLease, MemoryServer, MemoryStream, Pending, Position
@@ -164,16 +164,16 @@ class MemoryBus(Bus):
                 stream.groups[group].pending.pop(position, None)
             stream.remove(position)
 
-    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+    async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
         self._check()
-        for each in answers:
+        for each in completions:
             _, members = self._existing_group(each.entry.stream, group)
             if members is not None and (each.entry.id.epoch, each.entry.id.index) in members.pending:
                 self.server.publish(each.stream, encode(each.message))
                 if each.counter:
                     self._add({each.counters: {each.counter: 1}})
             await self.ack(group, [each.entry])
-        return [""] * len(answers)
+        return [""] * len(completions)
 
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
         self._check()
@@ -230,7 +230,7 @@ class MemoryBus(Bus):
             else:
                 refused.append(entry)
         for entry in refused:
-            if reason := why_fenced(entry, EntryId(*self.server.stream(entry.stream).last)):
+            if reason := fence_reason(entry, EntryId(*self.server.stream(entry.stream).last)):
                 raise Fenced(reason)
 
     async def read(self, positions: Mapping[str, EntryId], *, count: int = 256, block_ms: int = 1000) -> list[Entry]:

@@ -1,7 +1,8 @@
-"""What a Redis server holds for Pagebus, in plain Python: streams, groups, leases, state. Synchronous, deterministic.
+"""The data of a Redis server as Pagebus uses it, in plain Python: streams, groups, leases, state. Synchronous and
+deterministic.
 
 Entries are kept as encoded frames, so two actors of one process never share anything mutable. Ids of published entries
-are ``(1, n)`` with one counter for the whole server, so a stream that is deleted and created again never goes back.
+are ``(1, n)`` with one counter for the whole server, so ids never decrease when a stream is deleted and created again.
 """
 
 from __future__ import annotations

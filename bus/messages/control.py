@@ -1,4 +1,4 @@
-"""What becomes of requests that are under way: ingresses, detokenizers, operators -> scheduler, or other ingresses."""
+"""Control of requests under way: from ingresses, detokenizers and operators to the scheduler, or to other ingresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fields of messages are made of, beside JSON's scalars."""
+"""Types of message fields beyond JSON's scalars."""
 
 from __future__ import annotations
 

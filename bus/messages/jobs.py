@@ -1,4 +1,4 @@
-"""Queued work, which other programs write and read."""
+"""Queued jobs and their results, which other programs write and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler leaves to its successor."""
+"""The journal that a scheduler writes for its successor."""
 
 from __future__ import annotations
 

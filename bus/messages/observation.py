@@ -1,4 +1,4 @@
-"""A look into the scheduler: observers ask over ``control``, the answer goes where replies go."""
+"""Queries about the scheduler's state: observers ask over ``control``; answers arrive in their mailboxes."""
 
 from __future__ import annotations
 

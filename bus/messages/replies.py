@@ -1,4 +1,4 @@
-"""What clients get: detokenizer, tokenizer, scheduler -> ingress."""
+"""Replies to clients: detokenizer, tokenizer, scheduler -> ingress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients want: ingress -> tokenizer -> scheduler."""
+"""Requests of clients: ingress -> tokenizer -> scheduler."""
 
 from __future__ import annotations
 

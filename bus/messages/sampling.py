@@ -1,4 +1,4 @@
-"""How the tokens of a request are chosen: part of requests."""
+"""Sampling parameters: the part of a request that decides how its tokens are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose text is to be made: scheduler -> detokenizer."""
+"""Starts and ends of sequences: scheduler -> detokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator holds the work, or empties caches: ingresses ask over ``control``, the answer goes where replies go."""
+"""Operators' holds and cache resets: ingresses ask over ``control``; answers arrive in their mailboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed: plans of the scheduler -> executor, and results -> scheduler and detokenizers."""
+"""Step plans, scheduler -> executor, and step results, executor -> scheduler and detokenizers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A Redis server of our own: started, repaired after a crash, and its append-only file kept small."""
+"""A private Redis server: starts it, repairs its append-only file after a crash, and keeps that file small."""

@@ -1,10 +1,10 @@
-"""Repairing the append-only file of a Redis server that does not start with it.
+"""Repairs the append-only file of a Redis server that does not start with it.
 
-Redis 7.0 writes on at the wrong place when its disk was full and has room again, if the file had been rewritten before:
-what could not be written stays in the file as a run of zeros, and the next start ends with "Bad file format". What is
-behind such a hole is whole, so it is only taken out. Of a file that is damaged otherwise, the rest behind the damage is
-cut off (``redis-check-aof``); of one that cannot be read at all, nothing is kept. The damaged files stay, in a folder
-beside, for whoever wants to look into them.
+When its disk was full and has room again, Redis 7.0 continues the file at the wrong offset if the file had been
+rewritten before. The part that could not be written stays in the file as a run of zeros, and the next start ends with
+"Bad file format". The data behind such a hole is intact, so only the hole is removed. A file with other damage is cut
+off at the damage (``redis-check-aof``). A file that cannot be read at all is replaced by an empty one. Damaged files
+are kept in a folder beside it for inspection.
 """
 
 from __future__ import annotations

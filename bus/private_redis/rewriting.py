@@ -1,7 +1,7 @@
-"""A private Redis server's append-only file is written anew when an error in writing it is over.
+"""Rewrites the append-only file of a private Redis server after a write error.
 
-Redis 7.0 leaves a hole in the file then (:mod:`pagebus.bus.private_redis.append_only`). It still has all data in
-memory; so until it has written them to another file, and no longer, its next start would need a repair.
+Redis 7.0 leaves a hole in the file after such an error (:mod:`pagebus.bus.private_redis.append_only`). All data is
+still in memory, so a rewrite makes a later repair unnecessary.
 """
 
 from __future__ import annotations

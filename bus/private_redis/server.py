@@ -1,8 +1,8 @@
-"""A redis-server of our own: what ``pagebus serve`` starts when it is given no ``--bus``, and what the tests use.
+"""A private redis-server: ``pagebus serve`` starts one if ``--bus`` is not given, and tests use it.
 
-It listens on a Unix socket only, in a folder that nobody else may enter, and keeps its data in an append-only file, so
-that it survives being killed. Started again on the same folder it goes on where it was. A file that is damaged is
-repaired, as far as that goes: see :mod:`pagebus.bus.private_redis.append_only`.
+It listens only on a Unix socket, in a folder that other users cannot enter, and keeps its data in an append-only file,
+so that it survives being killed. Restarted on the same folder it continues with its data. A damaged file is repaired as
+far as possible: see :mod:`pagebus.bus.private_redis.append_only`.
 """
 
 from __future__ import annotations

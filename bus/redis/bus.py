@@ -1,8 +1,8 @@
 """The bus on a Redis server (7.0 or newer; only commands that 7.0 has).
 
-Writes share one connection, leases and answers (if there are any) have one each, and so has each blocking read that is
-under way. Nothing is retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only
-the caller knows whether a repeat is harmless (:mod:`pagebus.bus.outbox`).
+Writes share one connection. Leases and completions have one each, and so does each blocking read under way. Nothing is
+retried here: a write that failed with :class:`BusUnavailable` may have been applied, and only the caller knows whether
+a repeat is harmless (:mod:`pagebus.bus.outbox`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from time import perf_counter
 from pagebus.bus.backoff import Backoff
 from pagebus.bus.codec import encode
 from pagebus.bus.contract import (
-    Answer,
     Bus,
     BusError,
     BusUnavailable,
+    Completion,
     Counts,
     Entry,
     EntryId,
     Fenced,
     LeaseInfo,
     LogEntry,
-    why_fenced,
+    fence_reason,
 )
 from pagebus.bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from pagebus.bus.messages import JsonValue, Message
@@ -74,8 +74,8 @@ class RedisBus(Bus):
         self._lease_link = self._link("lease", writes=True)
         self._readers: list[RedisLink] = []
         self._abandoned: dict[Command, asyncio.Future[list[Reply]]] = {}
-        self._answer_link = self._link("answer", writes=True)
-        self._groups = RedisGroups(self._writer, self._answer_link)
+        self._completion_link = self._link("completion", writes=True)
+        self._groups = RedisGroups(self._writer, self._completion_link)
         self._leases = RedisLeases(self._lease_link, self.names)
         self._state = RedisState(self._writer, self.names)
         self._closed = False
@@ -117,7 +117,7 @@ class RedisBus(Bus):
 
     async def close(self) -> None:
         self._closed = True
-        for link in (self._writer, self._lease_link, self._answer_link, *self._readers):
+        for link in (self._writer, self._lease_link, self._completion_link, *self._readers):
             await link.close()
 
     async def ping(self) -> float:
@@ -189,8 +189,8 @@ class RedisBus(Bus):
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
         await self._groups.ack(group, entries)
 
-    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
-        return await self._groups.answer(group, answers)
+    async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
+        return await self._groups.complete(group, completions)
 
     async def claim(self, stream: str, group: str, consumer: str, dead_consumer: str) -> list[Entry]:
         if consumer == dead_consumer:
@@ -223,7 +223,7 @@ class RedisBus(Bus):
         replies = await self._writer.call(*(("XINFO", "STREAM", stream) for stream in streams))
         last = {stream: _last_id(reply, stream) for stream, reply in zip(streams, replies, strict=True)}
         for entry in refused:
-            if reason := why_fenced(entry, last[entry.stream]):
+            if reason := fence_reason(entry, last[entry.stream]):
                 raise Fenced(reason)
 
     async def read(self, positions: Mapping[str, EntryId], *, count: int = 256, block_ms: int = 1000) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""Consumer groups on Redis: reading one's own pending entries first, acks, claims."""
+"""Consumer groups on Redis: a consumer reads its own pending entries first; acks; claims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic
 
 from pagebus.bus.codec import encode
-from pagebus.bus.contract import Answer, BusUnavailable, Entry, EntryId
+from pagebus.bus.contract import BusUnavailable, Completion, Entry, EntryId
 from pagebus.bus.redis.link import Command, RedisLink
 from pagebus.bus.redis.replies import (
     checked,
@@ -24,7 +24,7 @@ from pagebus.bus.redis.replies import (
     to_entry,
 )
 from pagebus.bus.redis.stream import Reply
-from pagebus.bus.redis.transaction import RedisWatch
+from pagebus.bus.redis.transaction import RedisTransaction
 
 _PAGE = 256
 LOOK_AGAIN_S = 5.0
@@ -46,9 +46,9 @@ class RedisGroups:
     nobody, and does not count.
     """
 
-    def __init__(self, link: RedisLink, answer_link: RedisLink) -> None:
+    def __init__(self, link: RedisLink, completion_link: RedisLink) -> None:
         self._link = link
-        self._watch = RedisWatch(answer_link)
+        self._transaction = RedisTransaction(completion_link)
         self._held: dict[tuple[str, str], set[EntryId]] = {}
         self._recovered: dict[_Reader, float] = {}
         self._left_over: dict[_Reader, dict[bytes, int]] = {}
@@ -163,54 +163,54 @@ class RedisGroups:
         for stream, acked in by_stream.items():
             self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)
 
-    async def answer(self, group: str, answers: Sequence[Answer]) -> list[str]:
+    async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
         """Many in a transaction. Of two who answer the same entry, the later one finds that the other one has touched a
         key which it watches, and looks again."""
-        told = [""] * len(answers)
-        async with self._watch.lock:
-            for start in range(0, len(answers), _PAGE):
-                left = dict(enumerate(answers[start : start + _PAGE], start))
+        told = [""] * len(completions)
+        async with self._transaction.lock:
+            for start in range(0, len(completions), _PAGE):
+                left = dict(enumerate(completions[start : start + _PAGE], start))
                 while left:
-                    for place, problem in (await self._answer(group, left)).items():
+                    for place, problem in (await self._complete(group, left)).items():
                         told[place] = problem
-        for answer, problem in zip(answers, told, strict=True):
+        for each, problem in zip(completions, told, strict=True):
             if not problem:
-                self._held.get((answer.entry.stream, group), set()).discard(answer.entry.id)
+                self._held.get((each.entry.stream, group), set()).discard(each.entry.id)
         return told
 
-    async def _answer(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+    async def _complete(self, group: str, left: dict[int, Completion]) -> dict[int, str]:
         """See what is still pending, and which streams there can be; then store the rest. What needs no more is taken
         out of ``left``; returns why some of it cannot be stored."""
         streams = dict.fromkeys(each.stream for each in left.values())
         entries = [each.entry for each in left.values()]
-        replies = await self._watch.look(
+        replies = await self._transaction.watch(
             list(map(_touched, entries)),
             *(("XPENDING", each.stream, group, str(each.id), str(each.id), 1) for each in entries),
             *(("XLEN", stream) for stream in streams),
         )
         lengths = replies[len(left) :]
         problems = {
-            stream: refusal(reply, f"answers in {stream}") for stream, reply in zip(streams, lengths, strict=True)
+            stream: refusal(reply, f"completions in {stream}") for stream, reply in zip(streams, lengths, strict=True)
         }
         refused: dict[int, str] = {}
         for (place, each), reply in zip(list(left.items()), replies, strict=False):
-            is_pending = not is_no_group(reply) and checked(reply, "answers")
+            is_pending = not is_no_group(reply) and checked(reply, "completions")
             if is_pending and problems[each.stream]:
                 refused[place] = problems[each.stream]
             if not is_pending or place in refused:
                 del left[place]
         return refused | (await self._store(group, left) if left else {})
 
-    async def _store(self, group: str, left: dict[int, Answer]) -> dict[int, str]:
+    async def _store(self, group: str, left: dict[int, Completion]) -> dict[int, str]:
         """The transaction. Nothing happens, and all are left, if one of the entries has been answered meanwhile; if
         some answers are refused, the others are left."""
-        commands = {place: _answer_commands(group, each) for place, each in left.items()}
+        commands = {place: _completion_commands(group, each) for place, each in left.items()}
         ends = accumulate(map(len, commands.values()))
         spans = {place: slice(end - len(each), end) for (place, each), end in zip(commands.items(), ends, strict=True)}
-        _, *queued, results = await self._watch.exec([*chain.from_iterable(commands.values())])
+        _, *queued, results = await self._transaction.exec([*chain.from_iterable(commands.values())])
         refused = {place: _refusal(queued[span], left[place]) for place, span in spans.items()}
         if not any(refused.values()) and results is not None:
-            added = {place: checked(results, "answers")[span.start] for place, span in spans.items()}
+            added = {place: checked(results, "completions")[span.start] for place, span in spans.items()}
             refused = {place: _refusal([reply], left[place]) for place, reply in added.items()}
             left.clear()
         refused = {place: problem for place, problem in refused.items() if problem}
@@ -282,18 +282,18 @@ def _touched(entry: Entry) -> str:
     return f"{entry.stream}:answered:{entry.id}"
 
 
-def _refusal(replies: Iterable[Reply], answer: Answer) -> str:
+def _refusal(replies: Iterable[Reply], completion: Completion) -> str:
     """Why one of the commands of an answer is refused for good; "" if none is."""
-    return next(filter(None, (refusal(reply, f"answer to {answer.entry.id}") for reply in replies)), "")
+    return next(filter(None, (refusal(reply, f"completion of {completion.entry.id}") for reply in replies)), "")
 
 
-def _answer_commands(group: str, answer: Answer) -> list[Command]:
+def _completion_commands(group: str, completion: Completion) -> list[Command]:
     """The answer first. A key of counters that is no hash makes its own command alone fail."""
-    stream, entry_id, touched = answer.entry.stream, str(answer.entry.id), _touched(answer.entry)
-    frame = chain.from_iterable(encode(answer.message).items())
-    count: list[Command] = [("HINCRBY", answer.counters, answer.counter, 1)] if answer.counter else []
+    stream, entry_id, touched = completion.entry.stream, str(completion.entry.id), _touched(completion.entry)
+    frame = chain.from_iterable(encode(completion.message).items())
+    count: list[Command] = [("HINCRBY", completion.counters, completion.counter, 1)] if completion.counter else []
     return [
-        ("XADD", answer.stream, "*", *frame),
+        ("XADD", completion.stream, "*", *frame),
         ("XACK", stream, group, entry_id),
         ("XDEL", stream, entry_id),
         ("SET", touched, ""),

@@ -1,11 +1,12 @@
 """Leases and small state in Redis.
 
-A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter, which is never behind
-the time in milliseconds: so a later holder of anything has a larger epoch than every earlier one, even on a server that
-has lost everything, or what it was told last. All changes are WATCH transactions. Beside each lease, a key that lives
-for a day remembers the last epoch it was granted under, so that a holder who slept through its expiry learns that
-somebody else has been there. Of two who hold a lease, because a server has forgotten the second grant, the later one is
-right.
+A lease is a key that expires, with its holder's epoch in the value. Epochs come from one counter that is never behind
+the time in milliseconds. A later holder therefore has a larger epoch than every earlier one, even on a server that has
+lost all or some of its data. All changes are WATCH transactions.
+
+Beside each lease, a key that lives for a day stores the last epoch it was granted under. A holder that slept through
+its expiry thereby learns that the lease has had another holder. If a server has lost a grant and a lease has two
+holders, the later one keeps it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pagebus.bus.messages import JsonValue
 from pagebus.bus.redis.link import Command, RedisLink
 from pagebus.bus.redis.replies import checked, exec_results
 from pagebus.bus.redis.stream import Reply
-from pagebus.bus.redis.transaction import RedisWatch
+from pagebus.bus.redis.transaction import RedisTransaction
 from pagebus.bus.streams import Names
 
 _GRANT_MS = 24 * 3600 * 1000
@@ -36,16 +37,16 @@ class RedisLeases:
 
     def __init__(self, link: RedisLink, names: Names) -> None:
         self._link = link
-        self._watch = RedisWatch(link)
+        self._transaction = RedisTransaction(link)
         self._names = names
 
     async def acquire(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
         """See :meth:`pagebus.bus.contract.Bus.acquire_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, counter)
+                held, last = await self._watch_lease(key, counter)
                 if held is not None:
                     raise LeaseTaken(f"{kind} {name!r} is already running (epoch {_parse(held)[0]})")
                 epoch = _after(last)
@@ -56,9 +57,9 @@ class RedisLeases:
     async def renew(self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float) -> bool:
         """See :meth:`pagebus.bus.contract.Bus.renew_lease`."""
         key, granted = self._keys(kind, name)
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, granted)
+                held, last = await self._watch_lease(key, granted)
                 holder = _parse(held)[0] if held is not None else int(last) if last is not None else epoch
                 if holder > epoch:
                     raise Fenced(f"the lease of {kind} {name!r} belongs to epoch {holder} now, not to {epoch}")
@@ -69,9 +70,9 @@ class RedisLeases:
     async def release(self, kind: str, name: str, epoch: int) -> None:
         """See :meth:`pagebus.bus.contract.Bus.release_lease`."""
         key, _ = self._keys(kind, name)
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                (held,) = await self._look(key)
+                (held,) = await self._watch_lease(key)
                 if held is None or _parse(held)[0] != epoch:
                     return
                 if await self._exec([("DEL", key), ("SREM", self._names.leases, key)]):
@@ -81,9 +82,9 @@ class RedisLeases:
         """See :meth:`pagebus.bus.contract.Bus.revoke_lease`."""
         key, granted = self._keys(kind, name)
         counter = self._names.epochs
-        async with self._watch.lock:
+        async with self._transaction.lock:
             for _ in range(_TRIES):
-                held, last = await self._look(key, counter)
+                held, last = await self._watch_lease(key, counter)
                 if held is not None and _parse(held)[0] >= below:
                     return 0
                 epoch = _after(last)
@@ -118,8 +119,8 @@ class RedisLeases:
 
     async def _forget(self, keys: Sequence[str]) -> None:
         """Take expired leases out of the index; not one that was taken again meanwhile."""
-        async with self._watch.lock:
-            values = await self._look(*keys)
+        async with self._transaction.lock:
+            values = await self._watch_lease(*keys)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
             if gone:
                 await self._exec([("SREM", self._names.leases, *gone)])
@@ -138,14 +139,14 @@ class RedisLeases:
             ("SET", granted, str(epoch), "PX", _GRANT_MS),
         ]
 
-    async def _look(self, *keys: str) -> list[Reply]:
+    async def _watch_lease(self, *keys: str) -> list[Reply]:
         """Watch keys and return their values."""
-        (values,) = await self._watch.look(keys, ("MGET", *keys))
+        (values,) = await self._transaction.watch(keys, ("MGET", *keys))
         return list(checked(values, "lease"))
 
     async def _exec(self, commands: Sequence[Command]) -> bool:
         """Run commands if no watched key has changed."""
-        return exec_results(await self._watch.exec(commands), "lease") is not None
+        return exec_results(await self._transaction.exec(commands), "lease") is not None
 
 
 def _after(last: Reply) -> int:

@@ -1,12 +1,11 @@
-"""One Redis connection that many coroutines share: what one sends goes out at once, without waiting for the answers to
-what was sent before.
+"""One Redis connection shared by many coroutines: commands are sent at once, without waiting for earlier replies.
 
-A caller that is cancelled leaves nothing behind: its command completes and the reply is dropped. Nothing is sent twice;
-after a failure the outcome of what was under way is unknown, and callers hear :class:`BusUnavailable`. The next call
-opens a new connection.
+A cancelled caller leaves nothing behind: its command completes and the reply is dropped. No command is sent twice.
+After a failure the outcome of the commands under way is unknown, and their callers get :class:`BusUnavailable`. The
+next call opens a new connection.
 
-What was to be said to one server is not said to another, which may have less than the caller built on: who learns of
-another server (:class:`Servers`) knows that all it has sent before went to the one of before, or nowhere.
+A command meant for one server is not sent to another one, which may lack data that the caller relied on. When a caller
+learns of another server (:class:`Servers`), all its earlier commands have gone to the previous server, or nowhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shapes of Redis replies (RESP2, as hiredis gives them) and what their errors mean, all in one place."""
+"""Shapes of Redis replies (RESP2, as hiredis parses them) and the meaning of their errors, all in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of one open Redis connection: commands out, replies in, in the same order."""
+"""The byte stream of one open Redis connection: commands out, replies in, in the same order."""
 
 from __future__ import annotations
 

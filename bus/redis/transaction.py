@@ -1,7 +1,7 @@
-"""Transactions that happen only if what they build on has not changed: WATCH, look, MULTI ... EXEC.
+"""Optimistic transactions, which apply only if the data they build on has not changed: WATCH, read, MULTI ... EXEC.
 
-There are no scripts: a Redis user of an actor may not run any. Between the look and the transaction nothing else may go
-over the connection, so it is one of its own, and who has begun holds the lock.
+There are no scripts, because the Redis users of actors may not run any. Between the read and the transaction no other
+command may use the connection. Transactions therefore have a connection of their own, and a lock.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pagebus.bus.redis.replies import checked
 from pagebus.bus.redis.stream import Reply
 
 
-class RedisWatch:
-    """One such connection: :meth:`look`, then perhaps :meth:`exec`, with the ``lock`` held."""
+class RedisTransaction:
+    """One such connection: :meth:`watch`, then perhaps :meth:`exec`, with the ``lock`` held."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self.lock = asyncio.Lock()
         self._generation = 0
 
-    async def look(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
+    async def watch(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
         """Watch keys, and no others any more; then the replies to commands."""
         unwatched, watched, *replies = await self._link.call(("UNWATCH",), ("WATCH", *keys), *commands)
         checked(unwatched, "unwatch")

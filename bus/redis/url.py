@@ -1,4 +1,4 @@
-"""Where the Redis server is: URLs, and opening one connection.
+"""Redis URLs, and opening a connection to the server they name.
 
 ==========================================================  =======================================================
 ``redis://[user:password@]host:port[/db]``                  TCP

@@ -1,4 +1,4 @@
-"""Whether a bus URL is well formed, judged without its client library, and without repeating a password."""
+"""Checks that a bus URL is well formed, without the client library and without repeating a password."""
 
 from __future__ import annotations
 

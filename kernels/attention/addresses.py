@@ -1,4 +1,4 @@
-"""Where a tile of keys and values lies in a paged cache, with as little arithmetic per token as can be."""
+"""Addresses of a tile of keys and values in a paged cache, with as little arithmetic per token as possible."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which path attention takes: one value per step, from one table, by what the host knows before it launches anything.
+"""Chooses the attention path of a step: one value, from one table, by what the host knows before launch.
 
-Two tables are asked. :data:`PATHS` gives the path of a step: the first row that is possible for the engine and applies
+There are two tables. :data:`PATHS` gives the path of a step: the first row that is possible for the engine and applies
 to the step. :data:`LONG_PROMPTS` gives the kernel for long prompts that an engine has beside its own prefill kernel.
-The engine, its metrics and ``pagebus explain`` all ask :class:`AttentionChooser`.
+The engine, its metrics and ``pagebus explain`` all use :class:`AttentionChooser`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Prefill attention by torch's cuDNN kernel: for long prompts it is faster than ours, but it knows no pages.
+"""Prefill attention by torch's cuDNN kernel. It is faster than our prefill kernel for long prompts, but cannot read
+pages.
 
-New tokens attend to each other causally, to keys and values where the projections left them. All before them is copied
-out of the pages and taken in large segments without a mask; the results are merged by their log-sum-exp. cuDNN builds a
-plan for each new shape (35 to 60 ms, once per thread). So it gets the queries that fill pieces of the context, whose
-sizes are few, and our kernel the rest. Prompts of one size go together, as one batch.
+New tokens attend to each other causally, on the keys and values that the projections have just written. The past is
+copied out of the pages and attended to in large segments without a mask. The results are merged by their log-sum-exp.
+
+cuDNN builds a plan for each new shape (35 to 60 ms, once per thread). It therefore gets only queries that fill pieces
+of the context, which have few sizes; our kernel computes the rest. Prompts of the same size form one batch.
 """
 
 from __future__ import annotations
@@ -18,31 +20,28 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.attention.gather import gather_tokens, merge_attention
+from pagebus.kernels.attention.rates import CUDNN_CAUSAL, CUDNN_PAST, PREFILL_ALONE
 from pagebus.kernels.common.target import target_of
 
 PIECES = (512, 1024, 2048)
-"""Sizes in tokens. What fills pieces of the first is best left to cuDNN; larger ones leave more to us, but have fewer
-shapes."""
+"""Sizes of pieces in tokens. Pieces of the first size leave most to cuDNN; larger ones leave more to our kernel, but
+have fewer shapes."""
 SEGMENTS = (65536, 32768, 16384, 8192, 4096, 2048, 1024, 512)
-"""Sizes in which the past is taken, the largest that fits first; they bound the memory for copies."""
-OWN_RATE, CAUSAL_RATE, PAST_RATE = 450e12, 640e12, 660e12
-"""FLOP/s on an H200 of our prefill kernel, and of cuDNN's with a causal mask and without (see docs), for long rows."""
-OWN_HALF, CAUSAL_HALF = 550, 400
-"""Tokens of a row at which half of these rates is reached."""
+"""Sizes of the segments of a past, the largest that fits first. They bound the memory for copies."""
 BATCH_OVERHEAD_S, PAST_OVERHEAD_S = 40e-6, 20e-6
-"""Of a batch, whose result may have to be copied, and of the copies of a past and the merge, per layer."""
+"""Overhead per layer: of a batch, whose result may be copied; and of copying and merging a past."""
 
 
 class LongRow(NamedTuple):
-    """A row, or a part of one, as the host knows it: ``num_queries`` tokens from ``first_token`` on, at the end of
-    ``context_len``."""
+    """A row or a part of one, with lengths known on the host: ``num_queries`` tokens from ``first_token`` on, the last
+    of ``context_len``."""
 
     row: int
     first_token: int
     num_queries: int
     context_len: int
-    own: bool = False
-    """Whether our kernel for long prompts takes it (`attention_long`), and no library."""
+    for_hopper: bool = False
+    """Whether `hopper_attention` computes it; if not, `cudnn_attention` does."""
 
     @property
     def past(self) -> int:
@@ -55,7 +54,7 @@ class LongRow(NamedTuple):
         return slice(self.first_token, self.first_token + self.num_queries)
 
     def filled(self, piece: int) -> LongRow:
-        """The part whose queries fill pieces of the context; perhaps of none."""
+        """The part whose queries fill whole pieces of the context; it may have no queries."""
         end = self.context_len // piece * piece
         begin = min(-(-self.past // piece) * piece, end)
         return LongRow(self.row, self.first_token + begin - self.past, end - begin, end)
@@ -69,7 +68,8 @@ def supports(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> boo
 
 
 def scratch_bytes(num_tokens: int, past: int, q_heads: int, kv_heads: int, head_dim: int, element_size: int) -> int:
-    """The most that `long_prefill` takes for ``num_tokens`` new ones after ``past``, beside its result."""
+    """Upper bound of the bytes that `cudnn_attention` allocates for ``num_tokens`` new tokens after ``past``, without
+    its result."""
     copies = 2 * kv_heads * max(num_tokens, min(past, SEGMENTS[0]))
     return (copies + 3 * q_heads * num_tokens) * head_dim * element_size + 12 * q_heads * num_tokens
 
@@ -79,12 +79,12 @@ Batch = tuple[LongRow, ...]
 
 
 once_per_step = lru_cache(maxsize=16)
-"""For what every layer of a step asks again."""
+"""Caches what every layer of a step would compute again."""
 
 
 @once_per_step
 def batches(rows: tuple[LongRow, ...]) -> tuple[Batch, ...]:
-    """Which rows go together."""
+    """Group rows into batches."""
     found: list[Batch] = []
     for row in rows:
         before = found[-1][-1] if found else row
@@ -97,12 +97,12 @@ def batches(rows: tuple[LongRow, ...]) -> tuple[Batch, ...]:
 
 
 def filled_parts(rows: tuple[LongRow, ...], piece: int) -> tuple[LongRow, ...]:
-    """All that fills pieces of the rows."""
+    """The parts of the rows that fill whole pieces."""
     return tuple(part for row in rows if (part := row.filled(piece)).num_queries)
 
 
 def faster_parts(rows: tuple[LongRow, ...], piece: int, q_heads: int, head_dim: int) -> tuple[LongRow, ...]:
-    """What fills pieces of the rows and takes cuDNN less time than our kernel."""
+    """The parts of the rows that fill whole pieces and that cuDNN computes faster than our prefill kernel."""
     faster = (batch for batch in batches(filled_parts(rows, piece)) if gain_s(batch, q_heads, head_dim) > 0)
     return tuple(itertools.chain.from_iterable(faster))
 
@@ -114,20 +114,21 @@ def takes_all(rows: tuple[LongRow, ...], num_tokens: int) -> bool:
 
 
 def gain_s(rows: Batch, q_heads: int, head_dim: int) -> float:
-    """Seconds by which cuDNN takes less than our kernel for this batch, in one layer, by measured rates."""
+    """Seconds that cuDNN saves over our prefill kernel for this batch, in one layer, by measured rates."""
     per_pair = 4 * q_heads * head_dim
-    own = library = 0.0
+    prefill_s = cudnn_s = 0.0
     for row in rows:
         size = row.num_queries
-        seen = 2 * row.context_len - size  # by a query, twice the mean: its length, of a prompt without past
-        own += size * seen / 2 * per_pair / (OWN_RATE * seen / (seen + OWN_HALF))
-        library += size**2 / 2 * per_pair / (CAUSAL_RATE * size / (size + CAUSAL_HALF))
-        library += size * row.past * per_pair / PAST_RATE + (PAST_OVERHEAD_S if row.past else 0)
-    return own - library - BATCH_OVERHEAD_S
+        seen = 2 * row.context_len - size  # twice the mean number of keys per query; without a past, the row's length
+        prefill_s += PREFILL_ALONE.seconds(size * seen / 2 * per_pair, seen)
+        cudnn_s += CUDNN_CAUSAL.seconds(size**2 / 2 * per_pair, size)
+        if row.past:
+            cudnn_s += CUDNN_PAST.seconds(size * row.past * per_pair, row.past) + PAST_OVERHEAD_S
+    return prefill_s - cudnn_s - BATCH_OVERHEAD_S
 
 
 class Problem(NamedTuple):
-    """What cuDNN makes a plan for: ``queries`` of each of so many ``rows`` on ``keys``."""
+    """A shape that cuDNN builds a plan for: ``rows`` rows of ``queries`` queries each on ``keys`` keys."""
 
     rows: int
     queries: int
@@ -136,7 +137,7 @@ class Problem(NamedTuple):
 
 
 def problems(rows: tuple[LongRow, ...]) -> set[Problem]:
-    """All of which the attention of ``rows`` consists."""
+    """Every problem that the attention of ``rows`` consists of."""
     found = set()
     for batch in batches(rows):
         size = batch[0].num_queries
@@ -146,7 +147,7 @@ def problems(rows: tuple[LongRow, ...]) -> set[Problem]:
 
 
 def segments(past: int) -> list[int]:
-    """The sizes in which a past is taken, one after another; together they are the past."""
+    """The sizes of consecutive segments of a past; their sum is ``past``."""
     found: list[int] = []
     while (left := past - sum(found)) > 0:
         found.append(next(size for size in SEGMENTS if size <= left))
@@ -154,9 +155,11 @@ def segments(past: int) -> list[int]:
 
 
 def batches_of_every_shape(most_queries: int, longest: int) -> list[Batch]:
-    """Batches that between them have all shapes that parts of rows of together up to so many queries in contexts up to
-    ``longest`` can have: those of large pieces first, and of these the likeliest, without a past those that fill a step
-    before others, then behind whole chunks, behind others."""
+    """Batches that cover every shape of up to ``most_queries`` queries in contexts up to ``longest``.
+
+    The order is that of preparation: large pieces first, and among them the likeliest. Those are batches without a past
+    that fill a step, then smaller ones, then rows behind whole chunks, then rows behind any other past.
+    """
     found: list[Batch] = []
     finest = PIECES[0]
     for size in range(min(most_queries, longest) // finest * finest, 0, -finest):
@@ -198,7 +201,7 @@ def _attend_reference(
     return torch.einsum("bnhm,bmhd->bnhd", scores.softmax(3), v).to(q.dtype), scores.logsumexp(3)
 
 
-def long_prefill(
+def cudnn_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -210,9 +213,12 @@ def long_prefill(
     kv_scales: torch.Tensor | None = None,
     projected: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Attention of ``rows``, which are `LongRow.filled`, of q, written to ``out`` and returned; without ``out``, which
-    rows that `takes_all` may leave to cuDNN, a new tensor. Argument shapes as in `paged_attention`. What is
-    ``projected`` is copied out of the pages if a float8 cache holds it rounded, or without it."""
+    """Attention of ``rows``, each of them `LongRow.filled`, written to ``out`` and returned.
+
+    ``out`` may be None if the rows are all of the pass (`takes_all`); the result is then a new tensor. Argument shapes
+    are those of `paged_attention`. Keys and values of new tokens are read from ``projected``; without it, and with a
+    float8 cache, which holds them rounded, they are copied out of the pages.
+    """
     rows = tuple(rows)
     assert out is not None or takes_all(rows, len(q))
     groups, projected = batches(rows), None if kv_scales is not None else projected
@@ -228,7 +234,7 @@ def long_prefill(
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """What keys and values are copied from, and ``scratch`` [2, N, Hkv, D], where to."""
+    """The source of copied keys and values, and their destination, ``scratch`` [2, N, Hkv, D]."""
 
     k_cache: torch.Tensor
     v_cache: torch.Tensor
@@ -237,7 +243,8 @@ class _Pages:
     scratch: torch.Tensor
 
     def copied(self, slots: torch.Tensor, begin: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, size, Hkv, D] of so many positions of each slot from ``begin`` on, until the next."""
+        """Keys and values [B, size, Hkv, D] of ``size`` positions of each slot from ``begin`` on, valid until the next
+        call."""
         k, v = self.scratch[:, : len(slots) * size].unbind()
         gather_tokens(self.k_cache, self.v_cache, slots, begin, k, v, self.block_tables, self.kv_scales)
         return k.unflatten(0, (len(slots), size)), v.unflatten(0, (len(slots), size))
@@ -247,7 +254,7 @@ def _attend_batch(
     q: torch.Tensor, pages: _Pages, out: torch.Tensor | None, slots: torch.Tensor, scale: float, rows: Batch,
     projected: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Rows to themselves, then one with a past to that, merged segment by segment."""
+    """Rows attend to their own tokens; a row with a past then attends to it segment by segment, and merges."""
     size, past = rows[0].num_queries, rows[0].past
     tokens, slots = slice(rows[0].tokens.start, rows[-1].tokens.stop), slots[rows[0].row : rows[-1].row + 1]
     queries = q[tokens].unflatten(0, (len(rows), size))

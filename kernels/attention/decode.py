@@ -1,8 +1,9 @@
-"""Paged attention of rows with one query each: programs take the pieces a plan gives them, a second kernel merges.
+"""Paged attention of rows with one query each. Programs compute the pieces that a plan assigns; a second kernel merges
+them.
 
 All query heads of a KV head are computed together. Keys and values are the left factors of both products, queries and
-weights the right ones: tensor cores take 16 rows of the left and 8 columns of the right, so few heads waste little.
-See :mod:`pagebus.kernels.attention.decode_plan` for who computes what.
+weights the right ones: tensor cores take 16 rows of the left factor and 8 columns of the right, so few heads waste
+little. :mod:`pagebus.kernels.attention.decode_plan` assigns the pieces.
 """
 
 from __future__ import annotations

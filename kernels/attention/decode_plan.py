@@ -1,8 +1,9 @@
-"""How one step's decode rows are shared out over a fixed grid: computed once per step, on the device, for all layers.
+"""Plans decode attention: distributes the rows of a step over a fixed grid, once per step, on the device, for all
+layers.
 
-The tiles of all rows lie end to end, and every program gets an equal run of them: a long context is cut into as many
-pieces as it needs, and a short one shares a program with its neighbours. The grid depends on the device alone, lengths
-are read on the device, so a captured CUDA graph serves any content.
+The tiles of all rows are laid end to end, and every program gets an equal run of them. A long context is cut into as
+many pieces as needed, and a short one shares a program with its neighbours. The grid depends on the device alone and
+lengths are read on the device, so a captured CUDA graph serves any content.
 """
 
 from __future__ import annotations

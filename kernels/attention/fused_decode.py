@@ -1,4 +1,6 @@
-"""A row's newest token inside the decode kernel: its heads as the projections left them, normed, rotated and cached."""
+"""The newest token of a row inside the decode kernel: its heads are normalized, rotated and stored in the cache
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between a paged cache and attention over contiguous tokens: copying pages out, and merging two results."""
+"""Copies pages of the cache to contiguous tokens, and merges two attention results."""
 
 from __future__ import annotations
 

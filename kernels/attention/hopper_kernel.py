@@ -1,10 +1,10 @@
 """Attention of long prompts on Hopper GPUs, in Gluon, after FlashAttention-3 (arXiv 2407.08608).
 
 A program has three parts. One warp copies keys and values, tile by tile, into a ring of buffers in shared memory (TMA,
-guarded by mbarriers). Two warpgroups compute 64 queries each: scores of a tile, and beside its softmax the product of
-the weights before with their values. They take turns in issuing products, so that the softmax of one runs beside the
-products of the other. Programs stay, one on each multiprocessor, and go from one piece of work to the next, whose
-first keys come while the last results are still written.
+guarded by mbarriers). Two warpgroups compute 64 queries each: they compute the scores of a tile, and overlap its
+softmax with the product of the previous weights and their values. They take turns in issuing products, so that the
+softmax of one overlaps the products of the other. Programs are persistent, one per multiprocessor. The first keys of
+the next piece of work arrive while the last results are still being written.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _attention_kernel(
     out_ptr,  # [T, Hq, D]
     partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
     lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
-    spans,  # [num_spans, SPAN_FIELDS] int32, see `hopper_attention`
+    spans,  # [num_spans, SPAN_FIELDS] int32, see `launch_hopper_attention`
     num_spans,
     rounds,
     scale_log2,
@@ -281,7 +281,7 @@ def _attention_kernel(
     )  # fmt: skip
 
 
-def hopper_attention(
+def launch_hopper_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -1,9 +1,10 @@
-"""Long prompts on Hopper GPUs: by a kernel that needs the keys of a row together; they are copied out of the pages,
-but for those of prompts that fill whole tiles, which lie where the projections left them.
+"""Attention of long prompts on Hopper GPUs, by a kernel that needs the keys of a row to be contiguous.
 
-Rows go together until their keys fill a buffer. Their queries are cut into blocks; each block and head is a piece of
-work for the kernel's programs, which stay. Where the last round of work would leave many of them idle, the keys of some
-blocks are cut as well, and the results merged.
+Keys are copied out of the pages. Prompts that fill whole tiles need no copy: their keys are read as projected.
+
+Rows are grouped until their keys fill a buffer. Their queries are cut into blocks; each block and head is one piece of
+work for the kernel's persistent programs. Where the last round of work would leave many programs idle, the keys of some
+blocks are cut as well, and their results are merged.
 """
 
 from __future__ import annotations
@@ -19,25 +20,24 @@ import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.gather import gather_tokens
-from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, TILE, hopper_attention
+from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, TILE, launch_hopper_attention
 from pagebus.kernels.attention.prefill import merge_blocks
 from pagebus.kernels.attention.prefill_plan import Ints
+from pagebus.kernels.attention.rates import HOPPER, PREFILL_BUSY
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import LayoutDescriptor
 
 QUERIES = 2 * ROWS
-"""Of a block, which two warpgroups share."""
+"""Queries of a block, which two warpgroups share."""
 TOGETHER = 65536
-"""Keys of rows that go together; a longer row goes alone."""
+"""Keys of a group of rows; a longer row is a group of its own."""
 HEAD_DIM = 128
 MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
-"""Blocks whose keys may be cut, into how many pieces, of how many tiles at least."""
+"""The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece."""
 WORK_TILES = 2
-"""What it takes to begin and to end a piece of work, in tiles."""
-OWN_RATE, OWN_HALF = 400e12, 550
-"""FLOP/s on a busy H200 of our other kernel, for long rows, and keys seen by a query at which half of it is reached."""
-RATE, WORK_S, ROW_S, OVERHEAD_S = 620e12, 45e-9, 4e-6, 10e-6
-"""Of this one, and what a block and head, a row, and a call cost beside it."""
+"""Overhead of a piece of work, in tiles."""
+WORK_S, ROW_S, OVERHEAD_S = 45e-9, 4e-6, 10e-6
+"""Costs of this kernel beside its rate: per block and head, per row, and per call."""
 COPIED_PER_S = 4e12
 """Bytes of keys and values, read and written."""
 
@@ -49,27 +49,28 @@ def supports(dtype: torch.dtype, head_dim: int, target: Target | None) -> bool:
 
 
 once_per_step = lru_cache(maxsize=16)
-"""For what every layer of a step asks again."""
+"""Caches what every layer of a step would compute again."""
 
 
 def faster_rows(rows: tuple[LongRow, ...], q_heads: int, kv_heads: int) -> tuple[LongRow, ...]:
-    """The rows that take this less time than our other kernel, by measured rates."""
-    gains = {row._replace(own=True): gain_s(row, q_heads, kv_heads) for row in rows}
+    """The rows that this kernel computes faster than `prefill_attention`, by measured rates."""
+    gains = {row._replace(for_hopper=True): gain_s(row, q_heads, kv_heads) for row in rows}
     faster = tuple(row for row, gained_s in gains.items() if gained_s > 0)
     return faster if sum(gains[row] for row in faster) > OVERHEAD_S else ()
 
 
 def gain_s(row: LongRow, q_heads: int, kv_heads: int) -> float:
-    """Seconds by which a row takes this less time, in one layer."""
-    seen = 2 * row.context_len - row.num_queries  # by a query, twice the mean: its length, of a prompt without past
-    operations = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
-    gained_s = operations * ((seen + OWN_HALF) / (OWN_RATE * seen) - 1 / RATE)
+    """Seconds that this kernel saves over `prefill_attention` for a row, in one layer."""
+    seen = 2 * row.context_len - row.num_queries  # twice the mean number of keys per query; without a past, the length
+    flops = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
+    gained_s = PREFILL_BUSY.seconds(flops, seen) - HOPPER.seconds(flops, seen)
     copied = 8 * kv_heads * HEAD_DIM * row.context_len
     return gained_s - ROW_S - WORK_S * q_heads * -(-row.num_queries // QUERIES) - copied / COPIED_PER_S
 
 
 def scratch_bytes(num_tokens: int, longest: int, q_heads: int, kv_heads: int, element_size: int) -> int:
-    """The most that `long_attention` takes for up to so many new tokens in contexts up to ``longest``."""
+    """Upper bound of the bytes that `hopper_attention` allocates, for ``num_tokens`` new tokens in contexts up to
+    ``longest``."""
     keys = max(min(TOGETHER, longest * num_tokens), _padded(longest))
     pieces = MOST_CUT * PIECES[-1] * QUERIES * q_heads * (HEAD_DIM + 1) * 4
     return 2 * kv_heads * keys * HEAD_DIM * element_size + pieces
@@ -178,7 +179,7 @@ def _work_on(
     return spans, merges, work.pieces
 
 
-def long_attention(
+def hopper_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -203,7 +204,7 @@ def long_attention(
         floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
         lse = torch.empty((pieces, ROWS, q_heads), **floats)
-        hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
+        launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
         if pieces:
             merge_blocks(out, partial, lse, merges)
         del k, v  # before the next are copied

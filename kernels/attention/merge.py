@@ -1,4 +1,4 @@
-"""Attention whose keys were cut into pieces: the sum of their results, as both kernels that cut keys need it."""
+"""Merges attention results whose keys were cut into pieces, for both kernels that cut keys."""
 
 from __future__ import annotations
 

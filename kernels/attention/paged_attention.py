@@ -1,4 +1,4 @@
-"""Attention of a pass's new tokens over the paged cache: decode rows and prefill rows, each by its own kernel."""
+"""Attention of a pass's new tokens over the paged cache: decode rows and prefill rows, each with its own kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pagebus.kernels.attention import hopper_prefill
-from pagebus.kernels.attention.cudnn_prefill import LongRow, long_prefill, takes_all
+from pagebus.kernels.attention.cudnn_prefill import LongRow, cudnn_attention, takes_all
 from pagebus.kernels.attention.decode import decode_attention, decode_config, num_multiprocessors
 from pagebus.kernels.attention.decode_plan import DecodePlan, plan_decodes
 from pagebus.kernels.attention.prefill import PrefillPlan, plan_prefills, prefill_attention
@@ -88,11 +88,11 @@ def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> Prefill
 
 def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, library: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
-    """How the rows from first_row on, but what is left to the ``library``, are cut for ``device``, into at most
+    """How the rows from first_row on, but what is left to the ``long_rows``, are cut for ``device``, into at most
     ``most_spans`` spans; see `query_spans`."""
-    ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in library])
+    ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
     config = prefill_config(
         int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
         shape.head_dim, shape.element_size, float8=shape.float8,
@@ -108,11 +108,11 @@ def _range_in_row(part: LongRow, query_start: Ints) -> tuple[int, int, int]:
 
 def cut_prompts_invariant(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, library: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
     """All rows, decodes as well, cut such that a query's result does not depend on what else is in the pass: in one
     launch shape, and no keys are cut."""
-    assert not library
+    assert not long_rows
     return query_spans(query_start, context_lens, query_ranges(query_start, 0), prompts_config(shape, invariant=True))
 
 
@@ -180,7 +180,7 @@ def paged_attention(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
-    library: Sequence[LongRow] = (),
+    long_rows: Sequence[LongRow] = (),
     projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     invariant: bool = False,
 ) -> torch.Tensor:
@@ -197,7 +197,7 @@ def paged_attention(
     followed, negative ones read block 0.
 
     ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
-    long prompts are. What ``library`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is
+    long prompts are. What ``long_rows`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is
     marked as our own, to our kernel for long prompts; the plan was made without it. ``projected`` are keys and values
     [T, Hkv, D] of the new tokens, if they are at hand outside the cache.
     ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
@@ -208,7 +208,7 @@ def paged_attention(
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
-    num_decodes, library = 0 if invariant else num_decodes, tuple(library)
+    num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
     assert k_cache.shape == v_cache.shape
     assert k_cache.stride() == v_cache.stride()
     assert k_cache.shape[3] == head_dim
@@ -222,10 +222,10 @@ def paged_attention(
     check_scales(k_cache, kv_scales)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
-    assert not library or (sliding_window == 0 and not invariant)
-    own = len(library) > 0 and library[0].own
-    if library and not own and out is None and takes_all(library, num_tokens):
-        return long_prefill(q, k_cache, v_cache, None, slots, block_tables, scale, library, kv_scales, projected)
+    assert not long_rows or (sliding_window == 0 and not invariant)
+    for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
+    if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
+        return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
     if out is None:
         out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     assert out.shape == q.shape
@@ -235,7 +235,7 @@ def paged_attention(
             q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
             float8=kv_scales is not None,
         )  # fmt: skip
-        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, library, invariant=invariant)
+        plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, long_rows, invariant=invariant)
     if num_decodes > 0:
         decodes = plan.decodes[sliding_window]
         decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
@@ -245,25 +245,25 @@ def paged_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
             plan.prefills, kv_scales,
         )  # fmt: skip
-    if own:
-        hopper_prefill.long_attention(
-            q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected
+    if for_hopper:
+        hopper_prefill.hopper_attention(
+            q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected
         )
-    elif library:  # after it: blocks of queries that begin before a part end inside
-        long_prefill(q, k_cache, v_cache, out, slots, block_tables, scale, library, kv_scales, projected)
+    elif long_rows:  # after it: blocks of queries that begin before a part end inside
+        cudnn_attention(q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected)
     return out
 
 
 def _own_plan(
     slots: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor, num_decodes: int,
-    shape: AttentionShape, library: Sequence[LongRow], *, invariant: bool,
+    shape: AttentionShape, long_rows: Sequence[LongRow], *, invariant: bool,
 ) -> AttentionPlan:  # fmt: skip
     """The plan of one call."""
     spans = None
     if len(slots) > num_decodes:
         cut = cut_prompts_invariant if invariant else cut_prompts
         lengths = query_start.cpu().numpy(), context_lens.cpu().numpy()
-        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device, library=library), slots.device)
+        spans = Spans.copied(cut(*lengths, num_decodes, shape, slots.device, long_rows=long_rows), slots.device)
     decodes = slots[:num_decodes], context_lens[:num_decodes]
     if invariant:
         return plan_attention_invariant(*decodes, shape, spans)

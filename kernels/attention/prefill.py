@@ -1,9 +1,8 @@
-"""Paged attention of rows with several queries each: programs take the spans that the host has cut, one per head
-(or, of fewer queries, per KV head).
+"""Paged attention of rows with several queries each. Programs compute spans that the host has cut: one program per head
+or, for few queries, per KV head.
 
 A span is a block of queries with all its keys, or with a piece of them (:mod:`pagebus.kernels.attention.prefill_plan`);
-a second kernel merges pieces. Tiles of keys after the block's last query or before its sliding window are never
-visited.
+a second kernel merges pieces. Tiles of keys after the block's last query or before its sliding window are skipped.
 """
 
 from __future__ import annotations

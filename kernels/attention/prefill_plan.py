@@ -1,9 +1,9 @@
-"""How the prompts of a step are cut for the kernel that attends to them: made on the host, which knows all lengths.
+"""Plans prefill attention: cuts the prompts of a step into spans, on the host, which knows all lengths.
 
-Queries are cut into blocks, one program per block and head. Where that gives too few programs for the GPU, or one of
-them far more keys than the others, as for a few new tokens behind a long context, the keys of the largest blocks are
-cut as well: into pieces, whose results are merged. The lists are uploaded with the step, so a captured CUDA graph
-serves any lengths.
+Queries are cut into blocks, one program per block and head. Where that gives too few programs for the GPU, or one
+program far more keys than the others, the keys of the largest blocks are cut as well, and the results of their pieces
+are merged. An example is a few new tokens behind a long context. The lists are uploaded with the step, so a captured
+CUDA graph serves any lengths.
 """
 
 from __future__ import annotations

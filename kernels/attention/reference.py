@@ -127,12 +127,12 @@ def paged_attention_reference(
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     plan: object = None,
-    library: object = (),
+    long_rows: object = (),
     projected: object = None,
 ) -> torch.Tensor:
     """Attention of new tokens over their sequences' cached tokens (themselves included); see `paged_attention`.
 
-    ``plan``, ``library`` and ``projected`` are for the kernels only.
+    ``plan``, ``long_rows`` and ``projected`` are for the kernels only.
     """
     if decode_lens is not None:
         num_decodes = int((decode_lens > 0).sum())

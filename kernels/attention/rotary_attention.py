@@ -1,6 +1,8 @@
-"""Attention of a pass of decodes that begins with what the projections left: the decode kernel itself normalises and
-rotates the heads, and writes the new keys and values to the cache, instead of
-:mod:`pagebus.kernels.layers.rotary_kv_write`."""
+"""Attention of a pass of decodes, directly from the projections.
+
+The decode kernel itself normalizes and rotates the heads, and writes the new keys and values to the cache, in place of
+:mod:`pagebus.kernels.layers.rotary_kv_write`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying whole cache blocks on the device (copy-on-write of a shared block)."""
+"""Copies whole cache blocks on the device (copy-on-write of a shared block)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building one pass's model inputs from the persistent batch on the device, and storing what was sampled."""
+"""Builds one pass's model inputs from the persistent batch on the device, and stores the sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing scattered words of a flat array: what a step changes in the tables of the persistent batch."""
+"""Writes scattered words of a flat array: a step's changes to the tables of the persistent batch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all kernels share: the kind of GPU, dependent launches, Triton itself, one-byte formats."""
+"""Common parts of the kernels: the GPU target, dependent launches, Triton itself, one-byte formats."""

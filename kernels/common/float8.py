@@ -1,4 +1,4 @@
-"""Keys and values of one byte each: divided by a scale per head, cut off at the format's largest number, rounded."""
+"""Keys and values in float8: divided by a scale per head, clamped to the format's largest number, rounded."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Keys and values of one byte each: whole numbers from -127 to 127, times a scale for each token and head.
+"""Keys and values in int8: whole numbers from -127 to 127, times a scale per token and head.
 
-A block of such a cache holds the numbers of its tokens in all layers and, behind them, their scales: a key's and its
-value's, in bfloat16, beside each other, so that one load of 32 bits gets both; those of the tokens of a head lie
-together. Numbers are rounded by the scale as it is stored, so its own rounding costs nothing. Values are kept with 128
-added (modulo 256): as numbers without a sign, tensor cores' formats can be made of them in two steps.
+A block of such a cache holds the numbers of its tokens in all layers and, behind them, their scales in bfloat16. The
+scales of a key and its value are adjacent, so that one 32-bit load gets both; the scales of a head's tokens are
+contiguous. Numbers are rounded by the scale as stored, so the rounding of the scale adds no error. Values are stored
+with 128 added (modulo 256): as unsigned numbers they convert to the formats of tensor cores in two steps.
 
-Attention multiplies nothing out. A key's scale multiplies its scores. A value's scale multiplies its weights, as the
-logarithm that is added to the scores: so weights are at most 1, whatever the scales are.
+Attention does not dequantize. A key's scale multiplies its scores. A value's scale multiplies its weights, as a
+logarithm added to the scores, so weights are at most 1 whatever the scales are.
 """
 
 from __future__ import annotations

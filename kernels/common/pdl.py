@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it on the stream still runs.
+"""Programmatic dependent launch (Hopper and later): a kernel starts before the previous one on the stream has ended.
 
 A kernel that takes part has a last parameter ``PDL: tl.constexpr``, is launched with ``**pdl(device)``, and
 

@@ -1,7 +1,8 @@
-"""The GPU that kernels are launched on or compiled for, as far as launches depend on it. Imports no torch by itself.
+"""The GPU that kernels are launched on or compiled for, as far as launches depend on it. Does not import torch at
+import time.
 
-Tensors on torch's "meta" device, which have shapes but no memory, stand for tensors of a GPU that need not be here:
-wrappers called with them choose what they would choose on the GPU that was named with :func:`compile_for`.
+Tensors on torch's "meta" device, which have shapes but no memory, stand for tensors of a GPU that may be absent. Called
+with them, wrappers make the choices they would make on the GPU named with :func:`compile_for`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What lies between attention and products: norms, embeddings, rotation and the cache's writes."""
+"""Operations between attention and products: norms, embeddings, rotation and cache writes."""

@@ -1,7 +1,7 @@
-"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+"""Root-mean-square normalization, alone and fused with the residual addition before it.
 
-What is added may still be partial sums of a product (`pagebus.kernels.linear.linear.partial_linear`): the norm adds
-them up.
+The added term may still be partial sums of a product (`pagebus.kernels.linear.linear.partial_linear`); the norm then
+adds them up.
 """
 
 from __future__ import annotations

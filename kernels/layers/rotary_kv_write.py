@@ -1,9 +1,8 @@
-"""What lies between a layer's projections and its attention: head norms, rotary embedding, writing to the paged cache.
+"""Everything between a layer's projections and its attention in one kernel: head norms, rotary embedding, cache writes.
 
-One kernel for all of it: queries and keys are rotated in place, where a library can attend to them, keys and values go
-into the cache. A float8 cache holds what is written divided by a scale per head, rounded, and cut off at the largest
-number of the format; one in int8, divided by a scale of its own, which is stored as well
-(:mod:`pagebus.kernels.common.int8`).
+Queries and keys are rotated in place, so that cuDNN can attend to them; keys and values are written to the cache. A
+float8 cache stores them divided by a scale per head, clamped to the format's largest number and rounded. An int8 cache
+stores each token and head divided by its own scale, and the scale as well (:mod:`pagebus.kernels.common.int8`).
 """
 
 from __future__ import annotations

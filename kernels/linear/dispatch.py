@@ -1,7 +1,7 @@
-"""Which kernel multiplies how many tokens with which weights: measured for known GPUs, a rule of thumb for others.
+"""Chooses the kernel of a product by its tokens and weights: measured for known GPUs, a rule of thumb for others.
 
 The tables are made by `python -m pagebus.kernels.linear.tune` and lie in `tables/`, one file per GPU. Nothing is timed
-while serving. The wrappers in `pagebus.kernels.linear.linear`, an engine's metrics and ``pagebus explain`` all ask
+while serving. The wrappers in `pagebus.kernels.linear.linear`, an engine's metrics and ``pagebus explain`` all use
 :func:`choose_product` and :func:`choose_residual_product`.
 """
 

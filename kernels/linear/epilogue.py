@@ -1,4 +1,4 @@
-"""What the kernels for few tokens share: which rows of the weights are a tile's, and what becomes of its sums."""
+"""Parts shared by the kernels for few tokens: the weight rows of a tile, and the epilogue of its sums."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Products of one or a few tokens with a weight matrix, without tensor cores: a program reads some rows of the weights.
+"""Products of one or a few tokens with a weight matrix, without tensor cores: each program reads some rows of the
+weights.
 
-The first weights are on their way before the kernel waits for the one before it, and a tile or two of them stay ahead
-in registers. With few rows a program has many neighbours on its multiprocessor, which together keep the memory busy.
-Of one token each thread reads 8 inputs: with 256 inputs of depth for each warp, weights and inputs are laid out alike,
-and the loop exchanges nothing between threads.
+The first weights are loaded before the kernel waits for the previous one, and one or two tiles stay prefetched in
+registers. With few rows per program, many programs share a multiprocessor and together keep the memory busy. For one
+token each thread reads 8 inputs: with 256 inputs of depth per warp, weights and inputs have the same layout, and the
+loop exchanges nothing between threads.
 """
 
 from __future__ import annotations

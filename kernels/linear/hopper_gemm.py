@@ -1,10 +1,10 @@
-"""Products of 65 and more tokens with a weight matrix: warps that load and warps that multiply, for Hopper.
+"""Products of 65 and more tokens with a weight matrix, for Hopper: some warps load, others multiply.
 
-A program has a tile of 64 tokens for each of its multiplying warpgroups by ``rows`` of the weights. One warp keeps a
-ring of stages in shared memory filled through the tensor memory accelerator, so that memory is never waited for between
-tiles either, and the first weights are on their way while the kernel before still runs. Rows need not be a power of
-two: they are cut into pieces that are, each with its own accumulator, so that every multiprocessor gets its share of
-the weights. Written in Gluon, as Triton decides itself which warps do what, and knows no such rows.
+A program computes a tile of 64 tokens for each of its multiplying warpgroups by ``rows`` rows of the weights. One warp
+keeps a ring of stages in shared memory filled through the tensor memory accelerator. Loads therefore continue between
+tiles, and the first weights arrive while the previous kernel still runs. The number of rows need not be a power of two:
+it is cut into pieces that are, each with its own accumulator, so that every multiprocessor gets its share of the
+weights. The kernel is written in Gluon, because Triton assigns work to warps itself and allows only powers of two.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Products with weights, y = x Wᵀ: of few tokens by our own kernels where these are faster, else by the library.
+"""Products with weights, y = x Wᵀ: our own kernels where they are faster, for few tokens, and the library otherwise.
 
-Which is faster for a shape, and with which launch shape, was measured; `pagebus.kernels.linear.dispatch` keeps that.
-There are five forms: the product, the same in float32, silu(gate) * up of it, partial sums of it, which
-`pagebus.kernels.layers.norm.add_rms_norm` adds up, and the product into the residual, which does half of the norm that
-follows: the first three do the other half.
-The forms ending in ``_invariant`` give a token the same bits whatever other tokens there are in the pass, at any cost.
+The faster kernel and its launch shape were measured for each shape; `pagebus.kernels.linear.dispatch` holds the
+results. There are five forms: the product; the product in float32; silu(gate) * up; partial sums, which
+`pagebus.kernels.layers.norm.add_rms_norm` adds up; and the product into the residual, which computes half of the
+following norm. The first three compute the other half. Forms ending in ``_invariant`` give a token the same bits
+whatever other tokens are in the pass, at any cost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Products of few tokens with a weight matrix on tensor cores: weights are the rows of the tiles, tokens the columns.
 
-Reading the weights once, at the speed of the memory, is all that counts while tokens are few. So tiles are long in the
-weights and as narrow as the tokens allow, and their rows are chosen so that every multiprocessor gets its share. Where
-that is not enough, K is split over programs. Their float32 sums are left to the next kernel, the norm; or, where the
-product does half of that itself, the last program of a tile to be done adds up those of all.
+With few tokens, only the time to read the weights once counts. Tiles are therefore long in the weights and as narrow as
+the tokens allow, and their rows are chosen so that every multiprocessor gets its share. Where that is not enough, K is
+split over programs. The next kernel, the norm, adds up their float32 sums. Where the product computes half of the norm
+itself, the last program of a tile adds them up.
 """
 
 from __future__ import annotations

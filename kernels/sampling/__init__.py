@@ -1,1 +1,1 @@
-"""From logits to tokens: masks, biases, penalties, limits, noise and log probabilities."""
+"""Sampling: token masks, logit bias, penalties, limits, noise and logprobs."""

@@ -1,4 +1,4 @@
-"""Words of several tokens that a sequence may not write: the last token is banned where the others are written."""
+"""Bans words of several tokens: the last token is banned where the others have just been generated."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The smallest logit that min_p, top_k and top_p leave of each row, found without a sort.
+"""Finds the smallest logit that min_p, top_k and top_p leave of each row, without a sort.
 
-A logit's bits, reordered, compare like the logit as unsigned integers; the threshold is built bit by bit from the top:
-two bits at a time, as large as the tokens at or above it hold enough (of count for top_k, of probability for top_p).
-First a histogram of the distance to the largest logit finds a short list that surely holds the answer, so that the 16
-steps read a few hundred values; only a nearly flat row is searched as a whole.
+The bits of a logit, reordered, compare as unsigned integers. The threshold is built from the top, two bits at a time:
+it is the largest for which the tokens at or above it suffice (in count for top_k, in probability for top_p). A
+histogram of the distance to the largest logit first gives a short list that contains the answer, so that the 16 steps
+read a few hundred values. Only a nearly flat row is searched as a whole.
 """
 
 from __future__ import annotations

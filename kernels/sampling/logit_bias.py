@@ -1,4 +1,4 @@
-"""Per-sequence additions to single logits: logit_bias, and bans that hold until min_tokens are out."""
+"""Adds per-sequence values to single logits: logit_bias, and bans that last until min_tokens are generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log probabilities: of one given token per row, and of the most likely ones, without sorting a row."""
+"""Logprobs of one given token per row and of the most likely tokens, without sorting a row."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Choosing the next token of every row: greedy, or random with min_p, top_k and top_p, with reproducible noise.
+"""Chooses the next token of every row: greedy, or random with min_p, top_k and top_p, with reproducible noise.
 
-A random token is drawn in two levels, so that a vocabulary costs one sum of exponentials per chunk of it and noise for
-one chunk only. The largest of log(sum of exp) + Gumbel noise among chunks is a chunk drawn by its probability; the
-largest of logit / temperature + Gumbel noise in that chunk, with noise of its own, is a token drawn by its probability.
-Small changes of the logits rarely change the token, as with noise on every token.
+A random token is drawn in two levels, so that a vocabulary costs one sum of exponentials per chunk and noise for one
+chunk only. The largest of log(sum of exp) + Gumbel noise draws a chunk by its probability. Within it, the largest of
+logit / temperature + Gumbel noise, with separate noise, draws a token by its probability. As with noise on every token,
+small changes of the logits rarely change the token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tokens a row may have at all: one bit per token."""
+"""Applies token masks: which tokens a row may have, one bit per token."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagebus.bus.contract import Answer, BusUnavailable
+from pagebus.bus.contract import BusUnavailable, Completion
 from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.redis.link import Command, RedisLink
@@ -23,20 +23,20 @@ async def test_what_is_refused_leaves_the_others(private_redis: PrivateRedis) ->
     await publish(bus, "s", *range(4))
     entries = await read_new(bus, "s")
     streams = ("out", "text", "readable", "out")
-    answers = [
-        Answer(entry, stream, abort(number), "text", "done")
+    completions = [
+        Completion(entry, stream, abort(number), "text", "done")
         for number, (entry, stream) in enumerate(zip(entries, streams, strict=True))
     ]
 
-    told = await bus.answer(GROUP, answers)
+    told = await bus.complete(GROUP, completions)
 
     assert [bool(problem) for problem in told] == [False, True, True, False]
     assert "WRONGTYPE" in told[1]
     assert "does not permit" in told[2]
     assert await bus.length("out") == 2
     assert await bus.consumers("s", GROUP) == {"a": 2}
-    again = [Answer(each.entry, "out", each.message, "", "") for each in answers]
-    assert await bus.answer(GROUP, again) == [""] * 4
+    again = [Completion(each.entry, "out", each.message, "", "") for each in completions]
+    assert await bus.complete(GROUP, again) == [""] * 4
     assert await bus.length("out") == 4
     await bus.close()
     await raw.close()
@@ -49,18 +49,18 @@ async def test_a_connection_that_breaks_between_the_looks(
     bus, other = RedisBus(private_redis.url), RedisBus(private_redis.url)
     await publish(bus, "s", 1)
     entries = await read_new(bus, "s")
-    answers = [Answer(entries[0], "out", abort(1), "", "")]
-    look = bus._groups._watch.look
+    completions = [Completion(entries[0], "out", abort(1), "", "")]
+    watch = bus._groups._transaction.watch
 
-    async def look_then_lose(keys: Sequence[str], *commands: Command) -> list[Reply]:
-        replies = await look(keys, *commands)
-        bus._answer_link.drop()
-        await other.answer(GROUP, answers)
+    async def watch_then_lose(keys: Sequence[str], *commands: Command) -> list[Reply]:
+        replies = await watch(keys, *commands)
+        bus._completion_link.drop()
+        await other.complete(GROUP, completions)
         return replies
 
-    monkeypatch.setattr(bus._groups._watch, "look", look_then_lose)
+    monkeypatch.setattr(bus._groups._transaction, "watch", watch_then_lose)
     with pytest.raises(BusUnavailable, match="inside a transaction"):
-        await bus.answer(GROUP, answers)
+        await bus.complete(GROUP, completions)
     assert await bus.length("out") == 1
     await bus.close()
     await other.close()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagebus.bus.contract import Answer, Bus, EntryId
+from pagebus.bus.contract import Bus, Completion, EntryId
 from tests.bus.entries import GROUP, OpenBus, abort, publish, read_new, request_ids
 
 
@@ -50,11 +50,11 @@ async def test_an_entry_is_answered_once(open_bus: OpenBus) -> None:
     await publish(first, "s", 1, 2)
     entries = await read_new(first, "s")
     assert await second.claim("s", GROUP, "b", "a") != []
-    answers = [Answer(entry, "out", abort(7), "sums", "done") for entry in entries]
-    assert await second.answer(GROUP, answers[:1]) == [""]
-    assert await first.answer(GROUP, answers) == ["", ""]
-    assert await second.answer(GROUP, answers) == ["", ""]
-    assert await first.answer(GROUP, []) == []
+    completions = [Completion(entry, "out", abort(7), "sums", "done") for entry in entries]
+    assert await second.complete(GROUP, completions[:1]) == [""]
+    assert await first.complete(GROUP, completions) == ["", ""]
+    assert await second.complete(GROUP, completions) == ["", ""]
+    assert await first.complete(GROUP, []) == []
     assert [await first.length(stream) for stream in ("s", "out")] == [0, 2]
     assert await first.counters("sums") == [{"done": 2}]
     assert await second.consumers("s", GROUP) == {"b": 0}
@@ -67,11 +67,11 @@ async def test_two_who_answer_at_once_give_one_answer(open_bus: OpenBus) -> None
     entries = await read_new(first, "s", count=300)
     for start in range(0, 300, 50):
         mine, yours = entries[start : start + 40], entries[start + 10 : start + 50]
-        answers = [
-            [Answer(entry, out, abort(number), f"{out} sums", "done") for number, entry in enumerate(each)]
+        completions = [
+            [Completion(entry, out, abort(number), f"{out} sums", "done") for number, entry in enumerate(each)]
             for each, out in ((mine, "mine"), (yours[::-1], "yours"))
         ]
-        told = await asyncio.gather(first.answer(GROUP, answers[0]), second.answer(GROUP, answers[1]))
+        told = await asyncio.gather(first.complete(GROUP, completions[0]), second.complete(GROUP, completions[1]))
         assert told == [[""] * 40] * 2
         assert sum([await first.length(out) for out in ("mine", "yours")]) == start + 50
     counts = await first.counters("mine sums", "yours sums")

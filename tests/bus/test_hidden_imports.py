@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from pagebus.bus.hidden_imports import without
+from pagebus.bus.hidden_imports import hide_imports
 
 
 def test_a_hidden_package_is_not_found_in_the_block_only() -> None:
     """One that is there already stays, and afterwards all can be imported."""
     sys.modules.pop("wave", None)
 
-    with without("wave", "json"):
+    with hide_imports("wave", "json"):
         with pytest.raises(ImportError):
             importlib.import_module("wave")
         assert importlib.import_module("json") is json

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from pagebus.bus.backoff import Backoff
-from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusUnavailable, CodecError, EntryId, Fenced, LogEntry, SetBack
+from pagebus.bus.contract import (
+    FENCE_INDEX,
+    START,
+    Bus,
+    BusUnavailable,
+    CodecError,
+    EntryId,
+    Fenced,
+    LogEntry,
+    ServerRolledBack,
+)
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AbortRequest, Message, ReplicaFenced, StepPlan
@@ -236,7 +246,7 @@ async def test_a_server_that_has_lost_something_is_not_written_to(bus: CountingB
         outbox.append("a", plan(2))
         bus.fail_before, bus.last_id = 1, found_again  # type: ignore[method-assign]
         outbox.bus_restarted()
-        with pytest.raises(SetBack, match="a ends with 0-0, 3-1 had been stored"):
+        with pytest.raises(ServerRolledBack, match="a ends with 0-0, 3-1 had been stored"):
             await task
     assert await ids(bus, "a") == []
 
@@ -253,7 +263,7 @@ async def test_an_idle_outbox_asks_as_well(bus: CountingBus) -> None:
 
     bus.append = lose  # type: ignore[method-assign]
     outbox.append("a", plan(1))
-    with pytest.raises(SetBack):
+    with pytest.raises(ServerRolledBack):
         await outbox.run()
 
 

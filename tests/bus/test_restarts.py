@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from pagebus.bus.contract import START, BusUnavailable, EntryId, Fenced, LogEntry, SetBack
+from pagebus.bus.contract import START, BusUnavailable, EntryId, Fenced, LogEntry, ServerRolledBack
 from pagebus.bus.messages import AbortRequest
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
@@ -90,7 +90,7 @@ async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | 
         sending.cancel()
         await asyncio.wait([sending])
     else:
-        with pytest.raises(SetBack, match="the server has lost entries"):
+        with pytest.raises(ServerRolledBack, match="the server has lost entries"):
             await sending
         found = await bus.read(dict.fromkeys((STREAM, NAMES.journal), START), block_ms=0)
         assert "what comes next" not in [getattr(entry.message, "request_id", "") for entry in found]

@@ -35,7 +35,7 @@ class Nemesis:
             "twice": (2, self.twice),
             "bus clock": (1, self.bus_clock),
             "wall clock": (1, self.wall_clock),
-            "set back": (2, self.set_back),
+            "set back": (2, self.rolled_back),
         }
         chosen = [name for name in every if rng.random() < 0.6] or ["kill"]
         self._faults = {name: every[name] for name in chosen} if only is None else {only[0]: every[only[0]]}
@@ -132,7 +132,7 @@ class Nemesis:
         network = self._world.network
         self._for_a_while("TWICE", lambda: setattr(network, "twice", 0.3), lambda: setattr(network, "twice", 0.0), 4)
 
-    def set_back(self) -> None:
+    def rolled_back(self) -> None:
         """The server dies, and comes back with what it had stored a moment before, or with nothing. Somebody may stand
         still meanwhile: all that he would have read is lost."""
         world, within_s = self._world, 1.0

@@ -11,7 +11,7 @@ import pytest
 import pagebus.web.calls.call
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.tokenizer.actor import TokenizerActor
-from pagebus.bus.contract import Answer, Entry
+from pagebus.bus.contract import Completion, Entry
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.messages import AbortRequest, StepPlan
 from pagebus.web.calls.call import Choice
@@ -91,13 +91,13 @@ def test_duplicates_that_are_not_dropped_are_noticed(monkeypatch: pytest.MonkeyP
 
 def test_jobs_that_are_answered_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result is stored once more."""
-    once = MemoryBus.answer
+    once = MemoryBus.complete
 
-    async def answer(self: MemoryBus, group: str, answers: Sequence[Answer]) -> list[str]:
-        await self.publish([(each.stream, each.message) for each in answers])
-        return await once(self, group, answers)
+    async def complete(self: MemoryBus, group: str, completions: Sequence[Completion]) -> list[str]:
+        await self.publish([(each.stream, each.message) for each in completions])
+        return await once(self, group, completions)
 
-    monkeypatch.setattr(MemoryBus, "answer", answer)
+    monkeypatch.setattr(MemoryBus, "complete", complete)
     until_noticed("jobs", lambda problem: "is answered 2 times" in problem)
 
 

@@ -12,7 +12,7 @@ from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.process import actor_class
 from pagebus.actors.settings import Settings
-from pagebus.bus.contract import Fenced, SetBack
+from pagebus.bus.contract import Fenced, ServerRolledBack
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.streams import Names
 from tests.dst.loop import Process, SimulatedLoop
@@ -108,7 +108,7 @@ class World:
 
     def _is_legitimate(self, error: BaseException) -> bool:
         """Who has been replaced, has lost what it had written, or has a fault, has to end."""
-        return isinstance(error, Fenced | SetBack) or (isinstance(error, EngineError) and FAULT in str(error))
+        return isinstance(error, Fenced | ServerRolledBack) or (isinstance(error, EngineError) and FAULT in str(error))
 
     def _release(self, life: Life) -> None:
         """A supervisor gives up the lease of a dead child."""

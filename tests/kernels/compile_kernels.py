@@ -30,7 +30,7 @@ import pagebus.kernels.common.pdl
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.gather import gather_tokens, merge_attention
-from pagebus.kernels.attention.hopper_prefill import long_attention
+from pagebus.kernels.attention.hopper_prefill import hopper_attention
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
@@ -209,13 +209,13 @@ def launch_rotary_attention(
     )  # fmt: skip
 
 
-def launch_long_attention(q_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+def launch_hopper_attention(q_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
     """Launch attention of a chunk of a long prompt."""
     global case
     case = f"{q_heads}/{kv_heads} long {TYPES[dtype]}"
     cache = meta(1024, 2, 2, 16, kv_heads, 128, dtype=dtype)
     queries = meta(4096, q_heads + 2 * kv_heads, 128, dtype=dtype)[:, :q_heads]
-    long_attention(
+    hopper_attention(
         queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, 128, dtype=dtype), meta(1), meta(64, 512), 0.1,
         [LongRow(0, 0, 4096, 8192)],
     )  # fmt: skip
@@ -293,7 +293,7 @@ def launch_all() -> None:
     launch_rotary_attention(32, 8, 128, torch.int8, norms=False)
     launch_rotary_attention(16, 8, 128, bf16, norms=True)
     launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
-    launch_long_attention(32, 8, bf16)
+    launch_hopper_attention(32, 8, bf16)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     launch_write(16, 8, 128, torch.int8, norms=True)

@@ -26,10 +26,10 @@ from pagebus.bus.messages import GenerateRequest, ReplyBatch, SamplingParams
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import Names
 from pagebus.web.answers import sse
-from pagebus.web.answers.detailed import ReportedCompletionChunks
+from pagebus.web.answers.detailed import DetailedCompletionChunks
 from pagebus.web.answers.resume import Resumption
 from pagebus.web.answers.returning import ReturningChunks
-from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.call import Call
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.requests.parsed_request import StreamOptions
@@ -61,8 +61,8 @@ def chunks_of(kind: str, call: Call) -> sse.Chunks:
     options = StreamOptions(usage=kind == "usage", continuous=kind == "usage")
     about = "cmpl-0123456789abcdef0123456789abcdef", 1_700_000_000, "some-model", options
     if kind == "reported":
-        call.tell(report := Report(logprobs=0))
-        return ReportedCompletionChunks(*about, report)
+        call.show(details := AnswerDetails(logprobs=0))
+        return DetailedCompletionChunks(*about, details)
     chunks = sse.CompletionChunks(*about) if kind == "completions" else sse.ChatChunks(*about)
     if kind != "resumable":
         return chunks

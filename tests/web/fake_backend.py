@@ -195,7 +195,7 @@ class FakeBackend:
         self.left: list[str] = []
         """Those of the aborts whose clients may come back."""
         self.done: list[str] = []
-        self.questions: list[StateRequested | BlockRequested | CancelRequest] = []
+        self.queries: list[StateRequested | BlockRequested | CancelRequest] = []
         self.answer: Callable[[Message], SchedulerState | BlockState | None] = lambda asked: (
             BlockState(serial=0) if isinstance(asked, BlockRequested) else None
         )
@@ -273,7 +273,7 @@ class FakeBackend:
         await self.send(message.ingress, HoldState(serial=message.serial, mode=self.held, at_rest=bool(self.held)))
 
     async def _answer_question(self, question: StateRequested | BlockRequested | CancelRequest) -> None:
-        self.questions.append(question)
+        self.queries.append(question)
         answer = self.answer(question)
         if answer is not None and not isinstance(question, CancelRequest):
             await self.send(question.ingress, replace(answer, serial=question.serial))

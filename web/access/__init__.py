@@ -1,1 +1,1 @@
-"""Who may ask, from where, and how much at once."""
+"""Access: API keys, permitted hosts and origins, and limits on load."""

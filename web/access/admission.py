@@ -1,9 +1,10 @@
-"""What may be under way at once: so many requests, so many tokens, of everybody together and of each API key.
+"""Admission control: bounds the requests and tokens under way, for the whole ingress and for each API key.
 
-It is decided before anything is tokenized. A call is charged n x (prompt + max_tokens), where the tokens of a text are
-estimated from its bytes; what it was charged is given back when it is over. Who is refused is told when there will be
-room: what is under way drains at (what is under way) / (how long a call takes), by Little's law, and everybody who
-is refused is put behind those who were told a time before, so that they do not all come back at once.
+Admission is decided before tokenization. A call is charged n x (prompt + max_tokens); the tokens of a text are
+estimated from its bytes. The charge is returned when the call ends.
+
+A rejected client is told when there will be room. By Little's law, load drains at (load under way) / (mean duration of
+a call). Each rejection is placed behind the earlier ones, so that clients do not all return at once.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagebus.web.access.auth import ANYBODY, ApiKey
-from pagebus.web.access.fair_admission import Places
+from pagebus.web.access.fair_admission import FairAdmission
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.limits import BYTES_PER_TOKEN, MESSAGE_TOKENS, UNSTATED_OUTPUT_TOKENS
-from pagebus.web.requests.parsed_request import Asked, Prompt
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
 from pagebus.web.requests.served_model import ServedModel
 
 NEWEST_SHARE = 0.1
@@ -91,7 +92,7 @@ class Rate:
         self._tokens = float(per_minute)
         self._seen_s = clock()
 
-    def take(self, tokens: int) -> None:
+    def charge(self, tokens: int) -> None:
         """Charge a call.
 
         Raises:
@@ -108,16 +109,16 @@ class Rate:
             raise overloaded("tokens per minute", self.per_minute, max(1, wait_s))
         self._tokens -= tokens
 
-    def give_back(self, tokens: int) -> None:
+    def refund(self, tokens: int) -> None:
         """Of a call that needed fewer."""
         self._tokens = min(self._tokens + tokens, self.per_minute)
 
 
-def of_client(asked: Asked, key: ApiKey) -> Asked:
+def of_client(parsed: ParsedRequest, key: ApiKey) -> ParsedRequest:
     """The call with what is its key's: name, weight, and a salt of its own if its cache is private."""
     if key is ANYBODY:
-        return asked
-    return replace(asked, client=key.name, weight=key.weight, cache_salt=key.salted(asked.cache_salt))
+        return parsed
+    return replace(parsed, client=key.name, weight=key.weight, cache_salt=key.salted(parsed.cache_salt))
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ class Admission:
     def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.total = Load(max_requests, max_tokens, clock)
-        self._places = Places(clock)
+        self._fair_admission = FairAdmission(clock)
         self._of_key: dict[str, Load] = {}
         self._rates: dict[str, Rate] = {}
         self._away: dict[tuple[str, int, int], Held] = {}
@@ -168,14 +169,14 @@ class Admission:
                 raise
 
     @contextmanager
-    def admitted(self, key: ApiKey, asked: Asked, model: ServedModel, name: str = "") -> Iterator[Charge]:
+    def admitted(self, key: ApiKey, parsed: ParsedRequest, model: ServedModel, name: str = "") -> Iterator[Charge]:
         """While a call is under way. Whoever knows in the end how many tokens it needed, notes them. One with a
         ``name`` whose client is back is charged already.
 
         Raises:
             ApiError: 429 or 400, it is too much.
         """
-        requests, tokens = len(asked.prompts), cost_of(asked, model)
+        requests, tokens = len(parsed.prompts), cost_of(parsed, model)
         place, rate, charge = (name, requests, tokens), self._rate_of(key), Charge()
         was_away = self._away.pop(place, None) if name else None
         held = was_away or self._enter(key, requests, tokens, rate)
@@ -189,22 +190,22 @@ class Admission:
             else:
                 self._leave(held)
                 if rate is not None and charge.used_tokens is not None:
-                    rate.give_back(tokens - charge.used_tokens)
+                    rate.refund(tokens - charge.used_tokens)
 
     def _enter(self, key: ApiKey, requests: int, tokens: int, rate: Rate | None) -> Held:
         self._check(key, requests, tokens)
         if rate is not None:
-            rate.take(tokens)
+            rate.charge(tokens)
         loads, part = (*self._own_loads(key), self.total), self.total.part(requests, tokens)
         for load in loads:
             load.enter(requests, tokens)
-        self._places.enter(key, part)
+        self._fair_admission.enter(key, part)
         return Held(loads, key, part, requests, tokens, self._clock())
 
     def _leave(self, held: Held) -> None:
         for load in held.loads:
             load.leave(held.requests, held.tokens, self._clock() - held.began_s)
-        self._places.leave(held.key, held.part)
+        self._fair_admission.leave(held.key, held.part)
 
     def _stay_away(self, place: tuple[str, int, int], held: Held) -> None:
         if (other := self._away.pop(place, None)) is not None:  # two connections for one call
@@ -237,11 +238,11 @@ class Admission:
         total, part = self.total, self.total.part(requests, tokens)
         try:
             total.check(requests, tokens)
-            if self._places.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
+            if self._fair_admission.is_kept(key, part, 1 - total.part(total.requests, total.tokens)):
                 raise overloaded("requests", total.max_requests or 0, total.retry_after_s(tokens))
         except ApiError as error:
             if error.status == 429:
-                self._places.wait(key, part)
+                self._fair_admission.wait(key, part)
             raise
 
     def _own_loads(self, key: ApiKey) -> tuple[Load, ...]:
@@ -254,18 +255,18 @@ class Admission:
         return (load,)
 
 
-def cost_of(asked: Asked, model: ServedModel) -> int:
+def cost_of(parsed: ParsedRequest, model: ServedModel) -> int:
     """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
     refused, but lies on the bus until then: it counts by its size."""
     most = model.max_model_len or math.inf
-    sampling = asked.sampling
+    sampling = parsed.sampling
     output = sampling.max_tokens
     if output is None:
         least = max(UNSTATED_OUTPUT_TOKENS, sampling.min_tokens)
         output = model.max_model_len or least if sampling.ignore_eos else least
-    if asked.tools:
-        output += _estimate(str(asked.tools))  # which the template writes into the prompt
-    lengths = [num_prompt_tokens(prompt) for prompt in asked.prompts]
+    if parsed.tools:
+        output += _estimate(str(parsed.tools))  # which the template writes into the prompt
+    lengths = [num_prompt_tokens(prompt) for prompt in parsed.prompts]
     costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
     return max(sampling.n, sampling.beam_width) * int(sum(costs))
 

@@ -1,4 +1,4 @@
-"""How the bytes of a body come: within their time, and in turn where they are many."""
+"""Receives the bytes of a request body: within a deadline and, for long bodies, in the client's turn."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Arrival:
             ApiError: 408; 400, this is no body; 429, it may not wait for its turn.
         """
         if self._is_long and not self._is_slow:
-            await self._turn.take()
+            await self._turn.begin()
         piece = await self._piece()
         self._num_come += len(piece)
         self._num_bytes = max(self._num_bytes, self._num_come)
         if self._is_long:
-            await self._turn.take()
+            await self._turn.begin()
             self._turn.charge(len(piece) * READ_S_PER_BYTE)
             if self._is_slow and piece:
-                self._turn.give_up()
+                self._turn.end()
         return piece
 
     @property
@@ -53,7 +53,7 @@ class Arrival:
             if self._turn.held:
                 return await self._within(min(BODY_STALL_S, self._left_s))
         except TimeoutError:
-            self._turn.give_up()
+            self._turn.end()
             self._is_slow = True
         try:
             return await self._within(self._left_s)

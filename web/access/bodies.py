@@ -1,6 +1,7 @@
-"""Reading request bodies, within limits of size and time, and of all that are being read at once.
+"""Reads request bodies, within limits on size, on time and on the bytes being read by all clients.
 
-Long ones are read in turn (:mod:`pagebus.web.access.turns`), and what they wait for their turn is not of their time.
+Long bodies are read in turn (:mod:`pagebus.web.access.turns`). Waiting for a turn does not count towards the deadline
+of a body.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aiohttp import web
 
 from pagebus.web.access.arrival import Arrival
 from pagebus.web.access.auth import API_KEY, KeyRing
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 from pagebus.web.access.turns import Turn, Turns
 from pagebus.web.http.connection import network_of
 from pagebus.web.http.errors import ApiError, overloaded
@@ -73,7 +74,7 @@ class Bodies:
                 body += chunk
                 if len(body) > self.max_bytes:
                     raise self._too_large()
-                most = most_of(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
+                most = key_share(MAX_BODIES_BYTES, self.num_bytes, key, alone=self._keys.has_one)
                 if self.num_bytes[key] > most:
                     raise overloaded("bytes of request bodies", most, 1)
         except web.RequestPayloadError:

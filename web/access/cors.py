@@ -1,4 +1,4 @@
-"""Cross-origin requests: which pages of other origins a browser lets use this server. None unless allowed."""
+"""Cross-origin requests: which web origins may use this server from a browser. By default, none may."""
 
 from __future__ import annotations
 

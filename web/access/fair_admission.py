@@ -1,10 +1,10 @@
-"""Whose turn it is to enter a full server: the key's that waits and holds least for its weight.
+"""Fair admission: shares a full server among API keys by their weights.
 
-The scheduler shares slots by weight among the requests it has. Without this, who sends most requests would hold most
-places in front of it, whatever the weights, and the requests of others would not get that far. A key that is refused
-for want of room *waits* for a while. Meanwhile the room that it wanted is kept free from keys that would hold more for
-their weight than it would. So keys that all want more than there is hold places in proportion to their weights, to
-within a request or two, and what one does not want the others share.
+The scheduler shares slots by weight among the requests that it has. Without fair admission, the client that sends the
+most requests would fill the server, and the requests of others would not reach the scheduler. A key that is rejected
+for lack of room *waits* for a while. Meanwhile its room is kept free from keys that would hold more for their weight
+than it would. Keys that all want more than there is therefore hold room in proportion to their weights, to within a
+request or two. What one key does not need is shared by the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Holder:
         return (self.held + more) / self.weight
 
 
-class Places:
+class FairAdmission:
     """All keys of one ingress. While nobody waits nobody is compared."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

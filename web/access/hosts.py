@@ -1,8 +1,8 @@
-"""Names by which clients may call this server: the remedy against DNS rebinding.
+"""Checks the ``Host`` header: the remedy against DNS rebinding.
 
-A page on the web can have its own name resolve to 127.0.0.1 a moment later. For the browser the server then is where
-the page came from, so no check of origins helps; but the browser still says the page's name in ``Host``. An address,
-or a name that public DNS cannot have, is never such a page's.
+A page on the web can make its own name resolve to 127.0.0.1 a moment after it was loaded. The browser then takes the
+server for the origin of the page, so checks of the origin do not help. The browser still sends the page's name in
+``Host``. An IP address, or a name that public DNS cannot have, is never the name of such a page.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Whose turn it is to have a long body read: of each client one at a time, and then a rest.
+"""Takes turns in reading long request bodies: one body per client at a time, and then a rest.
 
-To receive, parse and check a body of megabytes takes milliseconds during which nothing else is done. A client that
-sends them one after the other would have the whole process, and streams of others would wait behind each one. So what
-a client has had of the process in a turn it waits three times as long for the next. Where several clients have long
-bodies that wait, all of them together take no more than one would. Who has had no turn of late has one at once.
+Receiving, parsing and checking a body of megabytes takes milliseconds, during which the process does nothing else. A
+client that sends one such body after another would occupy the whole process, and the streams of others would wait
+behind each body. A client therefore waits three times as long as its last turn took. Where several clients have long
+bodies waiting, all of them together use no more time than one would. A client that has had no turn lately gets one at
+once.
 
-Until its turn a body is not read, so it waits in the buffers of sockets. A client whose bytes do not come loses its
-turn and takes another when they have come: whoever sends slowly holds nobody up.
+A body is not read before its turn, so it waits in socket buffers. A client whose bytes do not arrive loses its turn and
+takes another when they do: a slow sender delays no other client.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 from pagebus.web.http.errors import overloaded
 from pagebus.web.http.limits import MAX_WAITING_BODIES
-from pagebus.web.http.offload import aside
+from pagebus.web.http.offload import offload
 
 T = TypeVar("T")
 REST = 3.0
@@ -63,7 +64,7 @@ class Turns:
         """Bodies by client."""
         return Counter({client: len(line) for client, line in self._lines.items()})
 
-    async def take(self, client: str, *, begun: bool, alone: bool) -> None:
+    async def wait(self, client: str, *, begun: bool, alone: bool) -> None:
         """Wait for the client's turn.
 
         Raises:
@@ -96,7 +97,7 @@ class Turns:
 
     def _check_room(self, client: str, *, alone: bool) -> None:
         waiting = self.num_waiting()
-        most = most_of(MAX_WAITING_BODIES, waiting, client, alone=alone)
+        most = key_share(MAX_WAITING_BODIES, waiting, client, alone=alone)
         if waiting[client] >= most:
             raise overloaded("long request bodies", most, 1)
 
@@ -112,7 +113,7 @@ class Turns:
 
 
 class Turn:
-    """The turn of one body, from :meth:`take` until :meth:`give_up` or the end of the block."""
+    """The turn of one body, from :meth:`begin` until :meth:`end` or the end of the block."""
 
     __slots__ = ("_alone", "_client", "_took_s", "_turns", "_working", "begun", "held")
 
@@ -126,14 +127,14 @@ class Turn:
         self.begun = self.held = False
         """Whether it has been taken once; whether it is now."""
 
-    async def take(self) -> None:
+    async def begin(self) -> None:
         """Wait for it, unless it is held. One that has begun comes before those that have not.
 
         Raises:
-            ApiError: as of :meth:`Turns.take`.
+            ApiError: as of :meth:`Turns.wait`.
         """
         if not self.held:
-            await self._turns.take(self._client, begun=self.begun, alone=self._alone)
+            await self._turns.wait(self._client, begun=self.begun, alone=self._alone)
             self.begun = self.held = True
 
     def charge(self, seconds: float) -> None:
@@ -145,7 +146,7 @@ class Turn:
         client is gone, the turn is not over before it is."""
         if not long:
             return self._timed(work)
-        working = asyncio.ensure_future(aside(lambda: self._timed(work)))
+        working = asyncio.ensure_future(offload(lambda: self._timed(work)))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
@@ -159,7 +160,7 @@ class Turn:
         finally:
             self.charge(time.thread_time() - began_s)
 
-    def give_up(self) -> None:
+    def end(self) -> None:
         """It is over, if it is held."""
         if self.held:
             self.held, took_s, self._took_s = False, self._took_s, 0.0
@@ -172,10 +173,10 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._working is None:
-            self.give_up()
+            self.end()
         else:
             self._working.add_done_callback(self._worked)
 
     def _worked(self, working: asyncio.Future[Any]) -> None:
         working.exception()  # nobody is there to be told
-        self.give_up()
+        self.end()

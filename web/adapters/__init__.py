@@ -1,1 +1,1 @@
-"""Other shapes of the same conversations: bodies become chats, and chats' answers become theirs."""
+"""Adapters: Anthropic's Messages, OpenAI's Responses and token ids, translated to chats and back."""

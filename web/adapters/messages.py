@@ -1,4 +1,4 @@
-"""Anthropic's messages as chats, and chats' answers as messages."""
+"""Translates Anthropic's Messages requests to chats, and answers of chats to messages."""
 
 from __future__ import annotations
 

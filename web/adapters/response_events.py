@@ -1,4 +1,4 @@
-"""A chat's chunks as the events of a response, and the response that they add up to."""
+"""Turns the chunks of a chat into the events of a response, and builds the final response from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies of ``/v1/responses`` as chats."""
+"""Translates bodies of ``/v1/responses`` to chats."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Answers that are token ids: the whole one and the chunks of ``/inference/v1/generate``."""
+"""Answers of ``/inference/v1/generate`` as token ids, whole and in chunks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pagebus.web.answers.detailed import ReportedCompletionChunks, shown_choices
+from pagebus.web.answers.detailed import DetailedCompletionChunks, shown_choices
 from pagebus.web.answers.sse import DONE, event, usage_of
 from pagebus.web.answers.timings import timings_of
-from pagebus.web.calls.answer_details import PromptInfo, Report, Token, prompt_logprobs
+from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, prompt_logprobs
 from pagebus.web.calls.call import Call, Choice
 
 NOTHING = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
@@ -30,29 +30,29 @@ def token_logprobs(tokens: list[Token], count: int) -> dict[str, Any]:
     return {"content": content}
 
 
-def token_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+def token_choice(index: int, choice: Choice, details: AnswerDetails) -> dict[str, Any]:
     """What is new of a choice."""
     choice.take_text()
     tokens = choice.take_tokens()
     body: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
     body["token_ids"] = [token.id for token in tokens]
-    body["logprobs"] = None if report.logprobs is None else token_logprobs(tokens, report.logprobs)
+    body["logprobs"] = None if details.logprobs is None else token_logprobs(tokens, details.logprobs)
     return {**body, **NOTHING}
 
 
-def whole(call: Call, report: Report, public_id: str, created_s: int, model: str) -> dict[str, Any]:
+def whole(call: Call, details: AnswerDetails, public_id: str, created_s: int, model: str) -> dict[str, Any]:
     """The whole answer."""
     prompt: PromptInfo | None = call.requests[0].prompt
-    scored = report.prompt_logprobs is not None and prompt is not None
+    scored = details.prompt_logprobs is not None and prompt is not None
     return {
         "request_id": public_id,
         "model": model,
         "created": created_s,
         "output_mode": "tokens",
-        "choices": [token_choice(index, choice, report) for index, choice in shown_choices(call, report)],
+        "choices": [token_choice(index, choice, details) for index, choice in shown_choices(call, details)],
         "usage": usage_of(call.requests),
         "prompt_token_ids": None if prompt is None else prompt.ids,
-        "prompt_logprobs": prompt_logprobs(prompt, call.texts, report.prompt_logprobs or 0)
+        "prompt_logprobs": prompt_logprobs(prompt, call.texts, details.prompt_logprobs or 0)
         if scored and prompt
         else None,
         "prompt_token_id_logprobs": None,
@@ -63,7 +63,7 @@ def whole(call: Call, report: Report, public_id: str, created_s: int, model: str
     }
 
 
-class TokenChunks(ReportedCompletionChunks):
+class TokenChunks(DetailedCompletionChunks):
     """Chunks of token ids; the first one tells the prompt's."""
 
     def _choice(self, choice: Choice) -> bytes:
@@ -74,7 +74,7 @@ class TokenChunks(ReportedCompletionChunks):
             return b""
         self._offsets[choice.index] = 0
         ids = request.prompt.ids if first and request.prompt is not None else None
-        return self._event([token_choice(choice.index, choice, self._report)], prompt_token_ids=ids)
+        return self._event([token_choice(choice.index, choice, self._details)], prompt_token_ids=ids)
 
     def last(self, call: Call) -> bytes:
         if not self.options.usage:

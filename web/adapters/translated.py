@@ -1,4 +1,4 @@
-"""Chunks of a chat as events of another shape: what the chat path learns, the others know with it."""
+"""Translates the chunks of a chat into the events of another API, so that the chat path serves all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON Schemas of answers, as far as clients may rely on them. Tests hold real answers to them."""
+"""JSON Schemas of answers, as far as clients may rely on them. Tests validate real answers against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Answers of ``/inference/v1/generate`` as the answers of a chat or a completion: the bodies of ``.../derender``."""
+"""Bodies of ``.../derender``: answers of ``/inference/v1/generate`` turned back into answers of a chat or a
+completion.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, unheard
 from pagebus.web.requests.openai import parse_chat, parse_completion, read_model
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.sampling import check_token_ids
 from pagebus.web.requests.served_model import ServedModel
 
@@ -34,13 +36,13 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derender:
-    """What is to be told as text. ``asked``: what the request was, if that is known."""
+    """What is to be told as text. ``parsed``: what the request was, if that is known."""
 
     model: str
     request_id: str
     choices: list[TokenChoice]
     num_prompt_tokens: int
-    asked: Asked | None
+    parsed: ParsedRequest | None
 
 
 def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
@@ -53,9 +55,9 @@ def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     request = fields.object("chat_request")
     count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
-    asked = None if request is None else unheard(parse_chat, request, model)
+    parsed = None if request is None else unheard(parse_chat, request, model)
     choices = _choices(answer, ids, "generate_response", model)
-    return _derender(name, [answer], choices, count, asked)
+    return _derender(name, [answer], choices, count, parsed)
 
 
 def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Derender:
@@ -74,22 +76,22 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
     if any(type(count) is not int or count < 0 for count in counts):
         raise bad_field("prompt_tokens", "must be numbers of tokens")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
-    asked = None if request is None else unheard(parse_completion, request, model)
+    parsed = None if request is None else unheard(parse_completion, request, model)
     choices = [
         choice
         for index, (answer, ids) in enumerate(zip(answers, prompts, strict=True))
         for choice in _choices(answer, ids, f"generate_responses[{index}]", model)
     ]
-    return _derender(name, answers, choices, sum(counts), asked)
+    return _derender(name, answers, choices, sum(counts), parsed)
 
 
 def _derender(
-    name: str, answers: Sequence[dict[str, Any]], choices: list[TokenChoice], count: int, asked: Asked | None
+    name: str, answers: Sequence[dict[str, Any]], choices: list[TokenChoice], count: int, parsed: ParsedRequest | None
 ) -> Derender:
     request_id = answers[0].get("request_id")
     return Derender(
         model=name, request_id=request_id if isinstance(request_id, str) else "derender", choices=choices,
-        num_prompt_tokens=count, asked=asked,
+        num_prompt_tokens=count, parsed=parsed,
     )  # fmt: skip
 
 
@@ -127,12 +129,12 @@ def _choice(given: dict[str, Any], tail: tuple[int, ...], path: str, model: Serv
 def chat_choices(derender: Derender, texts: Sequence[str]) -> list[dict[str, Any]]:
     """The choices of the chat."""
     found = []
-    report = derender.asked.report if derender.asked is not None else None
+    details = derender.parsed.details if derender.parsed is not None else None
     for index, (choice, text) in enumerate(zip(derender.choices, texts, strict=True)):
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         finish = choice.finish_reason
-        if report is not None and report.parsing is not None:
-            parser = OutputParser(report.parsing, f"{derender.request_id}/{index}")
+        if details is not None and details.parsing is not None:
+            parser = OutputParser(details.parsing, f"{derender.request_id}/{index}")
             message = parser.message(text)
             finish = "tool_calls" if parser.calls_tools and finish == "stop" else finish
         found.append({"index": index, "message": {**MESSAGE, **message}, **_end(choice), "finish_reason": finish})

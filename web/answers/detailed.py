@@ -1,5 +1,4 @@
-"""Answers that tell more than text: the choices and chunks of calls with a
-:class:`pagebus.web.calls.answer_details.Report`."""
+"""Choices and chunks with :class:`pagebus.web.calls.answer_details.AnswerDetails`: logprobs, token ids, prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import orjson
 from pagebus.web.answers import null_fields
 from pagebus.web.answers.sse import TRANSFER_NULLS, ChatChunks, Chunks, CompletionChunks
 from pagebus.web.calls.answer_details import (
+    AnswerDetails,
     PromptInfo,
-    Report,
     Token,
     chat_logprobs,
     completion_logprobs,
@@ -23,91 +22,95 @@ from pagebus.web.calls.call import Call, Choice, OpenRequest
 from pagebus.web.requests.parsed_request import StreamOptions
 
 
-def shown_choices(call: Call, report: Report) -> list[tuple[int, Choice]]:
+def shown_choices(call: Call, details: AnswerDetails) -> list[tuple[int, Choice]]:
     """The choices a whole answer shows, with the index each gets: of each prompt the most likely ones, if some are left
     out then the best first."""
     shown: list[tuple[int, Choice]] = []
     for request in call.requests:
         choices = request.choices
-        if report.num_choices < len(choices):
-            choices = sorted(choices, key=lambda choice: -choice.cumulative_logprob)[: report.num_choices]
+        if details.num_choices < len(choices):
+            choices = sorted(choices, key=lambda choice: -choice.cumulative_logprob)[: details.num_choices]
         shown += [(len(shown) + place, choice) for place, choice in enumerate(choices)]
     return shown
 
 
-def completion_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+def completion_choice(index: int, choice: Choice, details: AnswerDetails) -> dict[str, Any]:
     """A choice of a whole completion."""
     request = choice.request
-    body = {**null_fields.COMPLETION_CHOICE, **_completion_part(index, choice, report, first=True, offset=0)[0]}
-    body |= {"finish_reason": _finish_reason(choice, report), "stop_reason": choice.stop_reason}
-    if report.prompt_logprobs is not None:
-        body["prompt_logprobs"] = prompt_logprobs(_prompt(request), request.call.texts, report.prompt_logprobs)
+    body = {**null_fields.COMPLETION_CHOICE, **_completion_part(index, choice, details, first=True, offset=0)[0]}
+    body |= {"finish_reason": _finish_reason(choice, details), "stop_reason": choice.stop_reason}
+    if details.prompt_logprobs is not None:
+        body["prompt_logprobs"] = prompt_logprobs(_prompt(request), request.call.texts, details.prompt_logprobs)
     return body
 
 
-def chat_choice(index: int, choice: Choice, report: Report) -> dict[str, Any]:
+def chat_choice(index: int, choice: Choice, details: AnswerDetails) -> dict[str, Any]:
     """A choice of a whole chat."""
     text, tokens = choice.take_text(), choice.take_tokens()
-    logprobs = None if report.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, report)
+    logprobs = None if details.logprobs is None else chat_logprobs(tokens, choice.request.call.texts, details)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if choice.parser is not None:
         message = choice.parser.message(text)
     message = {**null_fields.MESSAGE, **message}
-    if report.said:
-        message["content"] = report.said + (message["content"] or "")
+    if details.said:
+        message["content"] = details.said + (message["content"] or "")
     body: dict[str, Any] = {
         "index": index,
         "message": message,
         "logprobs": logprobs,
         "finish_reason": choice.shown_finish_reason,
         "stop_reason": choice.stop_reason,
-        "token_ids": [token.id for token in tokens] if report.token_ids else None,
+        "token_ids": [token.id for token in tokens] if details.token_ids else None,
     }
     return body
 
 
-def chat_extras(call: Call, report: Report) -> dict[str, Any]:
+def chat_extras(call: Call, details: AnswerDetails) -> dict[str, Any]:
     """What a whole chat's answer says of its prompt."""
     extras: dict[str, Any] = {}
-    if report.prompt_logprobs is not None:
-        extras["prompt_logprobs"] = prompt_logprobs(_prompt(call.requests[0]), call.texts, report.prompt_logprobs)
-    if report.token_ids:
+    if details.prompt_logprobs is not None:
+        extras["prompt_logprobs"] = prompt_logprobs(_prompt(call.requests[0]), call.texts, details.prompt_logprobs)
+    if details.token_ids:
         extras["prompt_token_ids"] = _prompt(call.requests[0]).ids
-    if report.prompt_text:
+    if details.prompt_text:
         extras["prompt_text"] = _prompt(call.requests[0]).text
     return extras
 
 
-class ReportedCompletionChunks(CompletionChunks):
-    """Completion chunks with what a report asks for: the prompt goes before the first text of each choice."""
+class DetailedCompletionChunks(CompletionChunks):
+    """Completion chunks with details: the prompt goes before the first text of each choice."""
 
-    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+    def __init__(
+        self, public_id: str, created_s: int, model: str, options: StreamOptions, details: AnswerDetails
+    ) -> None:
         super().__init__(public_id, created_s, model, options)
-        self._report = report
+        self._details = details
         self._offsets: dict[int, int] = {}
 
     def _choice(self, choice: Choice) -> bytes:
-        report, request = self._report, choice.request
+        details, request = self._details, choice.request
         if request.needs_prompt and request.prompt is None:
             return b""  # it comes before the end
         first, finished = choice.index not in self._offsets, choice.finish_reason is not None
-        if not (choice.texts or choice.tokens or finished or self.options.continuous or (first and report.echo)):
+        if not (choice.texts or choice.tokens or finished or self.options.continuous or (first and details.echo)):
             return b""
         offset = self._offsets.get(choice.index, 0)
-        body, self._offsets[choice.index] = _completion_part(choice.index, choice, report, first=first, offset=offset)
-        body["finish_reason"], body["stop_reason"] = _finish_reason(choice, report), choice.stop_reason
+        body, self._offsets[choice.index] = _completion_part(choice.index, choice, details, first=first, offset=offset)
+        body["finish_reason"], body["stop_reason"] = _finish_reason(choice, details), choice.stop_reason
         return _event(self, body, choice)
 
 
-class ReportedChatChunks(ChatChunks):
-    """Chat chunks with what a report asks for: tokens go with the content they are part of."""
+class DetailedChatChunks(ChatChunks):
+    """Chat chunks with details: tokens go with the content they are part of."""
 
-    def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions, report: Report) -> None:
+    def __init__(
+        self, public_id: str, created_s: int, model: str, options: StreamOptions, details: AnswerDetails
+    ) -> None:
         super().__init__(public_id, created_s, model, options)
-        self._report = report
+        self._details = details
 
     def _choice(self, choice: Choice) -> bytes:
-        report, request = self._report, choice.request
+        details, request = self._details, choice.request
         if request.needs_prompt and request.prompt is None:
             return b""
         events = b""
@@ -116,28 +119,28 @@ class ReportedChatChunks(ChatChunks):
             body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
             body["finish_reason"] = None
             events = _event(self, body, choice, self._prompt_fields(request), begins=True)
-            if report.said:
-                body["delta"] = {"content": report.said}
+            if details.said:
+                body["delta"] = {"content": details.said}
                 events += _event(self, body, choice, begins=True)
         tokens = choice.take_tokens()
         for delta in self._deltas(choice, tokens):
-            logprobs = None if report.logprobs is None else chat_logprobs(tokens, request.call.texts, report)
+            logprobs = None if details.logprobs is None else chat_logprobs(tokens, request.call.texts, details)
             body = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-            body["token_ids"] = [token.id for token in tokens] if report.token_ids else None
+            body["token_ids"] = [token.id for token in tokens] if details.token_ids else None
             tokens = []
             events += _event(self, body, choice)
         if choice.finish_reason is not None:
             body = {"index": choice.index, "delta": {}, "logprobs": None, "finish_reason": choice.shown_finish_reason}
-            body |= {"stop_reason": choice.stop_reason, "token_ids": [] if report.token_ids else None}
+            body |= {"stop_reason": choice.stop_reason, "token_ids": [] if details.token_ids else None}
             events += _event(self, body, choice)
         return events
 
     def _prompt_fields(self, request: OpenRequest) -> dict[str, Any]:
         """What the first chunk says of the prompt."""
-        report = self._report
+        details = self._details
         return {
-            "prompt_token_ids": _prompt(request).ids if report.token_ids else None,
-            "prompt_text": _prompt(request).text if report.prompt_text else None,
+            "prompt_token_ids": _prompt(request).ids if details.token_ids else None,
+            "prompt_text": _prompt(request).text if details.prompt_text else None,
         }
 
     def _deltas(self, choice: Choice, tokens: Sequence[Token]) -> list[dict[str, Any]]:
@@ -159,31 +162,31 @@ def _event(
 
 
 def _completion_part(
-    index: int, choice: Choice, report: Report, *, first: bool, offset: int
+    index: int, choice: Choice, details: AnswerDetails, *, first: bool, offset: int
 ) -> tuple[dict[str, Any], int]:
     """The next part of a completion's choice, without its finish fields, and the text offset after it."""
     request, names = choice.request, choice.request.call.texts
     text, tokens = choice.take_text(), choice.take_tokens()
-    if report.prompt_only:
+    if details.prompt_only:
         text, tokens = "", []
     output_ids = [token.id for token in tokens]
-    if first and report.echo:
+    if first and details.echo:
         prompt = _prompt(request)
         text = (prompt.text if request.prompt_text is None else request.prompt_text) + text
         tokens = [*prompt.tokens, *tokens]
     body: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **null_fields.COMPLETION_PART}
-    if report.logprobs is not None:
-        body["logprobs"] = completion_logprobs(tokens, names, report, offset)
+    if details.logprobs is not None:
+        body["logprobs"] = completion_logprobs(tokens, names, details, offset)
         offset += text_length(tokens, names)
-    if report.token_ids:
+    if details.token_ids:
         body["token_ids"] = output_ids
         if first:
             body["prompt_token_ids"] = _prompt(request).ids
     return body, offset
 
 
-def _finish_reason(choice: Choice, report: Report) -> str | None:
-    return "length" if report.prompt_only and choice.finish_reason is not None else choice.finish_reason
+def _finish_reason(choice: Choice, details: AnswerDetails) -> str | None:
+    return "length" if details.prompt_only and choice.finish_reason is not None else choice.finish_reason
 
 
 def _prompt(request: OpenRequest) -> PromptInfo:

@@ -1,4 +1,4 @@
-"""What asks for generated tokens or states of them, over HTTP or as a job: how its body is read and its answer made."""
+"""Endpoints that generate tokens or embeddings, over HTTP or as jobs: each parses its body and forms its answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aiohttp import web
 
 from pagebus.web.answers import null_fields
 from pagebus.web.answers.detailed import (
-    ReportedChatChunks,
-    ReportedCompletionChunks,
+    DetailedChatChunks,
+    DetailedCompletionChunks,
     chat_choice,
     chat_extras,
     completion_choice,
@@ -19,12 +19,12 @@ from pagebus.web.answers.detailed import (
 )
 from pagebus.web.answers.sse import ChatChunks, Chunks, CompletionChunks, usage_of
 from pagebus.web.answers.timings import timings_of
-from pagebus.web.calls.answer_details import EmbeddingForm, Report
+from pagebus.web.calls.answer_details import AnswerDetails, EmbeddingForm
 from pagebus.web.calls.call import Call, Choice
 from pagebus.web.http.reply import json_response
 from pagebus.web.requests.embeddings import as_bytes, embedding, metadata, parse_embedding, state_of
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 
 BYTES = "application/octet-stream"
@@ -39,16 +39,16 @@ class Endpoint(ABC):
     """Of a whole answer, and of each of its choices."""
     object: str
     chunks: type[Chunks]
-    reported_chunks: type[ReportedCompletionChunks | ReportedChatChunks]
-    parse: Callable[[dict[str, Any], ServedModel], Asked]
+    detailed_chunks: type[DetailedCompletionChunks | DetailedChatChunks]
+    parse: Callable[[dict[str, Any], ServedModel], ParsedRequest]
 
     @abstractmethod
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A choice of a whole answer, without its finish fields."""
 
     @abstractmethod
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        """Choices, and whatever else belongs into the answer, with what ``report`` asks for."""
+    def detailed(self, call: Call, details: AnswerDetails) -> dict[str, Any]:
+        """Choices, and whatever else belongs into the answer, with what ``details`` asks for."""
 
     def translated(self, chunks: Chunks, public_id: str, model: str) -> Chunks:
         """Chunks in the endpoint's own shape."""
@@ -57,9 +57,9 @@ class Endpoint(ABC):
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
         more = {"metrics": timings_of(call)} if call.tells_times else {}
-        if call.report is not None:
+        if call.details is not None:
             head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-            told = {**head, **self.nulls, **self.reported(call, call.report)}
+            told = {**head, **self.nulls, **self.detailed(call, call.details)}
             return {**told, "usage": usage_of(call.requests), **more}
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
@@ -79,14 +79,16 @@ class Completion(Endpoint):
     nulls, choice_nulls = null_fields.COMPLETION, null_fields.COMPLETION_CHOICE
     object = "text_completion"
     chunks = CompletionChunks
-    reported_chunks = ReportedCompletionChunks
+    detailed_chunks = DetailedCompletionChunks
     parse = staticmethod(parse_completion)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         return {"index": choice.index, "text": choice.take_text()}
 
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        return {"choices": [completion_choice(index, choice, report) for index, choice in shown_choices(call, report)]}
+    def detailed(self, call: Call, details: AnswerDetails) -> dict[str, Any]:
+        return {
+            "choices": [completion_choice(index, choice, details) for index, choice in shown_choices(call, details)]
+        }
 
 
 class Chat(Endpoint):
@@ -94,16 +96,16 @@ class Chat(Endpoint):
     nulls, choice_nulls = null_fields.CHAT, null_fields.CHAT_CHOICE
     object = "chat.completion"
     chunks = ChatChunks
-    reported_chunks = ReportedChatChunks
+    detailed_chunks = DetailedChatChunks
     parse = staticmethod(parse_chat)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.take_text(), "refusal": None, **null_fields.MESSAGE}
         return {"index": choice.index, "message": message}
 
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
-        choices = [chat_choice(index, choice, report) for index, choice in shown_choices(call, report)]
-        return {"choices": choices, **chat_extras(call, report)}
+    def detailed(self, call: Call, details: AnswerDetails) -> dict[str, Any]:
+        choices = [chat_choice(index, choice, details) for index, choice in shown_choices(call, details)]
+        return {"choices": choices, **chat_extras(call, details)}
 
 
 class Embedding(Endpoint):
@@ -117,7 +119,7 @@ class Embedding(Endpoint):
         vector = embedding(state_of(choice.request.prompt), form_of(choice.request.call))
         return {"index": choice.index, "object": "embedding", "embedding": vector}
 
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+    def detailed(self, call: Call, details: AnswerDetails) -> dict[str, Any]:
         return {"data": [self.choice(choice) for choice in call.choices]}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
@@ -132,9 +134,9 @@ class Embedding(Endpoint):
 
 def form_of(call: Call) -> EmbeddingForm:
     """How the embeddings of a call are told."""
-    assert call.report is not None
-    assert call.report.embedding is not None
-    return call.report.embedding
+    assert call.details is not None
+    assert call.details.embedding is not None
+    return call.details.embedding
 
 
 COMPLETION, CHAT, EMBEDDING = Completion(), Chat(), Embedding()
@@ -146,16 +148,16 @@ ENDPOINTS: dict[str, Endpoint] = {
 """Those whose bodies may be lines of a batch, by their paths."""
 
 
-def tell_report(call: Call, asked: Asked) -> None:
-    """Tell the call what its answer reports."""
-    call.tell(asked.report)
-    if asked.report is not None and asked.truncate_prompt_tokens is None:
-        for request, prompt in zip(call.requests, asked.prompts, strict=True):
+def set_details(call: Call, parsed: ParsedRequest) -> None:
+    """Give the call the details that its answer shows."""
+    call.show(parsed.details)
+    if parsed.details is not None and parsed.truncate_prompt_tokens is None:
+        for request, prompt in zip(call.requests, parsed.prompts, strict=True):
             request.prompt_text = prompt.text
 
 
-def make_chunks(endpoint: Endpoint, asked: Asked, public_id: str, created_s: int) -> Chunks:
+def make_chunks(endpoint: Endpoint, parsed: ParsedRequest, public_id: str, created_s: int) -> Chunks:
     """Who writes the call's chunks."""
-    if asked.report is None:
-        return endpoint.chunks(public_id, created_s, asked.model, asked.stream_options)
-    return endpoint.reported_chunks(public_id, created_s, asked.model, asked.stream_options, asked.report)
+    if parsed.details is None:
+        return endpoint.chunks(public_id, created_s, parsed.model, parsed.stream_options)
+    return endpoint.detailed_chunks(public_id, created_s, parsed.model, parsed.stream_options, parsed.details)

@@ -1,4 +1,4 @@
-"""Comments in a stream while nothing comes, so that nobody on the way takes it for dead."""
+"""Comments in an idle stream, so that no proxy closes it."""
 
 from __future__ import annotations
 

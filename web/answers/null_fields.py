@@ -1,4 +1,4 @@
-"""Fields that answers have as null unless something is to be said in them: clients of vLLM and OpenAI read them."""
+"""Fields of answers that are null unless set. Clients of vLLM and OpenAI expect them to be present."""
 
 from __future__ import annotations
 

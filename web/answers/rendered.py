@@ -1,4 +1,4 @@
-"""A request as its tokens: what ``.../render`` answers, and ``/inference/v1/generate`` takes."""
+"""A request as its tokens: the answer of ``.../render``, and a body for ``/inference/v1/generate``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.calls.answer_details import PromptInfo
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 
 PLAIN = (
     "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -40,19 +40,19 @@ def _structured(output: StructuredOutput) -> dict[str, Any]:
     return {output.kind: value, **({} if output.any_whitespace else {"disable_any_whitespace": True})}
 
 
-def rendered(asked: Asked, request_id: str, prompt: PromptInfo) -> dict[str, Any]:
+def rendered(parsed: ParsedRequest, request_id: str, prompt: PromptInfo) -> dict[str, Any]:
     """One prompt of a call."""
-    options = {"include_usage": asked.stream_options.usage, "continuous_usage_stats": asked.stream_options.continuous}
+    options = {"include_usage": parsed.stream_options.usage, "continuous_usage_stats": parsed.stream_options.continuous}
     return {
         "request_id": request_id,
         "token_ids": prompt.ids,
         "token_offsets": prompt.offsets or None,
-        "sampling_params": sampling_body(asked.sampling),
-        "model": asked.model,
+        "sampling_params": sampling_body(parsed.sampling),
+        "model": parsed.model,
         "output_mode": "tokens",
-        "stream": asked.stream,
-        "stream_options": options if asked.stream else None,
-        "cache_salt": asked.cache_salt,
-        "priority": asked.priority,
+        "stream": parsed.stream,
+        "stream_options": options if parsed.stream else None,
+        "cache_salt": parsed.cache_salt,
+        "priority": parsed.priority,
         **dict.fromkeys(ABSENT),
     }

@@ -1,12 +1,12 @@
-"""Answers that a client may come back for: ``Idempotency-Key``, event ids, ``Last-Event-ID``.
+"""Resumable answers: ``Idempotency-Key``, event ids and ``Last-Event-ID``.
 
-A request with a key has an id that follows from the key, so the same request again, at any ingress, joins the one that
-is under way, or gets what it has become. Every event of its stream says how much the client has after it; a client that
-lost the connection sends the last such id along and gets the rest. Nothing of this is kept at the ingress.
+The id of a request with a key follows from the key. The same request sent again, to any ingress, therefore joins the
+one under way, or gets its result. The id of each event says how much of the answer the client has after it. A client
+that lost its connection sends the last id and gets the rest. The ingress stores nothing for this.
 
-An id has a part per choice, joined by commas: ``12.57`` is 12 tokens and 57 characters, ``12.57.`` also the end of the
-choice. What came at once may be told in several events; ``8.31~12.57~2`` is all up to ``8.31``, and two of the events
-that tell what came from there to ``12.57``. ``!1`` behind the choices: one of the events that end the stream.
+An id has a part per choice, joined by commas: ``12.57`` is 12 tokens and 57 characters; ``12.57.`` includes the end of
+the choice. Text that arrived at once may be sent as several events: ``8.31~12.57~2`` is everything up to ``8.31`` and
+two of the events between there and ``12.57``. ``!1`` behind the choices is one of the events that end the stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Streams whose clients may come back: every event gets an id, and who is back is told only what it has not.
+"""Resumable streams: each event gets an id, and a client that reconnects gets only the events it lacks.
 
-Who comes back is told the whole answer from its first token on, cut where the connection before had cut it, and what it
-has is left out. So whatever writes the events (parsers of tools, other APIs' shapes) need not know of it.
+After a reconnect the whole answer is generated from its first token, cut at the same places as before, and what the
+client has is left out. The writers of events (tool parsers, other APIs' shapes) therefore need no knowledge of
+resumption.
 """
 
 from __future__ import annotations

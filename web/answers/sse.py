@@ -1,6 +1,6 @@
-"""Server-sent events: writing them without letting a slow client hold anything up, and the exact OpenAI chunks.
+"""Server-sent events: OpenAI's chunks, written without letting a slow client delay others.
 
-A chunk is put together from bytes prepared once per call; only the text goes through the JSON encoder.
+A chunk is assembled from bytes prepared once per call. Only its text goes through the JSON encoder.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def choice_usage(choice: Choice) -> dict[str, Any]:
 
 def _shown_tokens(choice: Choice) -> int:
     """Output tokens as the client is to know them: a call that only wants its prompt told has none."""
-    report = choice.request.call.report
-    return 0 if report is not None and report.prompt_only else choice.num_tokens
+    details = choice.request.call.details
+    return 0 if details is not None and details.prompt_only else choice.num_tokens
 
 
 def prompt_usage(choice: Choice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``metrics`` of an answer, as vLLM's ``--enable-per-request-metrics`` has them: how long what has taken."""
+"""``metrics`` of an answer, as vLLM's ``--enable-per-request-metrics`` has them: durations and rates of one request."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Calls under way, and the details that their answers tell."""
+"""Calls under way, and the details of their answers."""

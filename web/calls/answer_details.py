@@ -1,4 +1,4 @@
-"""What an answer tells besides its text: log probabilities, token ids, the prompt. And which choices it shows."""
+"""Details of an answer besides its text: logprobs, token ids, the prompt, and the choices it shows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EmbeddingForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class AnswerDetails:
     """What was asked for.
 
     ``logprobs``, ``prompt_logprobs``: that many alternatives per token, None for no log probabilities.
@@ -96,9 +96,9 @@ class TokenTexts:
     def text(self, token_id: int) -> str:
         return self.texts.get(token_id, "")
 
-    def name(self, token_id: int, report: Report) -> str:
+    def name(self, token_id: int, details: AnswerDetails) -> str:
         """How the token is called in log probabilities."""
-        return f"token_id:{token_id}" if report.tokens_as_ids else self.text(token_id)
+        return f"token_id:{token_id}" if details.tokens_as_ids else self.text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
         exact = self.data.get(token_id)
@@ -153,9 +153,11 @@ def read_prompt(reply: PromptReply) -> PromptInfo:
     return PromptInfo(reply.text, [Token(ids[0]), *scored])
 
 
-def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report, offset: int) -> dict[str, Any]:
+def completion_logprobs(
+    tokens: Sequence[Token], names: TokenTexts, details: AnswerDetails, offset: int
+) -> dict[str, Any]:
     """The ``logprobs`` object of a completion; ``offset`` is where its first token begins in the choice's text."""
-    num_top, offsets = _num_told(report), []
+    num_top, offsets = _num_told(details), []
     tops: list[dict[str, float] | None] = []
     for token in tokens:
         offsets.append(offset)
@@ -167,12 +169,12 @@ def completion_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Repo
         pairs = [(token.id, token.logprob), *token.likeliest(num_top)]
         named: dict[str, float] = {}
         for token_id, logprob in pairs:
-            named.setdefault(names.name(token_id, report), _finite(logprob))
+            named.setdefault(names.name(token_id, details), _finite(logprob))
         tops.append(named)
     return {
         "text_offset": offsets,
         "token_logprobs": [None if token.logprob is None else _finite(token.logprob) for token in tokens],
-        "tokens": [names.name(token.id, report) for token in tokens],
+        "tokens": [names.name(token.id, details) for token in tokens],
         "top_logprobs": tops,
     }
 
@@ -182,17 +184,17 @@ def text_length(tokens: Sequence[Token], names: TokenTexts) -> int:
     return sum(len(names.text(token.id)) for token in tokens)
 
 
-def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, details: AnswerDetails) -> dict[str, Any]:
     """The ``logprobs`` object of a chat's choice."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         shown = LOWEST if logprob is None else _finite(logprob)
-        return {"token": names.name(token_id, report), "logprob": shown, "bytes": names.bytes_of(token_id)}
+        return {"token": names.name(token_id, details), "logprob": shown, "bytes": names.bytes_of(token_id)}
 
     def others(token: Token) -> Iterator[tuple[int, float]]:
         """Those told beside a token; where the client has named them, behind the token itself."""
-        own = [] if token.logprob is None or not report.picked else [(token.id, token.logprob)]
-        yield from dict([*own, *token.likeliest(_num_told(report))]).items()
+        own = [] if token.logprob is None or not details.picked else [(token.id, token.logprob)]
+        yield from dict([*own, *token.likeliest(_num_told(details))]).items()
 
     return {
         "content": [
@@ -206,9 +208,9 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, report: Report) ->
     }
 
 
-def _num_told(report: Report) -> int:
+def _num_told(details: AnswerDetails) -> int:
     """Alternatives of each token in the answer."""
-    return MAX_LOGPROB_TOKEN_IDS if report.picked else report.logprobs or 0
+    return MAX_LOGPROB_TOKEN_IDS if details.picked else details.logprobs or 0
 
 
 def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:

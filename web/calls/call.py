@@ -1,8 +1,8 @@
-"""What is under way: a call (one HTTP request), its open requests (one per prompt), their choices (n per prompt).
+"""The state of a call (one HTTP request), its open requests (one per prompt) and their choices (n per prompt).
 
-The reader of the mailbox pushes text into choices; the handler of the call takes what has come since it last looked. A
-handler that is behind finds the deltas of a choice joined into one, so there is no queue that could grow per client: a
-choice holds at most the text that its ``max_tokens`` allow.
+The reader of the mailbox adds text to choices; the handler of the call takes what is new since its last turn. If the
+handler is behind, the deltas of a choice are joined into one. No queue can therefore grow per client: a choice holds at
+most the text that its ``max_tokens`` allow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
-from pagebus.web.calls.answer_details import PromptInfo, Report, Token, TokenTexts
+from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, TokenTexts
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 
@@ -44,7 +44,7 @@ class Choice:
     stop_reason: str | int | None = None
     changed: bool = False
     tokens: list[Token] = field(default_factory=list)
-    """What has come and was not taken yet, for calls that report tokens."""
+    """What has come and was not taken yet, for calls whose answers show tokens."""
     cumulative_logprob: float = 0.0
     parser: OutputParser | None = None
     """Reads the text, if there may be more in it than content."""
@@ -63,7 +63,7 @@ class Choice:
             self.num_chars += len(new)
 
     def add_tokens(self, tokens: list[Token]) -> None:
-        """These have come, for a call that reports tokens."""
+        """These have come, for a call whose answer shows tokens."""
         self.tokens += tokens
         self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
 
@@ -104,7 +104,7 @@ class Choice:
         return text
 
 
-class KeptChoice(Choice):
+class LoggedChoice(Choice):
     """A choice that keeps what it has said, for who logs it."""
 
     __slots__ = ("said",)
@@ -121,7 +121,7 @@ class KeptChoice(Choice):
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class PromptQueue:
     """The prompts of one client's calls that have several (:mod:`pagebus.web.ingress.fanout`). ``name``: client and
     priority."""
 
@@ -136,15 +136,13 @@ class OpenRequest:
     """One prompt that the system works on; times are of the monotonic clock."""
 
     __slots__ = (
-        "asked_s",
         "attempt",
         "call",
         "choices",
-        "early",
         "finished_s",
         "first_token_seen",
+        "held_batches",
         "is_sent",
-        "lane",
         "message",
         "needs_prompt",
         "num_bytes",
@@ -155,10 +153,12 @@ class OpenRequest:
         "peers",
         "prompt",
         "prompt_text",
+        "queue",
         "request_id",
+        "requested_s",
         "started_s",
-        "tokens_heard",
         "tokens_only",
+        "tokens_seen",
     )
 
     def __init__(
@@ -173,7 +173,7 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.first_token_seen = False
         self.started_s = now_s
-        self.asked_s, self.tokens_heard, self.patience_s = now_s, 0, SILENT_S
+        self.requested_s, self.tokens_seen, self.patience_s = now_s, 0, SILENT_S
         """When it was asked for, or the last look found new tokens; how many there were then; how long it may be silent
         from then on."""
         self.finished_s = 0.0
@@ -183,7 +183,7 @@ class OpenRequest:
         self.needs_prompt = False
         """Whether the answer tells something about the prompt, which has to come before any choice ends."""
         self.prompt: PromptInfo | None = None
-        self.early: list[ReplyBatch] = []
+        self.held_batches: list[ReplyBatch] = []
         """What has come with ends of choices that wait for that."""
         self.message: GenerateRequest | None = None
         """What was asked of the system."""
@@ -191,7 +191,7 @@ class OpenRequest:
         """About how long that is."""
         self.is_sent = True
         """Whether it has been; if not, others of its call are first."""
-        self.lane: Lane | None = None
+        self.queue: PromptQueue | None = None
         """Where it counts until something of it has come, if it is one of several prompts."""
         self.peers: list[OpenRequest] = []
         """All who read it or have read it, if there are several."""
@@ -206,14 +206,14 @@ class OpenRequest:
     def is_silent(self, now_s: float) -> bool:
         """Whether no token has come for so long that it may be lost."""
         num_tokens = sum(choice.num_tokens for choice in self.choices)
-        if num_tokens != self.tokens_heard:
-            self.asked_s, self.tokens_heard, self.patience_s = now_s, num_tokens, SILENT_S
-        return now_s - self.asked_s >= self.patience_s
+        if num_tokens != self.tokens_seen:
+            self.requested_s, self.tokens_seen, self.patience_s = now_s, num_tokens, SILENT_S
+        return now_s - self.requested_s >= self.patience_s
 
-    def ask_again(self, now_s: float, attempt: str) -> GenerateRequest:
+    def retry(self, now_s: float, attempt: str) -> GenerateRequest:
         """What to ask for anew, as another attempt."""
         assert self.message is not None
-        self.attempt, self.asked_s = attempt, now_s
+        self.attempt, self.requested_s = attempt, now_s
         self.message = replace(self.message, attempt=attempt)
         return self.message
 
@@ -226,8 +226,8 @@ class OpenRequest:
     @property
     def num_output_tokens(self) -> int:
         """As the client is to know it: a call that only wants its prompt told has none."""
-        report = self.call.report
-        if report is not None and report.prompt_only:
+        details = self.call.details
+        if details is not None and details.prompt_only:
             return 0
         return sum(choice.num_tokens for choice in self.choices)
 
@@ -259,7 +259,7 @@ class Call:
         self.cache_block_size = 0
         """Tokens of a block of the prefix cache; 0: there is none."""
         self.texts = TokenTexts()
-        self.report: Report | None = None
+        self.details: AnswerDetails | None = None
         """What the answer tells besides text."""
         self.tells_times = False
         """Whether the answer says how long what has taken."""
@@ -272,12 +272,12 @@ class Call:
         """Whether what has changed is to be handed out."""
         self._waiter: asyncio.Future[None] | None = None
 
-    def tell(self, report: Report | None) -> None:
-        """What the answer reports."""
-        self.report = report
-        if report is not None and report.parsing is not None:
+    def show(self, details: AnswerDetails | None) -> None:
+        """Set the details of the answer, and begin to parse the outputs if they ask for it."""
+        self.details = details
+        if details is not None and details.parsing is not None:
             for choice in self.choices:
-                choice.parser = OutputParser(report.parsing, f"{choice.request.request_id}/{choice.index}")
+                choice.parser = OutputParser(details.parsing, f"{choice.request.request_id}/{choice.index}")
 
     @property
     def done(self) -> bool:
@@ -286,7 +286,7 @@ class Call:
 
     # -- the mailbox's side -------------------------------------------------------------------------------------------
 
-    def touched(self, choice: Choice) -> None:
+    def mark_changed(self, choice: Choice) -> None:
         """Something of ``choice`` is new."""
         if choice.finish_reason is not None:
             self._num_unfinished -= 1

@@ -1,4 +1,4 @@
-"""Vectors as bytes: in float32, float16, bfloat16 or one of two 8-bit formats, in either byte order."""
+"""Encodes vectors as bytes: float32, float16, bfloat16 or one of two 8-bit formats, in either byte order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""One TCP connection, as aiohttp handles it, with what aiohttp has no option for: a deadline for the head of a request,
-a limit of connections per address, and errors in our shape where HTTP itself is broken."""
+"""One TCP connection: aiohttp's protocol, extended with a deadline for request headers and a limit of connections per
+address.
+
+Malformed HTTP is answered with an error in OpenAI's shape. aiohttp has no options for any of these.
+"""
 
 from __future__ import annotations
 

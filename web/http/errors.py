@@ -1,5 +1,8 @@
-"""Errors as clients of OpenAI and vLLM expect them, ``{"error": {"message", "type", "param", "code", "reason"}}`` and a
-status. ``code`` is the status once more, as vLLM has it; ``reason`` says what is wrong in a word, for programs."""
+"""Errors in the shape that clients of OpenAI and vLLM expect, ``{"error": {"message", "type", "param", "code",
+"reason"}}``.
+
+``code`` repeats the HTTP status, as in vLLM. ``reason`` names the problem in one word, for programs.
+"""
 
 from __future__ import annotations
 

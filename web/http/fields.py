@@ -1,8 +1,8 @@
-"""Reading a JSON object with exact types: a bool is no integer, a float is no integer, null is "not given".
+"""Reads a JSON object with exact types: a bool is no integer, a float is no integer, null means "not given".
 
-A :class:`Fields` is emptied as it is read, so that what is left at the end is what nobody asked for. A
-:data:`LISTENER` is told, as JSON Schema, what is asked for: like that the code that validates also writes
-``/openapi.json`` (:mod:`pagebus.web.routes.body_schema`).
+Reading a field removes it from :class:`Fields`, so that unknown fields are left at the end. A :data:`LISTENER` receives
+each field that is read, as JSON Schema. The code that validates bodies thereby also writes ``/openapi.json``
+(:mod:`pagebus.web.routes.body_schema`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every bound on what a client may send, in one table. Ranges of sampling parameters stand where they are read."""
+"""Limits on what a client may send, in one table. Ranges of sampling parameters stand where they are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Work that takes longer than an event loop may stand still, done in a thread: streams go on beside it, if slower.
+"""Runs long work in a thread, so that the event loop and its streams go on, if slower.
 
-One thread for all: Python runs one at a time anyway, and the more wait for their turn the longer the loop does.
+There is one thread for all such work. Python runs one thread at a time, and the event loop would wait for each of
+several.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TypeVar, cast
 from pagebus.web.http.errors import ApiError
 
 T = TypeVar("T")
-_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload")
 
 
-async def aside(work: Callable[[], T], *, long: bool = True) -> T:
-    """What ``work`` returns or raises. If it is not ``long``, it is done at once."""
+async def offload(work: Callable[[], T], *, long: bool = True) -> T:
+    """Do ``work`` in the thread and return what it returns; work that is not ``long`` is done at once."""
     if not long:
         return work()
     result, refusal = await asyncio.get_running_loop().run_in_executor(_THREAD, _done, work)

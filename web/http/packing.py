@@ -1,4 +1,4 @@
-"""Compression of what the page is sent: whole files once, event streams as they go."""
+"""Compression of responses to the page: whole files once, event streams incrementally."""
 
 from __future__ import annotations
 

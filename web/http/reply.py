@@ -1,4 +1,4 @@
-"""Whole HTTP responses: JSON, and a response that is written now."""
+"""Whole HTTP responses: JSON, and responses that are sent at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Calls of many prompts go to the bus in parts, so that nobody's single request waits behind a thousand of another's.
+"""Sends calls with many prompts to the bus in parts, so that they do not delay other clients' requests.
 
-Tokenizers and the scheduler take requests as they come: the scheduler shares what is computed among clients by weight,
-but only of what it has. So of the prompts of one client's calls only so many are on their way at a time; each of which
-something has come back makes room for the next. The calls of a client take turns.
+Tokenizers and the scheduler process requests in order of arrival. The scheduler shares computation among clients by
+weight, but only among requests that have reached it. The number of one client's prompts on their way is therefore
+limited. Each prompt whose first reply arrives makes room for the next. The calls of a client take turns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pagebus.web.calls.call import Lane, OpenRequest
+from pagebus.web.calls.call import OpenRequest, PromptQueue
 
 MOST_AHEAD = 128
 """Prompts of one client's calls of which nothing has come back yet: as many as a tokenizer takes at once."""
@@ -25,7 +25,7 @@ class Fanout:
 
     def __init__(self, send: Callable[[OpenRequest], None]) -> None:
         self._send = send
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._queues: dict[tuple[str, int], PromptQueue] = {}
 
     def submit(self, client: str, priority: int, requests: Sequence[OpenRequest]) -> None:
         """Send the requests of a call: one at once, of several what there is room for. None waits for those of another
@@ -33,43 +33,43 @@ class Fanout:
         if len(requests) == 1:
             self._send(requests[0])
             return
-        lane = self._lanes.setdefault((client, priority), Lane((client, priority)))
+        queue = self._queues.setdefault((client, priority), PromptQueue((client, priority)))
         for request in requests:
-            request.lane, request.is_sent = lane, False
-        lane.waiting.append(deque(requests))
-        self._fill(lane)
+            request.queue, request.is_sent = queue, False
+        queue.waiting.append(deque(requests))
+        self._fill(queue)
 
-    def come(self, request: OpenRequest) -> None:
+    def on_reply(self, request: OpenRequest) -> None:
         """Something of a request has come back, or it is over."""
-        lane, request.lane = request.lane, None
-        if lane is None:
+        queue, request.queue = request.queue, None
+        if queue is None:
             return
         if request.is_sent:
-            lane.num_ahead -= 1
-            self._fill(lane)
+            queue.num_ahead -= 1
+            self._fill(queue)
         request.is_sent = True  # if not from here, by another call that reads it
 
     def close(self, requests: Sequence[OpenRequest], *, goes_on: bool) -> None:
         """The call of these is over for its client; if it ``goes_on``, whatever waits of it is sent now."""
         for request in requests:
             if not request.is_sent:
-                request.lane = None
+                request.queue = None
                 if goes_on:
                     self._put(request)
         for request in requests:
-            self.come(request)
+            self.on_reply(request)
 
-    def _fill(self, lane: Lane) -> None:
-        while lane.waiting and lane.num_ahead < MOST_AHEAD:
-            call = lane.waiting.popleft()
+    def _fill(self, queue: PromptQueue) -> None:
+        while queue.waiting and queue.num_ahead < MOST_AHEAD:
+            call = queue.waiting.popleft()
             request = call.popleft()
             if call:
-                lane.waiting.append(call)
-            if request.lane is not None:  # else its call is closed
-                lane.num_ahead += 1
+                queue.waiting.append(call)
+            if request.queue is not None:  # else its call is closed
+                queue.num_ahead += 1
                 self._put(request)
-        if not lane.waiting and not lane.num_ahead:
-            self._lanes.pop(lane.name, None)
+        if not queue.waiting and not queue.num_ahead:
+            self._queues.pop(queue.name, None)
 
     def _put(self, request: OpenRequest) -> None:
         request.is_sent = True

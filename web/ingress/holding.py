@@ -1,7 +1,7 @@
-"""What an operator does to the work of the whole deployment: hold it, let it go on, empty caches, have executors sleep.
+"""Operations on the whole deployment: pause and resume the work, reset caches, put executors to sleep and wake them.
 
-What holds is said on the bus before the scheduler is told, so a scheduler that takes over goes on with it; so do
-executors that start. Everything that takes long is looked at again and again: nobody has to remember who waits.
+A hold is written to the bus before the scheduler hears of it, so a new scheduler and new executors continue it. Slow
+operations are polled: no actor has to remember who waits for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagebus.bus.messages import (
 )
 from pagebus.web.http.errors import ApiError
 from pagebus.web.ingress.membership import Membership
-from pagebus.web.observatory.scheduler_queries import Questions
+from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 
 LOOK_S = 0.1
 ORDER_TTL_S = 60.0
@@ -37,9 +37,9 @@ ASLEEP = "asleep"
 class Holding:
     """``restarts_alone``: whether an executor can end and be started again while the rest goes on."""
 
-    def __init__(self, bus: Bus, questions: Questions, membership: Membership, *, restarts_alone: bool) -> None:
+    def __init__(self, bus: Bus, queries: SchedulerQueries, membership: Membership, *, restarts_alone: bool) -> None:
         self._bus = bus
-        self._questions = questions
+        self._queries = queries
         self._membership = membership
         self._restarts_alone = restarts_alone
 
@@ -65,15 +65,15 @@ class Holding:
 
     async def reset_caches(self, *, host: bool = False, running: bool = False) -> None:
         """Nothing that is cached now is found any more."""
-        address = self._questions.address
-        await self._questions.ask(
+        address = self._queries.address
+        await self._queries.ask(
             HoldState,
             lambda serial: CacheResetRequested(ingress=address, serial=serial, host=host, running=running),
         )
 
     async def _ask(self, mode: str | None) -> HoldState:
-        address = self._questions.address
-        return await self._questions.ask(
+        address = self._queries.address
+        return await self._queries.ask(
             HoldState, lambda serial: HoldRequested(ingress=address, serial=serial, mode=mode)
         )
 

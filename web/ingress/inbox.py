@@ -1,8 +1,8 @@
-"""The ingress's side of the bus: requests go out, replies come in and are handed to the calls they belong to.
+"""Sends requests to the bus and delivers replies to the calls they belong to.
 
-One task reads the mailbox ``replies:<ingress>``; everything it does for a reply is a few dictionary look-ups and list
-appends, because it does so for every token of every stream. What has come before (text that is made anew begins at its
-beginning) is recognised by its place and dropped.
+One task reads the mailbox ``replies:<ingress>``. It runs for every token of every stream, so a reply costs only a few
+dictionary look-ups and list appends. Text that is generated again starts from its beginning; what has already arrived
+is recognised by its position and dropped.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from pagebus.bus.messages import (
 from pagebus.bus.outbox import OUTBOX_LIMIT, Outbox
 from pagebus.bus.streams import Names
 from pagebus.web.calls.answer_details import read_prompt
-from pagebus.web.calls.call import Call, Choice, KeptChoice, OpenRequest
+from pagebus.web.calls.call import Call, Choice, LoggedChoice, OpenRequest
 from pagebus.web.http.errors import ApiError, aborted, from_failure, internal, unavailable
 from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
 from pagebus.web.ingress.repeats import Repeats
-from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, reported_tokens, told_lengths
+from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, read_shown_tokens, told_lengths
 from pagebus.web.ingress.request_log import RequestLog
-from pagebus.web.observatory.scheduler_queries import Questions
+from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.telemetry.metrics import IngressMetrics
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class Inbox:
         self._request_log = request_log
         self._cache_block_size = cache_block_size
         self._bus_retry = BusRetry(log, doing="replies wait")
-        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.ask_again())
-        self.questions = Questions(outbox, names.control, address)
+        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.retry())
+        self.queries = SchedulerQueries(outbox, names.control, address)
         self._readers = Readers()
         self._fanout = Fanout(self._send)
         self.repeats = Repeats(self._readers, self._send, outbox, log)
@@ -119,7 +119,7 @@ class Inbox:
             raise unavailable("The bus is too slow or away.")
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
-        attempt, kind = requests[0].attempt, KeptChoice if self._is_kept(requests[0]) else Choice
+        attempt, kind = requests[0].attempt, LoggedChoice if self._is_logged(requests[0]) else Choice
         call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
         call.cache_block_size = self._cache_block_size
         for request, opened in zip(requests, call.requests, strict=True):
@@ -138,11 +138,11 @@ class Inbox:
     def _send(self, request: OpenRequest) -> None:
         """Put it on its way, for the first time or as another attempt."""
         assert request.message is not None
-        request.asked_s = time.monotonic()
+        request.requested_s = time.monotonic()
         outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
         outbox.publish(self._names.requests, request.message, num_bytes=request.num_bytes)
 
-    def _is_kept(self, request: GenerateRequest) -> bool:
+    def _is_logged(self, request: GenerateRequest) -> bool:
         """Whether somebody wants to log what is said."""
         says = not (request.tokens_only or request.sampling.pooling)
         return says and self._request_log is not None and self._request_log.outputs
@@ -250,7 +250,7 @@ class Inbox:
             self._deliver_prompt(message)
             return ""
         if isinstance(message, SchedulerState | BlockState | HoldState):
-            self.questions.answered(message)
+            self.queries.answered(message)
             return ""
         if isinstance(message, AbortCalls):
             self.abort(message.client, frozenset(message.ids))
@@ -271,15 +271,15 @@ class Inbox:
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
-        reported = reported_tokens(batch) if len(batch.token_counts) else {}
+        shown_tokens = read_shown_tokens(batch) if len(batch.token_counts) else {}
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
         rows = zip(range(len(columns[0])), *columns, strict=True)
         for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
             request = readers.get(request_id)
             if request is None or not 0 <= index < len(request.choices):
                 continue
-            if request.lane is not None:
-                self._fanout.come(request)
+            if request.queue is not None:
+                self._fanout.on_reply(request)
             choice = request.choices[index]
             if choice.finish_reason is not None:
                 continue
@@ -287,7 +287,7 @@ class Inbox:
             if finish is None and new_tokens <= 0 and not choice.num_chars < offset + len(text) < NOT_BEFORE:
                 continue
             if finish is not None or request.attempt:
-                num_known = num_tokens - len(reported[row]) if row in reported else 0
+                num_known = num_tokens - len(shown_tokens[row]) if row in shown_tokens else 0
                 if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
             request.num_prompt_tokens = num_prompt
@@ -301,14 +301,14 @@ class Inbox:
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
                 choice.add_starts(lengths[row], begin, num_tokens)
-            if row in reported and new_tokens > 0:
+            if row in shown_tokens and new_tokens > 0:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
-                choice.add_tokens(reported[row][-new_tokens:])
+                choice.add_tokens(shown_tokens[row][-new_tokens:])
             if finish is not None:
                 choice.finish_reason = finish
                 choice.stop_reason = stop
                 self._choice_finished(choice, finish, num_tokens, now_s)
-            request.call.touched(choice)
+            request.call.mark_changed(choice)
         return ""
 
     def _is_passed_over(
@@ -319,19 +319,21 @@ class Inbox:
         failed."""
         request = choice.request
         is_first = choice is request.choices[0]
-        early = finish is not None and request.needs_prompt and request.prompt is None
+        held_batches = finish is not None and request.needs_prompt and request.prompt is None
         gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
-        if request.attempt and (gap or (early and is_first)):
+        if request.attempt and (gap or (held_batches and is_first)):
             return True  # meant for the connection before this one, which had more: everything is told again
         if finish in ("error", "abort"):
             self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
             return True
-        if early and not is_first:
-            request.early.append(batch)  # the first choice brings the prompt, and may be told again after this one
-        elif early:
+        if held_batches and not is_first:
+            request.held_batches.append(
+                batch
+            )  # the first choice brings the prompt, and may be told again after this one
+        elif held_batches:
             self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
             self._fail(request, internal(), others_run=request.num_unfinished > 1)
-        return early
+        return held_batches
 
     def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
         request = choice.request
@@ -352,9 +354,9 @@ class Inbox:
                 request.num_unfinished = 0
                 self._over(request)
                 request.choices[0].finish_reason = "stop"
-                request.call.touched(request.choices[0])
-            while request.early:
-                self._deliver_rows(request.early.pop(0), {request.request_id: request})
+                request.call.mark_changed(request.choices[0])
+            while request.held_batches:
+                self._deliver_rows(request.held_batches.pop(0), {request.request_id: request})
 
     def _deliver_failure(self, failure: RequestFailed) -> None:
         for request in self._readers.of(failure.request_id):
@@ -380,7 +382,7 @@ class Inbox:
 
     def _over(self, request: OpenRequest) -> None:
         """Nothing more comes for it."""
-        self._fanout.come(request)
+        self._fanout.on_reply(request)
         self._readers.remove(request)
         if not self._readers.newest:
             self._idle.set()

@@ -1,8 +1,7 @@
-"""The mailbox of an ingress, ``replies:<name>@<epoch>``: it is there while its owner keeps it, so that nothing is left
-of the dead.
+"""The mailbox of an ingress, ``replies:<name>@<epoch>``, which exists only while its owner renews it.
 
-Without it, what is sent to the owner is dropped. So whenever it may have been lost, with the bus or because nobody kept
-it, it is opened anew, and the owner is told to ask for everything again.
+Messages to a mailbox that does not exist are dropped, so nothing accumulates for dead ingresses. A mailbox that may
+have been lost, with the bus or by expiry, is opened anew. Its owner must then ask for all replies again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is there: a view of the live leases, refreshed twice a second, and what is missing for an answer."""
+"""A view of the live leases, refreshed twice a second: which actors exist, and which are missing to answer requests."""
 
 from __future__ import annotations
 

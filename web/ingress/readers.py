@@ -1,7 +1,7 @@
-"""Open requests, and who reads their replies: of one with an ``Idempotency-Key`` several calls may want the answer.
+"""Open requests and the calls that read their replies. Several calls can share a request with an ``Idempotency-Key``.
 
-The system knows a request once, as of the call that asked for it last. That one begins with nothing, so everything is
-told again from the first token on; those before it have some of that already, and take what is new to them.
+The system knows a request once, as sent by the most recent call. That call starts with nothing, so all text is sent
+again from the first token on. Earlier calls already have some of it and take only what is new to them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Asking again for open requests that may be lost, or whose replies may be: each time as a new attempt.
+"""Retries open requests that may be lost, or whose replies may be, each time as a new attempt.
 
-A request that is under way is told again from its first token on, and what is here of it already is dropped.
+The system sends a retried request's output again from its first token. What the ingress already has is dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Repeats:
         self._log = log
         self._looked_s = 0.0
 
-    def ask_again(self) -> None:
+    def retry(self) -> None:
         """For all that have been sent: the bus may have lost the requests, or replies to them."""
         self._repeat([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
 
@@ -48,7 +48,7 @@ class Repeats:
     def _repeat(self, requests: Collection[OpenRequest], reason: str) -> None:
         now_s = time.monotonic()
         for request in requests:
-            request.ask_again(now_s, uuid.uuid4().hex)
+            request.retry(now_s, uuid.uuid4().hex)
             self._send(request)
         if requests:
             self._log.warning("open requests are asked for again", requests=len(requests), reason=reason)

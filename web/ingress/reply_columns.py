@@ -37,13 +37,13 @@ def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
     return told
 
 
-def reported_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
+def read_shown_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
     """The tokens that a batch tells, by row."""
-    reported: dict[int, list[Token]] = {}
+    shown_tokens: dict[int, list[Token]] = {}
     tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))
     start = 0
     for row, count in enumerate(batch.token_counts.tolist()):
         if count:
-            reported[row] = tokens[start : start + count]
+            shown_tokens[row] = tokens[start : start + count]
             start += count
-    return reported
+    return shown_tokens

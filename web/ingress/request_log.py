@@ -1,7 +1,7 @@
-"""Lines about requests, for who wants them (``--enable-log-requests``): what was asked for, and what became of it.
+"""Logs requests and their outcomes (``--enable-log-requests``).
 
-What a client wrote (its prompt) is only in there at the level ``debug``, and what the model did only with
-``--enable-log-outputs``, each as the value of one key.
+Prompts are logged only at level ``debug``, and outputs only with ``--enable-log-outputs``, each as the value of one
+key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import structs
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.logs import Log, Whole
 from pagebus.bus.messages import GenerateRequest, SamplingParams
-from pagebus.web.calls.call import Call, KeptChoice
+from pagebus.web.calls.call import Call, LoggedChoice
 
 _DEFAULTS = SamplingParams()
 
@@ -42,7 +42,7 @@ class RequestLog:
     def ended(self, call: Call) -> None:
         """What has come of the outputs of a call that is over; whatever of them was not finished was broken off."""
         for choice in call.choices:
-            if isinstance(choice, KeptChoice) and (choice.num_tokens or choice.finish_reason):
+            if isinstance(choice, LoggedChoice) and (choice.num_tokens or choice.finish_reason):
                 reason = choice.finish_reason or ("abort" if call.failure is None else "error")
                 said = {"request_id": choice.request.request_id, "index": choice.index, "finish_reason": reason}
                 text = Whole("".join(choice.said)[: self._max_len])

@@ -1,8 +1,8 @@
-"""The jobs actor: takes jobs off their stream, a window of them at a time, and writes what became of them.
+"""The jobs actor: takes jobs from their stream, a window at a time, and writes their results.
 
-An entry stays pending until its result is stored. Requests of jobs are named after their entries, so a job that is
-taken up again, by the next life of this actor or by another one, joins its request where that is now; and whichever
-answers first has answered.
+An entry stays pending until its result is stored. The requests of a job are named after its entry. A job that is taken
+up again, by this actor after a restart or by another, therefore joins its own request. The first of two actors to
+answer a job completes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.settings import Settings
-from pagebus.bus.contract import Answer, Bus, BusError, BusUnavailable, Entry, EntryId
+from pagebus.bus.contract import Bus, BusError, BusUnavailable, Completion, Entry, EntryId
 from pagebus.bus.messages import BatchQueued, Job, JobResult
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import JOBS_GROUP, address_of
@@ -245,8 +245,8 @@ class JobsActor(Actor):
         told = JobResult(result=result.text(), custom_id=result.custom_id or "", batch=batch, job=str(entry.id))
         stream = job.reply_to if 0 < len(job.reply_to) <= MAX_KEY_CHARS else self.names.job_results
         self._job_metrics.outcome(counter)
-        answer = Answer(entry, stream, told, self.names.batch(batch), counter if batch else "")
-        self._settling.put(Outcome(answer, size))
+        completion = Completion(entry, stream, told, self.names.batch(batch), counter if batch else "")
+        self._settling.put(Outcome(completion, size))
 
     # -- beside it ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class JobsActor(Actor):
         while True:
             for outcome in await self._settling.settled():
                 self.window.leave(outcome.size)
-                self._holding.ended(outcome.answer.entry.id)
+                self._holding.ended(outcome.completion.entry.id)
 
     async def _look(self) -> None:
         """See which batches have been cancelled, and what waits."""

@@ -1,7 +1,7 @@
-"""One batch of ``/v1/batches``: its file is read line by line, each line is a job, results go to files.
+"""Processes one batch of ``/v1/batches``: each line of its input file is a job; results go to files.
 
-What has been answered is in the partial output, line by line, so a batch that is taken up again goes on with what is
-not; and what was under way joins its request where that is. Nothing else is kept of its progress.
+Answered lines are appended to the partial output. A batch that is taken up again continues with the lines that are not
+in it, and requests under way are joined. No other progress is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a jobs actor has under way, and whether it is still its own to do.
+"""The entries that a jobs actor is working on, and whether they still belong to it.
 
-Another actor takes over what one has whose lease has expired; if that one was only frozen, or cut off, or the clock of
-the bus had jumped, both work on it. Of two that answer a job one has answered, but only one may write a batch's files.
+When the lease of an actor expires, another takes over its entries. If the first was only frozen or cut off, or the
+clock of the bus had jumped, both work on them. A job is answered by whichever finishes first, but only one actor may
+write a batch's files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the jobs actor counts. Jobs have tokens, but no latency that anybody waits for."""
+"""Metrics of the jobs actor. They count tokens but no latencies, because no client waits for a job."""
 
 from __future__ import annotations
 

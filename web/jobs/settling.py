@@ -1,4 +1,6 @@
-"""Storing results: each together with the end of its entry and the count of its batch, so that none comes twice."""
+"""Stores results. Each is written in one transaction with the end of its entry and the count of its batch, so that none
+is duplicated.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.telemetry.logs import Log
-from pagebus.bus.contract import Answer, Bus, Entry
+from pagebus.bus.contract import Bus, Completion, Entry
 from pagebus.bus.streams import JOBS_GROUP, Names
 
 
@@ -15,7 +17,7 @@ from pagebus.bus.streams import JOBS_GROUP, Names
 class Outcome:
     """What became of a job's entry. ``size``: what it takes of the window."""
 
-    answer: Answer
+    completion: Completion
     size: int
 
 
@@ -39,19 +41,19 @@ class Settling:
         await self._news.wait()
         self._news.clear()
         outcomes, self._waiting = self._waiting, []
-        await self._bus_retry.until_taken(lambda: self._store([outcome.answer for outcome in outcomes]), "results")
+        await self._bus_retry.until_taken(lambda: self._store([outcome.completion for outcome in outcomes]), "results")
         return outcomes
 
     async def end(self, entry: Entry) -> None:
         """The entry of a batch: its results are in files."""
         await self._bus_retry.until_taken(lambda: self._bus.ack(JOBS_GROUP, [entry]), entry.stream + str(entry.id))
 
-    async def _store(self, answers: list[Answer]) -> None:
-        problems = await self._bus.answer(JOBS_GROUP, answers)
-        refused = [(each, problem) for each, problem in zip(answers, problems, strict=True) if problem]
+    async def _store(self, completions: list[Completion]) -> None:
+        problems = await self._bus.complete(JOBS_GROUP, completions)
+        refused = [(each, problem) for each, problem in zip(completions, problems, strict=True) if problem]
         for each, problem in refused:  # what was given as reply_to is no stream
             self._log.warning("a result goes to the usual stream", wanted=each.stream, error=problem)
         usual = [replace(each, stream=self._names.job_results) for each, _ in refused]
-        for each, problem in zip(usual, await self._bus.answer(JOBS_GROUP, usual), strict=True):
+        for each, problem in zip(usual, await self._bus.complete(JOBS_GROUP, usual), strict=True):
             if problem:
                 self._log.error("a job has no result", id=str(each.entry.id), error=problem)

@@ -1,4 +1,4 @@
-"""What the answers of a batch come to: which model gave them, and the tokens of all of them together."""
+"""Totals of a batch's answers: the model that gave them, and their tokens."""
 
 from __future__ import annotations
 

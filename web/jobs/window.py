@@ -1,7 +1,7 @@
-"""How much is taken on at a time: so that a hundred thousand queued jobs cost an actor no more than a few hundred.
+"""Limits the jobs taken on at once, so that a hundred thousand queued jobs cost an actor no more than a few hundred.
 
-Owners share the window by their weights: while several wait, what is free is for the one who holds least. Nobody is
-compared while nobody else waits, so whoever is alone has all of it.
+Owners share the window by their weights: while several wait, free room goes to the one that holds least for its weight.
+An owner alone may use the whole window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One line of work: parsed as HTTP parses it, sent the way of every request, and answered as one line."""
+"""Computes one job: parses the line as HTTP would, sends it as a request, and returns the answer as a line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import count
 from msgspec import structs
 
 from pagebus.bus.backoff import Backoff
-from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, tell_report
+from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, set_details
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from pagebus.web.http.limits import max_body_bytes
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
 from pagebus.web.requests.lengths import num_bytes
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.server.context import bus_request_ids
 
@@ -53,29 +53,29 @@ class Worker:
             return unanswered(job_id, line.custom_id, "invalid_url", problem)
         request_id = f"{endpoint.id_prefix}job-{job_id}"
         try:
-            asked = endpoint.parse(line.body, self._model)
-            if asked.stream:
+            parsed = endpoint.parse(line.body, self._model)
+            if parsed.stream:
                 raise bad_field("stream", "a job has no stream; leave it out")
-            if asked.request_id is not None:
+            if parsed.request_id is not None:
                 raise bad_field("request_id", "a job is named after its entry; leave it out")
-            if asked.report is not None and asked.report.embedding is not None and asked.report.embedding.is_body:
+            if parsed.details is not None and parsed.details.embedding is not None and parsed.details.embedding.is_body:
                 raise bad_field("encoding_format", "the result of a job is JSON: use float or base64")
-            asked = replace(asked, priority=priority or asked.priority, cache_salt=cache_salt or asked.cache_salt)
-            async with asyncio.timeout(asked.timeout_s):
-                body = await self._compute(endpoint, asked, request_id)
+            parsed = replace(parsed, priority=priority or parsed.priority, cache_salt=cache_salt or parsed.cache_salt)
+            async with asyncio.timeout(parsed.timeout_s):
+                body = await self._compute(endpoint, parsed, request_id)
         except ApiError as error:
             return refused(job_id, line.custom_id, request_id, error)
         except TimeoutError:
-            return refused(job_id, line.custom_id, request_id, too_late(asked.timeout_s or 0))
+            return refused(job_id, line.custom_id, request_id, too_late(parsed.timeout_s or 0))
         return answered(job_id, line.custom_id, request_id, body)
 
-    async def _compute(self, endpoint: Endpoint, asked: Asked, request_id: str) -> dict[str, object]:
+    async def _compute(self, endpoint: Endpoint, parsed: ParsedRequest, request_id: str) -> dict[str, object]:
         """Sent again, as a new attempt, while the system has no room. Another actor that has taken the job over answers
         it; should it be this one that has the entry, or that other one die, it is answered here."""
         backoff, patience, tries = Backoff(), Backoff(ELSEWHERE_S, MOST_ELSEWHERE_S), 0
         while True:
             try:
-                return await self._try(endpoint, asked, request_id, f"{self._address}#{next(self._attempts)}")
+                return await self._try(endpoint, parsed, request_id, f"{self._address}#{next(self._attempts)}")
             except ApiError as error:
                 is_elsewhere = error.code == ASKED_ELSEWHERE
                 tries += not is_elsewhere
@@ -83,15 +83,15 @@ class Worker:
                     raise
             await asyncio.sleep((patience if is_elsewhere else backoff).next_s())
 
-    async def _try(self, endpoint: Endpoint, asked: Asked, request_id: str, attempt: str) -> dict[str, object]:
+    async def _try(self, endpoint: Endpoint, parsed: ParsedRequest, request_id: str, attempt: str) -> dict[str, object]:
         arrived_s = time.time()
-        ids = bus_request_ids(request_id, given=False, count=len(asked.prompts))
-        messages = asked.messages_for_bus(ids, self._address, arrived_s)
+        ids = bus_request_ids(request_id, given=False, count=len(parsed.prompts))
+        messages = parsed.messages_for_bus(ids, self._address, arrived_s)
         requests = [structs.replace(each, is_job=True, attempt=attempt) for each in messages]
-        call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(asked, None))
+        call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(parsed, None))
         try:
-            tell_report(call, asked)
+            set_details(call, parsed)
             await call.finished()
-            return endpoint.answer(call, request_id, int(arrived_s), asked.model)
+            return endpoint.answer(call, request_id, int(arrived_s), parsed.model)
         finally:
             self._inbox.close(call, delivered=not self.leaving)

@@ -1,3 +1,4 @@
-"""What the page is shown: the scheduler's state, figures and their history, and who is there.
+"""Data for the page: the scheduler's state, figures and their history, and the roster of actors.
 
-It works while it is watched, except for the history, which takes a sample every two seconds."""
+It works only while a page is connected, except for the history, which takes a sample every two seconds.
+"""

@@ -1,7 +1,7 @@
-"""The scheduler's states as events for the page: tables as they are, block maps as what has changed.
+"""Encodes the scheduler's states as events for the page: tables in full, block maps as changes.
 
-A map has one value per block: the id of the first sequence that holds it, or one of the values below, and beside it how
-many hold it (at most 255). Arrays travel as base64 of little-endian int32 (uint8 for the counts).
+A map has one value per block: the id of the first sequence that holds it, or one of the values below; and the number of
+holders (at most 255). Arrays travel as base64 of little-endian int32 (uint8 for the counts).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page is told of a deployment that does not change while it is connected."""
+"""Facts about a deployment that stay constant while a page is connected."""
 
 from __future__ import annotations
 

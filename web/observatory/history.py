@@ -1,7 +1,7 @@
-"""The figures of the last day, kept on the bus: three rings of samples, each coarser and longer than the one before.
+"""The figures of the last day, stored on the bus in three rings of samples of different lengths and resolutions.
 
-The first ingress by name keeps them, whether anybody looks or not; a sample costs it a read of all metrics. They
-survive it, because it stores a ring every few samples, and whoever is first next goes on with it.
+The first ingress by name records them, whether or not a page is connected. A sample costs one read of all metrics. Each
+ring is stored every few samples, so that the next ingress can continue it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ring:
     def name(self) -> str:
         return f"history:{self.every_s:g}"
 
-    def take(self, totals: Totals) -> bool:
+    def sample(self, totals: Totals) -> bool:
         """Take a sample if one is due; whether the ring is to be stored."""
         last = self.spans.last
         if last is not None and totals.at_s - last.at_s < self.every_s - 0.25:
@@ -93,7 +93,7 @@ class History:
             self._keeps = True
         totals = await self._read_totals()
         for ring in self._rings:
-            if ring.take(totals):
+            if ring.sample(totals):
                 await self._bus.put_state(ring.name, ring.stored(), ttl_s=EXPIRY_S)
 
     async def _stored(self) -> list[Any]:

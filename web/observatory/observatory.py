@@ -1,7 +1,7 @@
-"""Looks at the deployment for all pages that are connected to this ingress, and not at all while there is none.
+"""Watches the deployment for all pages connected to this ingress, and only while there are any.
 
-One question to the scheduler at a time, at most ten a second, and never so often that answering would take more than
-:data:`SCHEDULER_SHARE` of its time; what comes back is encoded once for all pages.
+It sends the scheduler one query at a time, at most ten a second, and never so often that answering takes more than
+:data:`SCHEDULER_SHARE` of the scheduler's time. Each answer is encoded once for all pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pagebus.web.http.errors import ApiError, unavailable
 from pagebus.web.observatory.board import COLUMNS, Board
 from pagebus.web.observatory.history import History
 from pagebus.web.observatory.roster import Roster, actor_of, key_of, stream_lengths
-from pagebus.web.observatory.scheduler_queries import Questions
+from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.observatory.vitals import FIGURES, Spans, Totals, total
 
 STATE_EVERY_S = 0.1
@@ -77,13 +77,13 @@ class Observatory:
         self,
         bus: Bus,
         names: Names,
-        questions: Questions,
+        queries: SchedulerQueries,
         leases: Callable[[], Sequence[LeaseInfo]],
         own: tuple[str, Callable[[], Mapping[str, Any]]],
         facts: Mapping[str, Any],
         missing: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
-        self.questions = questions
+        self.queries = queries
         self.roster = Roster()
         self.history = History(bus, self._totals, self._is_first)
         self._bus = bus
@@ -192,12 +192,12 @@ class Observatory:
         """The scheduler's state, and what has happened since the last one."""
         epoch, steps, over = self._seen
 
-        def question(serial: int) -> StateRequested:
+        def query(serial: int) -> StateRequested:
             return StateRequested(
-                ingress=self.questions.address, serial=serial, epoch=epoch, steps_seen=steps, over_seen=over
+                ingress=self.queries.address, serial=serial, epoch=epoch, steps_seen=steps, over_seen=over
             )
 
-        state = await self.questions.ask(SchedulerState, question)
+        state = await self.queries.ask(SchedulerState, query)
         self._seen = (state.epoch, state.steps_seen, state.over_seen)
         return state
 
@@ -206,12 +206,12 @@ class Observatory:
         told: dict[str, Any] = {}
         try:
             told["actors"] = self.roster.rows(await self._snapshots(), time.time())
-            told["streams"] = await stream_lengths(self._bus, self._names, self._leases(), self.questions.address)
+            told["streams"] = await stream_lengths(self._bus, self._names, self._leases(), self.queries.address)
         except BusUnavailable as error:
             told["bus_error"] = str(error)
         try:
-            state = await self.questions.ask(
-                SchedulerState, lambda serial: StateRequested(ingress=self.questions.address, serial=serial)
+            state = await self.queries.ask(
+                SchedulerState, lambda serial: StateRequested(ingress=self.queries.address, serial=serial)
             )
             told["scheduler"] = picture(state)
         except ApiError as error:
@@ -238,7 +238,7 @@ class Observatory:
             snapshots: dict[str, Mapping[str, Any] | None] = {}
             try:
                 snapshots = await self._snapshots()
-                streams = await stream_lengths(self._bus, self._names, self._leases(), self.questions.address)
+                streams = await stream_lengths(self._bus, self._names, self._leases(), self.queries.address)
             except BusUnavailable:
                 pass  # that is what is missing
             else:

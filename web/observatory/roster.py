@@ -1,4 +1,4 @@
-"""Who is there, who is gone, how busy each actor is, and how much lies in each stream."""
+"""The roster: which actors are alive or gone, how busy each is, and the lengths of the streams."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Roster:
         self._before: dict[str, tuple[float, dict[str, float]]] = {}
         self._paths_before: dict[str, dict[str, float]] = {}
 
-    def take(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
+    def update(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
         """The leases that are held now."""
         now_s = time.time() if now_s is None else now_s
         present = set()

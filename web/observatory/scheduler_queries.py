@@ -1,4 +1,4 @@
-"""Questions of this ingress to the scheduler, and their answers, which come with the replies to requests."""
+"""Queries from this ingress to the scheduler. Their answers arrive with the replies to requests."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pagebus.web.http.errors import unavailable
 
 ANSWER_TIMEOUT_S = 2.0
 
-Question = StateRequested | BlockRequested | HoldRequested | CacheResetRequested
+Query = StateRequested | BlockRequested | HoldRequested | CacheResetRequested
 Answer = TypeVar("Answer", SchedulerState, BlockState, HoldState)
 
 
-class Questions:
+class SchedulerQueries:
     """Each question has a serial number, by which its answer is known."""
 
     def __init__(self, outbox: Outbox, control: str, address: str) -> None:
@@ -34,8 +34,8 @@ class Questions:
         self._serial = 0
         self._open: dict[int, asyncio.Future[SchedulerState | BlockState | HoldState]] = {}
 
-    async def ask(self, kind: type[Answer], question: Callable[[int], Question]) -> Answer:
-        """The answer to the question that ``question`` makes of a serial number.
+    async def ask(self, kind: type[Answer], query: Callable[[int], Query]) -> Answer:
+        """The answer to the question that ``query`` makes of a serial number.
 
         Raises:
             ApiError: 503, the scheduler does not answer.
@@ -45,7 +45,7 @@ class Questions:
         self._serial += 1
         serial = self._serial
         answer = self._open[serial] = asyncio.get_running_loop().create_future()
-        self._outbox.publish(self._control, question(serial))
+        self._outbox.publish(self._control, query(serial))
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 found = await answer

@@ -1,4 +1,4 @@
-"""Figures of a deployment over a span of time, from what its actors' metrics were before and after it."""
+"""Figures of a deployment over a span of time, computed from its metrics at the start and the end."""
 
 from __future__ import annotations
 

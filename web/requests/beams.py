@@ -1,8 +1,8 @@
-"""Reading the fields of a beam search, and refusing what cannot be had beside it.
+"""Reads the fields of a beam search, and rejects what cannot be combined with it.
 
-Beams are compared by the sum of the model's own log probabilities. So nothing that changes these or samples from them
-means anything here; a model's own defaults for such fields are left aside. And which beams win is known only at the
-end, so there is no text before it, in which a stop string could be found.
+Beams are compared by the sum of the model's own logprobs, so fields that change logprobs or sample from them are
+rejected; the model's own defaults for such fields are ignored. The winning beams are known only at the end, so stop
+strings cannot be found in text before it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""The ``messages`` of a chat, checked and brought to the form that templates know: ``role``, ``content`` (a string),
-maybe ``name``; calls of tools with arguments as objects, their results with ``tool_call_id``, reasoning."""
+"""Validates the ``messages`` of a chat and converts them to the form that chat templates expect.
+
+That form has ``role``, ``content`` (a string) and optionally ``name``; tool calls with arguments as objects, tool
+results with ``tool_call_id``, and reasoning.
+"""
 
 from __future__ import annotations
 

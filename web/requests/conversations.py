@@ -1,4 +1,4 @@
-"""Conversations to be embedded: one, or several in an array, as ``messages`` or in the place of texts."""
+"""Conversations to embed: one, or an array of several, as ``messages`` or in place of texts."""
 
 from __future__ import annotations
 

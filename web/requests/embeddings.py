@@ -1,4 +1,4 @@
-"""Embeddings: the body of ``/v1/embeddings``, and how a pooled hidden state is told."""
+"""The body of ``/v1/embeddings``, and embeddings formed from pooled hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from pagebus.bus.messages import SamplingParams
-from pagebus.web.calls.answer_details import EmbeddingForm, Float32Array, PromptInfo, Report
+from pagebus.web.calls.answer_details import AnswerDetails, EmbeddingForm, Float32Array, PromptInfo
 from pagebus.web.calls.call import Call
 from pagebus.web.calls.number_formats import DTYPES, ORDERS, to_bytes
 from pagebus.web.http.errors import bad_field
@@ -30,7 +30,7 @@ from pagebus.web.requests.openai import (
     read_truncation,
     read_truncation_side,
 )
-from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.served_model import ServedModel
 
 FORMATS = ("float", "base64", "bytes", "bytes_only")
@@ -43,36 +43,36 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """Fields of vLLM's API that are not served, with the values that ask for nothing."""
 
 
-def parse_embedding(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_embedding(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/embeddings``: of texts or tokens (``input``), or of conversations (in either field)."""
     fields = Fields(data)
     name = read_model(fields, model)
     if fields.peek("messages") is not None:
         if fields.peek("input") is not None:
             raise bad_field("messages", "cannot be given beside input")
-        asked = _read_chats(fields, name, model, read_conversations(fields, "messages", {"anyOf": list(SHAPES)}))
+        parsed = _read_chats(fields, name, model, read_conversations(fields, "messages", {"anyOf": list(SHAPES)}))
     elif are_messages(fields.peek("input")):
-        asked = _read_chats(fields, name, model, read_conversations(fields, "input", _input_schema(model)))
+        parsed = _read_chats(fields, name, model, read_conversations(fields, "input", _input_schema(model)))
     else:
-        asked = _read_input(fields, name, model)
-    asked = replace(
-        asked,
+        parsed = _read_input(fields, name, model)
+    parsed = replace(
+        parsed,
         truncate_prompt_tokens=read_truncation(fields, model),
         truncation_side=read_truncation_side(fields, "right"),
         priority=read_priority(fields, model),
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=Report(prompt_only=True, embedding=_read_form(fields, model)),
+        details=AnswerDetails(prompt_only=True, embedding=_read_form(fields, model)),
     )
     fields.finish(UNSUPPORTED, {"user": HARMLESS["user"]}, allow_unknown=model.allow_unknown_fields)
-    return asked
+    return parsed
 
 
-def _asked(name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_special_tokens: bool) -> Asked:
+def _parsed(name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_special_tokens: bool) -> ParsedRequest:
     """One token ends each sequence; the state is what counts."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=model.pooling)
-    return Asked(model=name, prompts=prompts, sampling=sampling, stream=False, stream_options=StreamOptions(),
+    return ParsedRequest(model=name, prompts=prompts, sampling=sampling, stream=False, stream_options=StreamOptions(),
                  add_special_tokens=add_special_tokens)  # fmt: skip
 
 
@@ -80,22 +80,22 @@ def _input_schema(model: ServedModel) -> Schema:
     return {"anyOf": [*prompt_schema(model.vocab_size)["anyOf"], *SHAPES]}
 
 
-def _read_input(fields: Fields, name: str, model: ServedModel) -> Asked:
+def _read_input(fields: Fields, name: str, model: ServedModel) -> ParsedRequest:
     prompts = read_prompts(fields, "input", model.vocab_size, _input_schema(model))
     if len(prompts) > MAX_CHOICES:
         raise bad_field("input", f"must have at most {MAX_CHOICES} items, got {len(prompts)}")
-    return _asked(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
+    return _parsed(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
 
 
-def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> Asked:
+def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> ParsedRequest:
     """Conversations as the template renders them, by default without the beginning of an answer."""
     generates = fields.boolean("add_generation_prompt", False)
     continues = fields.boolean("continue_final_message", False)
     if generates and continues:
         raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
-    asked = _asked(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", False))
+    parsed = _parsed(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", False))
     return replace(
-        asked,
+        parsed,
         add_generation_prompt=generates,
         continue_final_message=continues,
         chat_template=read_template(fields, model),

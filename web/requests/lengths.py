@@ -1,32 +1,32 @@
-"""How long a call's prompts are, before they are tokenized: what can never fit is refused before it is on the bus."""
+"""Rejects prompts that can never fit, by their length in characters, before they are tokenized or sent to the bus."""
 
 from __future__ import annotations
 
 from pagebus.web.http.errors import ApiError
-from pagebus.web.requests.parsed_request import Asked, Prompt
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
 from pagebus.web.requests.served_model import ServedModel
 
 BYTES_PER_ID = 8
 """Of a token id in a body, at most about."""
 
 
-def check_length(asked: Asked, model: ServedModel, max_chars: int | None) -> None:
+def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | None) -> None:
     """``max_chars``: a text of more fits into no context. What the model has said itself does not count: templates may
     leave it out.
 
     Raises:
         ApiError: 400, a prompt is hopelessly long.
     """
-    if max_chars is None or asked.truncate_prompt_tokens is not None:
+    if max_chars is None or parsed.truncate_prompt_tokens is not None:
         return
-    for prompt in asked.prompts:
+    for prompt in parsed.prompts:
         if num_chars(prompt) > max_chars:
             text = (
                 f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has more "
                 f"than {model.max_model_len} tokens, and at least one is needed for the output. Please reduce the "
                 "length of the prompt."
             )
-            param = "messages" if prompt.messages is not None else "input" if asked.sampling.pooling else "prompt"
+            param = "messages" if prompt.messages is not None else "input" if parsed.sampling.pooling else "prompt"
             raise ApiError(400, text, param=param, code="context_length_exceeded")
 
 
@@ -37,11 +37,11 @@ def num_chars(prompt: Prompt) -> int:
     return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")
 
 
-def num_bytes(asked: Asked, body_bytes: int | None) -> int:
+def num_bytes(parsed: ParsedRequest, body_bytes: int | None) -> int:
     """About how long the message of each of the call's prompts is, which came in a body of so many bytes (None: not
     known)."""
-    longest = max(_size(prompt) for prompt in asked.prompts)
-    return longest if body_bytes is None or len(asked.prompts) > 1 else max(longest, body_bytes)
+    longest = max(_size(prompt) for prompt in parsed.prompts)
+    return longest if body_bytes is None or len(parsed.prompts) > 1 else max(longest, body_bytes)
 
 
 def _size(prompt: Prompt) -> int:

@@ -1,7 +1,7 @@
-"""Tools beside a bound output: it is either calls in the model's own format, or what ``response_format`` asks for.
+"""Tools combined with a structured output: either calls in the model's own format or what ``response_format`` asks for.
 
-The choice between them is a structural tag. It is written for families whose calls have one form; for the others the
-output is what was asked for, as vLLM has it too.
+The choice is expressed as a structural tag. It is available for families with a single call format. For others, as in
+vLLM, the output is what ``response_format`` asks for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``: what is understood, refused, harmless.
+"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-A field is understood, or it is a 400 that names it: nothing is silently ignored. ``null`` means "not given".
+Each field is supported, or rejected with a 400 that names it: none is silently ignored. ``null`` means "not given".
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pagebus.web.http.limits import (
 )
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
 from pagebus.web.requests.chat_messages import read_documents, read_messages, read_template_kwargs
-from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
-from pagebus.web.requests.report_fields import read_chat_report, read_completion_report
 from pagebus.web.requests.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.requests.structured import read_structured
@@ -131,7 +131,7 @@ def check_nesting(data: dict[str, Any], text: str | bytes) -> None:
             raise bad_field(name[:100], f"is nested more than {MAX_JSON_DEPTH} deep")
 
 
-def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_completion(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/completions``."""
     fields = Fields(data)
     name = read_model(fields, model)
@@ -140,7 +140,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     echo = fields.boolean("echo", False)
     max_tokens = read_max_tokens(fields, "max_tokens", COMPLETION_MAX_TOKENS, model, least=0 if echo else 1)
     sampling = read_beams(fields, read_sampling(fields, model, max_tokens=max_tokens), wanted=beams)
-    sampling, report = read_completion_report(
+    sampling, details = read_completion_details(
         fields, sampling, model, echo=echo, prompt_only=max_tokens == 0, stream=stream
     )
     sampling = read_thoughts_of_prompt(fields, read_structured(fields, sampling), model)
@@ -148,7 +148,7 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
     prompts = read_prompts(fields, "prompt", model.vocab_size)
     if len(prompts) * sampling.n > MAX_CHOICES:
         raise bad_field("n", f"{len(prompts)} prompts times n must be at most {MAX_CHOICES} choices")
-    asked = Asked(
+    parsed = ParsedRequest(
         model=name,
         prompts=prompts,
         sampling=sampling,
@@ -161,14 +161,14 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> Asked:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=report,
+        details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
-    return asked
+    return parsed
 
 
-def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/chat/completions``."""
     fields = Fields(data)
     name = read_model(fields, model)
@@ -183,12 +183,12 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
     sampling, tools = read_tools(fields, sampling, model)
     template_kwargs = read_template_kwargs(fields)
     sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
-    sampling, report = read_chat_report(fields, sampling, messages, parsing, model, stream=stream)
+    sampling, details = read_chat_details(fields, sampling, messages, parsing, model, stream=stream)
     continues = fields.boolean("continue_final_message", False)
     generates = fields.boolean("add_generation_prompt", True)
     if continues and generates:
         raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
-    asked = Asked(
+    parsed = ParsedRequest(
         model=name,
         prompts=(Prompt(messages=messages),),
         sampling=sampling,
@@ -207,17 +207,17 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> Asked:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        report=report,
+        details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
-    return asked
+    return parsed
 
 
-def parse_prompt(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_prompt(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of a chat of which only the prompt counts: whether it could be answered is not asked."""
-    asked = parse_chat(data, replace(model, auto_tools=True))
-    return replace(asked, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
+    parsed = parse_chat(data, replace(model, auto_tools=True))
+    return replace(parsed, sampling=SamplingParams(), truncate_prompt_tokens=None, token_offsets=False)
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:

@@ -1,4 +1,4 @@
-"""What one HTTP call asks for, once its body has been read, and the messages that say so on the bus."""
+"""The parsed body of one HTTP call, and the messages that it becomes on the bus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
-from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.answer_details import AnswerDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
 
     model: str
@@ -58,7 +58,7 @@ class Asked:
     """When the call is to be given up, in seconds after its arrival."""
     request_id: str | None = None
     """What the client's header may say instead, and counts then."""
-    report: Report | None = None
+    details: AnswerDetails | None = None
     """What the answer tells besides text; None: nothing."""
     token_offsets: bool = False
     """Whether a rendered prompt says where in its text its tokens are."""

@@ -1,4 +1,4 @@
-"""Reading what a request says of reasoning: whether the model does, whether it is shown, how long it may be."""
+"""Reads the fields about reasoning: whether the model reasons, whether that is shown, and its token budget."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Sampling parameters of a request: vLLM's names, defaults and ranges
-(:class:`pagebus.bus.messages.SamplingParams`)."""
+"""Reads the sampling parameters of a request, with vLLM's names, defaults and ranges
+(:class:`pagebus.bus.messages.SamplingParams`).
+"""
 
 from __future__ import annotations
 

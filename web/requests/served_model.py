@@ -1,4 +1,4 @@
-"""What the ingress knows of the model it speaks for: its names, its limits and its sampling defaults."""
+"""The served model as the ingress knows it: its names, limits and sampling defaults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Reading what the whole output has to be: ``response_format``, vLLM's ``structured_outputs``, and its older names.
+"""Reads the fields that constrain the whole output: ``response_format``, vLLM's ``structured_outputs`` and its older
+names.
 
-Here only their form is checked. Whether a schema or an expression can be served the tokenizer finds out.
+Only their form is checked here. The tokenizer decides whether a schema or an expression can be served.
 """
 
 from __future__ import annotations

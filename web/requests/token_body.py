@@ -1,5 +1,7 @@
-"""The body of ``POST /inference/v1/generate``: token ids and vLLM's ``sampling_params``. It is read as the completion
-that it is, so that both mean the same."""
+"""The body of ``POST /inference/v1/generate``: token ids and vLLM's ``sampling_params``.
+
+It is read as a completion, so that both routes give the parameters the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from msgspec import structs
 from pagebus.web.http.errors import ApiError, bad_field
 from pagebus.web.http.fields import Fields, type_name, unheard
 from pagebus.web.requests.openai import parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 
 SAMPLING = (
@@ -35,7 +37,7 @@ TEXTS = ("stop", "bad_words", "structured_outputs", "thinking_token_budget")
 """What only a tokenizer understands."""
 
 
-def parse_generate(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_generate(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """What is asked for; answers tell token ids."""
     fields = Fields(data)
     ids = fields.take("token_ids")
@@ -50,12 +52,12 @@ def parse_generate(data: dict[str, Any], model: ServedModel) -> Asked:
         fields.take(name)  # of a rendered chat: what they say is about its text, or in the answer anyway
     fields.finish(UNSUPPORTED, allow_unknown=model.allow_unknown_fields)
     try:
-        asked = unheard(parse_completion, {**body, "prompt": ids, "return_token_ids": True}, model)
+        parsed = unheard(parse_completion, {**body, "prompt": ids, "return_token_ids": True}, model)
     except ApiError as error:
         raise _renamed(error) from None
     if sampling.get("max_tokens") is None:
-        asked = replace(asked, sampling=structs.replace(asked.sampling, max_tokens=None))
-    return asked
+        parsed = replace(parsed, sampling=structs.replace(parsed.sampling, max_tokens=None))
+    return parsed
 
 
 def _sampling(given: dict[str, Any], model: ServedModel) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Reading ``tools`` and ``tool_choice``: what the template is told, and how the output is kept to it and read.
+"""Reads ``tools`` and ``tool_choice``: what the template receives, and how the output is constrained and parsed.
 
-``auto`` leaves it to the model, whose format a parser knows (``--enable-auto-tool-choice``, ``--tool-call-parser``). A
-call that has to be (``required``, or of one named tool) is a structured output, which any model can write.
+With ``auto`` the model decides, and a parser knows its format (``--enable-auto-tool-choice``, ``--tool-call-parser``).
+A forced call (``required`` or a named tool) is a structured output, which any model can write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes, one module per family; each has a ``ROUTES`` table."""
+"""Routes, one module per family; each has a ``ROUTES`` table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""JSON Schema of a body, from the code that validates it.
+"""Derives the JSON Schema of a body from the code that validates it.
 
-A parser is run over examples while a listener hears what its :class:`pagebus.web.http.fields.Fields` are asked for:
-names, types, ranges, defaults. A field is required where an example without it is refused for that. So the schema says
-what the code does, and cannot say anything else.
+A parser runs over examples while a listener records what it reads from its :class:`pagebus.web.http.fields.Fields`:
+names, types, ranges, defaults. A field is required if an example without it is rejected for that. The schema therefore
+always agrees with the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of all routes: paths and methods from the routes, bodies from their parsers."""
+"""Describes all routes in OpenAPI 3.1: paths and methods come from the route table, bodies from their parsers."""
 
 from __future__ import annotations
 

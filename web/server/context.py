@@ -1,4 +1,4 @@
-"""What every route needs, in one object that hangs on the aiohttp application."""
+"""The context that every route receives, stored on the aiohttp application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening sockets with the options we want; what they accept inherits them."""
+"""Listening sockets with their options, which accepted connections inherit."""
 
 from __future__ import annotations
 

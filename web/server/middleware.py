@@ -1,4 +1,4 @@
-"""The outermost layer round every route: request id, keys, errors in OpenAI's shape, the count of requests."""
+"""The outermost middleware of every route: request ids, API keys, errors in OpenAI's shape, request counts."""
 
 from __future__ import annotations
 

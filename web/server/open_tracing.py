@@ -1,4 +1,4 @@
-"""Whether requests are traced: the one place that imports OpenTelemetry, which need not be installed."""
+"""Opens tracing if it is enabled: the only module that imports OpenTelemetry, an optional dependency."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from pagebus.actors.settings import Settings
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
@@ -167,7 +167,7 @@ class Store:
         for what, held, limit in (("bytes of files", num_bytes, self._max_bytes), ("files", num_files, MAX_FILES)):
             if held.total() > limit:
                 raise Full
-            if held[tag] > (most := most_of(limit, held, tag, alone=alone)):
+            if held[tag] > (most := key_share(limit, held, tag, alone=alone)):
                 raise ShareUsed(what, most)
 
     @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""How many bytes of responses an ingress has on the bus, of each key and of all together.
+"""The quota of stored responses: the bytes that an ingress keeps on the bus, per API key and in total.
 
-Where there are too many, those that are over make room, the oldest first: of the key that has too many, or of the one
-that has most. What is under way stays; if that alone fills the room, nothing more is taken on.
+Above the quota, finished responses are deleted, the oldest first: those of the key that exceeds its limit, or of the
+key that holds most. Responses under way are never deleted. If they alone fill the quota, no further response is
+accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Item:
         return max(self.record_bytes + self.events_bytes, self.reserved)
 
 
-class Kept:
+class ResponseQuota:
     """``owner`` is the name of a key, "" where none is needed: then only ``max_bytes`` counts. A response is there for
     ``ttl_s`` from when something of it was last written."""
 

@@ -1,4 +1,4 @@
-"""Responses that are kept: on the bus, for a while, so that any ingress can show them and go on from them."""
+"""Stored responses: kept on the bus for a limited time, so that any ingress can show and continue them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pagebus.web.adapters.response_events import OVER
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.limits import UNSTATED_OUTPUT_TOKENS
-from pagebus.web.storage.quota import Kept
+from pagebus.web.storage.quota import ResponseQuota
 
 POLL_S = 0.05
 """How often it is looked for further events of a response that is computed in the background; less often, up to
@@ -65,8 +65,8 @@ def num_bytes(value: Any) -> int:
 class Responses:
     """Records, and the events of background responses in pieces, each kept for ``ttl_s``, as far as there is room."""
 
-    def __init__(self, bus: Bus, names: Names, ttl_s: float, kept: Kept) -> None:
-        self._bus, self._names, self._ttl_s, self._kept = bus, names, ttl_s, kept
+    def __init__(self, bus: Bus, names: Names, ttl_s: float, quota: ResponseQuota) -> None:
+        self._bus, self._names, self._ttl_s, self._quota = bus, names, ttl_s, quota
         self._next_refresh_s = 0.0
         self.news = asyncio.Event()
         """Something has been queued here."""
@@ -74,9 +74,9 @@ class Responses:
     async def keep(self, record: Record) -> None:
         """Keep one that is over. Where there is no room, older ones go."""
         owner, response_id = record["owner"], record["response"]["id"]
-        self._kept.put(owner, response_id, num_bytes(record))
+        self._quota.put(owner, response_id, num_bytes(record))
         await self._put(record)
-        for other, pieces in self._kept.make_room(owner):
+        for other, pieces in self._quota.make_room(owner):
             await self._forget(other, pieces)
 
     async def _put(self, record: Record) -> None:
@@ -95,7 +95,7 @@ class Responses:
     async def delete(self, record: Record, pieces: int = 0) -> None:
         """Forget a response, of whose events so many pieces are there."""
         response_id = record["response"]["id"]
-        known = self._kept.remove(record["owner"], response_id)
+        known = self._quota.remove(record["owner"], response_id)
         await self._forget(response_id, max(known, pieces, record.get("pieces", 0)))
 
     async def _forget(self, response_id: str, pieces: int) -> None:
@@ -113,25 +113,25 @@ class Responses:
         """
         output_tokens = min(output_tokens or UNSTATED_OUTPUT_TOKENS, UNSTATED_OUTPUT_TOKENS)  # more counts as it comes
         owner, wanted = record["owner"], num_bytes(record) + output_tokens * EVENT_BYTES
-        if wanted > (limit := self._kept.limit(owner)):
+        if wanted > (limit := self._quota.limit(owner)):
             text = f"The response may need {wanted} bytes; at most {limit} are kept."
             raise ApiError(400, text, code="too_many_bytes")
-        for other, pieces in self._kept.make_room(owner, wanted):
+        for other, pieces in self._quota.make_room(owner, wanted):
             await self._forget(other, pieces)
-        if not self._kept.has_room(owner, wanted):
+        if not self._quota.has_room(owner, wanted):
             await self._refresh()
-        if not self._kept.has_room(owner, wanted):
+        if not self._quota.has_room(owner, wanted):
             raise overloaded("bytes of responses", limit, FULL_RETRY_S)
-        self._kept.reserve(owner, record["response"]["id"], wanted)
+        self._quota.reserve(owner, record["response"]["id"], wanted)
 
     async def _refresh(self) -> None:
         """Other ingresses may have computed what was queued here: it counts there."""
-        if time.monotonic() >= self._next_refresh_s and (names := self._kept.under_way()):
+        if time.monotonic() >= self._next_refresh_s and (names := self._quota.under_way()):
             self._next_refresh_s = time.monotonic() + REFRESH_S
             found = await self._bus.get_state(*(f"{UNDER_WAY}:{response_id}" for _, response_id in names))
             for name, mark in zip(names, found, strict=True):
                 if mark is None:
-                    self._kept.remove(*name)
+                    self._quota.remove(*name)
 
     async def queue(self, record: Record) -> None:
         """Have an ingress compute it, whether or not its client waits. Room has been reserved."""
@@ -151,7 +151,7 @@ class Responses:
 
     async def add(self, owner: str, response_id: str, place: int, piece: Piece) -> None:
         """Keep some events, the ``place``-th ones."""
-        self._kept.grow(owner, response_id, place, len(piece.events))
+        self._quota.grow(owner, response_id, place, len(piece.events))
         told = {"events": piece.events.decode(), "seen": list(piece.seen)}
         await self._bus.put_state(f"response-events:{response_id}:{place}", told, ttl_s=self._ttl_s)
 

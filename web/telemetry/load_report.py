@@ -1,5 +1,7 @@
-"""The load of the deployment in the head of an answer, for balancers that ask for it (ORCA, as vLLM has it):
-``endpoint-load-metrics-format: TEXT`` or ``JSON`` is answered with ``endpoint-load-metrics``."""
+"""The load of the deployment in a response header, for load balancers (ORCA, as in vLLM).
+
+A request with ``endpoint-load-metrics-format: TEXT`` or ``JSON`` gets the header ``endpoint-load-metrics``.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Traces of requests for OpenTelemetry: a span for each request, and below it one for each hop on its way.
+"""OpenTelemetry traces of requests: a span per request, and below it a span per hop.
 
-The span of a request is begun when it is sent, below the span of the client's that its ``traceparent`` names, and that
-one's sampling decision holds. When the scheduler is done with the request it tells what happened when
-(:class:`~pagebus.bus.messages.RequestTimed`); only then are the spans made, and a thread of OpenTelemetry's sends them.
-What does not tell in time (its message was lost, or the request never came so far) leaves a trace without hops.
+The span of a request begins when it is sent. Its parent is the client's span named by ``traceparent``, whose sampling
+decision applies. When the scheduler is done with the request it sends the times of the hops
+(:class:`~pagebus.bus.messages.RequestTimed`). Only then are the spans made, and a thread of OpenTelemetry exports them.
+If these times do not arrive in time, because the message was lost or the request never reached the scheduler, the trace
+has no hops.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class CutPrompts(Protocol):
 
     def __call__(
         self, query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-        most_spans: int | None = None, library: Sequence[LongRow] = (),
+        most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
     ) -> QuerySpans: ...  # fmt: skip
 
 
@@ -88,7 +88,7 @@ class PagedAttention(Protocol):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, query_start: Tensor, context_lens: Tensor,
         block_tables: Tensor, scale: float, num_decodes: int, sliding_window: int = 0,
         decode_lens: Tensor | None = None, kv_scales: Tensor | None = None, plan: AttentionPlan | None = None,
-        library: Sequence[LongRow] = (), projected: tuple[Tensor, Tensor] | None = None,
+        long_rows: Sequence[LongRow] = (), projected: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor: ...  # fmt: skip
 
 

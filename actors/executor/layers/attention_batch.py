@@ -48,9 +48,9 @@ class AttentionBatch:
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     num_decodes: int
-    library: tuple[LongRow, ...] = ()
+    long_rows: tuple[LongRow, ...] = ()
     """Parts of the rows after the decodes that are left to a library, or to our kernel for long prompts
-    (`LongRow.own`), as the host knows them; ``spans`` has none of their queries."""
+    (`LongRow.for_hopper`), as the host knows them; ``spans`` has none of their queries."""
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
     last: LastTokens | None = None
@@ -61,7 +61,7 @@ class AttentionBatch:
         """What the attention path is chosen by."""
         prompts = len(self.slots) > self.num_decodes or self.decode_lens is not None
         whole = self.last is None and self.num_decodes == len(self.slot_mapping)
-        return StepRows(self.num_decodes, prompts, bool(self.library), whole)
+        return StepRows(self.num_decodes, prompts, bool(self.long_rows), whole)
 
     def of_last_tokens(self, last: LastTokens) -> AttentionBatch:
         """The same pass in which only these tokens attend, as decodes: all before them is in the cache."""

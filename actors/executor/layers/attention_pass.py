@@ -76,7 +76,7 @@ class PagedPass:
             decode_lens=batch.decode_lens,
             kv_scales=kv_scales,
             plan=self._plan,
-            library=batch.library,
+            long_rows=batch.long_rows,
             projected=(k, v),
         )
 

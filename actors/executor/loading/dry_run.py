@@ -42,7 +42,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
     )  # fmt: skip
-    runner.left_to_library = PrefillBackend(runner).parts
+    runner.select_long_rows = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner
 
 

@@ -142,7 +142,7 @@ def _load(
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
-    runner.left_to_library = prefill_backend.parts
+    runner.select_long_rows = prefill_backend.parts
     measured = known_bytes is None
     if known_bytes is None:
         with model.few_layers():
@@ -209,14 +209,14 @@ def _profile(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     graph_bytes, peak = run_full_steps(batch, runner)
-    peak += _long_prefill_bytes(batch.limits, runner)
+    peak += _prefill_scratch_bytes(batch.limits, runner)
     if use_graphs:
         graph_bytes = max(graph_bytes, pool_bytes(runner))
     num_graphs = len(runner.buckets.first()) + len(runner.buckets.later()) if use_graphs else 0
     return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
 
 
-def _long_prefill_bytes(limits: BatchLimits, runner: Runner) -> int:
+def _prefill_scratch_bytes(limits: BatchLimits, runner: Runner) -> int:
     """What a prompt with a long past takes beyond those of the full steps, which have none."""
     config, most = runner.model.config, limits.max_num_batched_tokens
     past = limits.max_model_len - most

@@ -21,10 +21,10 @@ from pagebus.kernels.attention.cudnn_prefill import (
     Problem,
     batches,
     batches_of_every_shape,
+    cudnn_attention,
     faster_parts,
     filled_parts,
     gain_s,
-    long_prefill,
     problems,
 )
 
@@ -109,7 +109,7 @@ class PrefillBackend:
             scales = torch.ones(2, config.num_kv_heads, device=cache.device)
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
-        long_prefill(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
+        cudnn_attention(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
 
 
 def _batches(runner: Runner) -> list[Batch]:

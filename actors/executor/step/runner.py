@@ -34,11 +34,11 @@ from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_
 
 class Launch(NamedTuple):
     """How a step runs: from the graph of a ``whole`` bucket, or outside attention from that of ``pieces``, or without;
-    which parts of prompts are left to the ``library``; what its ``rows`` are, and what it runs, None without any."""
+    which parts of prompts are left to the ``long_rows``; what its ``rows`` are, and what it runs, None without any."""
 
     whole: Bucket | None
     pieces: Bucket | None
-    library: tuple[LongRow, ...]
+    long_rows: tuple[LongRow, ...]
     rows: StepRows
     kernels: StepKernels | None
 
@@ -77,7 +77,7 @@ class Runner:
         self._logprobs = LogprobComputer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
         """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
-        self.left_to_library: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
+        self.select_long_rows: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
         """Gives the parts of prompts whose attention is left to a library, or to our kernel for long prompts, perhaps
         beside ``decodes``."""
         self.scores: Scores | None = None
@@ -113,7 +113,7 @@ class Runner:
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
         self.from_graph = bucket is not None or launch.pieces is not None
-        cut = None if work.decode_only else self._cut(work, bucket, launch.library)
+        cut = None if work.decode_only else self._cut(work, bucket, launch.long_rows)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
@@ -143,12 +143,12 @@ class Runner:
         if whole is not None:
             rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
             return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
-        library = () if work.decode_only else self.left_to_library(prefill_rows(work), work.num_decodes > 0)
+        long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
         wholly = work.num_decodes == tokens and _all_wanted(work)
-        rows = StepRows(work.num_decodes, not work.decode_only, len(library) > 0, wholly)
+        rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly)
         kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
-        return Launch(None, pieces, library, rows, kernels)
+        return Launch(None, pieces, long_rows, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
@@ -156,12 +156,12 @@ class Runner:
             return None
         return self.graphs.bucket(work)
 
-    def _cut(self, work: StepWork, bucket: Bucket | None, library: tuple[LongRow, ...]) -> QuerySpans:
-        """How the prompts of the step, but what is left to the ``library``, are cut for attention."""
+    def _cut(self, work: StepWork, bucket: Bucket | None, long_rows: tuple[LongRow, ...]) -> QuerySpans:
+        """How the prompts of the step, but what is left to the ``long_rows``, are cut for attention."""
         most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
         lens = work.starts + np.diff(work.query_start)
         cut = self._ops.cut_prompts(
-            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, library
+            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, long_rows
         )
         assert bucket is None or cut.config == self._config
         return cut
@@ -178,7 +178,7 @@ class Runner:
             pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
-            num_decodes=work.num_decodes, spans=spans, library=launch.library,
+            num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
             sampled=None if _all_wanted(work) else len(work.hidden_index),
         )  # fmt: skip
 
@@ -200,7 +200,7 @@ class Runner:
         num_decodes: int,
         spans: Spans | None,
         padded: bool = False,
-        library: tuple[LongRow, ...] = (),
+        long_rows: tuple[LongRow, ...] = (),
         pause: Callable[[], object] = lambda: None,
         pieces: PiecewiseGraphs | None = None,
         sampled: int | None,
@@ -233,7 +233,7 @@ class Runner:
             slot_mapping=slot_mapping,
             block_tables=state.block_tables,
             num_decodes=num_decodes,
-            library=library,
+            long_rows=long_rows,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             last=last,

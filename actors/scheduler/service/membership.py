@@ -30,14 +30,14 @@ CLIENTS = ("ingress", "jobs")
 
 @dataclass(slots=True)
 class Member:
-    """An executor that gets plans, or that is being removed. ``set_back``: the bus was restarted after it joined, and
-    may have lost results that the scheduler has read."""
+    """An executor that gets plans, or that is being removed. ``rolled_back``: the bus was restarted after it
+    joined, and may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
     fenced: bool = False
     num_host_blocks: int = 0
-    set_back: bool = False
+    rolled_back: bool = False
 
 
 class Membership:
@@ -77,7 +77,7 @@ class Membership:
 
     def deaf_to(self, replica: str) -> tuple[str, ...]:
         """Detokenizers that have not confirmed that they read this replica's results, or that may have lost some."""
-        if replica in self.members and self.members[replica].set_back:
+        if replica in self.members and self.members[replica].rolled_back:
             return tuple(self.positions)
         return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
 
@@ -116,7 +116,7 @@ class Membership:
     def bus_restarted(self) -> None:
         """Note that others may have lost what was read here. Their writers end then, if they have not died already."""
         for member in self.members.values():
-            member.set_back = True
+            member.rolled_back = True
 
     def lost(self, replica: str) -> None:
         """Remove a replica whose results have been read to the end. A new executor may use its name."""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, SetBack
+from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, ServerRolledBack
 from pagebus.bus.messages import (
     ReplicaFenced,
     RequestFailed,
@@ -144,7 +144,7 @@ async def test_a_scheduler_whose_plans_are_lost_ends() -> None:
             del deployment.server.streams[stream]
         deployment.scheduler.bus.on_restart()
         await until(deployment.life.done)
-        assert isinstance(deployment.life.exception(), SetBack)
+        assert isinstance(deployment.life.exception(), ServerRolledBack)
         await deployment.stop_executor("gpu-0")
         await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
         deployment.pause_after = None

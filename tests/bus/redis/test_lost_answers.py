@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from pagebus.bus.contract import START, Answer, Bus, BusUnavailable, Entry, EntryId, LogEntry
+from pagebus.bus.contract import START, Bus, BusUnavailable, Completion, Entry, EntryId, LogEntry
 from pagebus.bus.messages import AbortRequest, Message, StepPlan
 from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus
@@ -103,8 +103,8 @@ async def test_every_entry_is_answered_once(proxy: BreakingProxy, direct: Bus) -
             await direct.create_group(stream, GROUP)
         await direct.publish([(name[0], abort(name)) for name in NAMES])
         entries = await read(bus, "a")
-        answers = [Answer(entry, "out", abort(name_of(entry)), "sums", "done") for entry in entries]
-        assert await insist(lambda: bus.answer(GROUP, answers)) == [""] * len(NAMES)
+        completions = [Completion(entry, "out", abort(name_of(entry)), "sums", "done") for entry in entries]
+        assert await insist(lambda: bus.complete(GROUP, completions)) == [""] * len(NAMES)
         assert Counter(map(name_of, await direct.read({"out": START}, block_ms=0))) == NAMES
         assert await direct.counters("sums") == [{"done": len(NAMES)}]
         await direct.delete("out", "sums")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.attention.cudnn_prefill import LongRow, long_prefill
+from pagebus.kernels.attention.cudnn_prefill import LongRow, cudnn_attention
 from pagebus.kernels.attention.decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
 from pagebus.kernels.attention.decode_plan import plan_decodes
-from pagebus.kernels.attention.hopper_prefill import long_attention
+from pagebus.kernels.attention.hopper_prefill import hopper_attention
 from pagebus.kernels.attention.prefill import plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
     PrefillConfig,
@@ -147,7 +147,7 @@ def decode_lines(cache: Cache, sweep: bool) -> None:
             print(f"{'':46} {time:9.2f} {moved / time / 1e6:6.2f} {'':11}  {config}")
 
 
-def long_prefill_lines(cache: Cache) -> None:
+def cudnn_attention_lines(cache: Cache) -> None:
     """The kernel for long prompts and the way over torch's cuDNN attention, copies out of the pages and merging
     included."""
     print("long prefill, causal, us/layer and TF/s                kernel          library")
@@ -158,7 +158,7 @@ def long_prefill_lines(cache: Cache) -> None:
         rows = [LongRow(0, 0, queries, context)]
         k, v = cache.layer(1)
         line = f"{f'1 x {queries} on {context}':46}"
-        for attend in (long_attention, long_prefill):
+        for attend in (hopper_attention, cudnn_attention):
             call = lambda attend=attend: attend(q, k, v, out, slots, table, HEAD_DIM**-0.5, rows)  # noqa: E731
             time = graph_microseconds([call], replays=3)
             line += f" {time:9.1f} {operations / time / 1e6:6.0f}"
@@ -288,7 +288,7 @@ def main() -> None:
     cache = Cache(8 * 2048 + 600)
     decode_lines(cache, options.sweep)
     prefill_lines(cache, options.sweep)
-    long_prefill_lines(cache)
+    cudnn_attention_lines(cache)
     sampling_lines()
     small_lines()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagebus.kernels.attention import hopper_prefill
-from pagebus.kernels.attention.cudnn_prefill import PIECES, LongRow, filled_parts, long_prefill, scratch_bytes
+from pagebus.kernels.attention.cudnn_prefill import PIECES, LongRow, cudnn_attention, filled_parts, scratch_bytes
 from pagebus.kernels.attention.decode import decode_config, num_multiprocessors
 from pagebus.kernels.attention.gather import gather_tokens
 from pagebus.kernels.attention.paged_attention import (
@@ -179,13 +179,13 @@ def test_library_prefill_of_several(lens: list[int]) -> None:
     )
     starts = [sum(lens[:row]) for row in range(len(lens))]
     rows = tuple(LongRow(row, start, count, count) for row, (start, count) in enumerate(zip(starts, lens, strict=True)))
-    library = filled_parts(rows, PIECES[0])
-    result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=library)
+    long_rows = filled_parts(rows, PIECES[0])
+    result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, long_rows=long_rows)
     own = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
     torch.testing.assert_close(result, own, atol=1e-2, rtol=1e-2)
     out = torch.full_like(case.q, torch.nan)
     assert torch.equal(
-        paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, library=library, out=out), result
+        paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, long_rows=long_rows, out=out), result
     )
 
 
@@ -200,8 +200,8 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
         [context], [queries], q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16,
         cache_dtype=cache_dtype, device=CUDA,
     )  # fmt: skip
-    library = filled_parts((LongRow(0, 0, queries, context),), PIECES[0])
-    words = case.keywords | {"library": library}
+    long_rows = filled_parts((LongRow(0, 0, queries, context),), PIECES[0])
+    words = case.keywords | {"long_rows": long_rows}
     out = torch.full(case.q.shape, torch.nan, dtype=torch.bfloat16, device=CUDA)
     result = paged_attention(case.q, case.k_cache, case.v_cache, **words, out=out)
     assert torch.equal(paged_attention(case.q, case.k_cache, case.v_cache, **words), result)
@@ -210,9 +210,9 @@ def test_library_prefill(shape: str, context: int, queries: int, cache_dtype: to
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    long_prefill(
+    cudnn_attention(
         case.q, case.k_cache, case.v_cache, torch.empty_like(out), words["slots"], words["block_tables"],
-        words["scale"], library, words["kv_scales"],
+        words["scale"], long_rows, words["kv_scales"],
     )  # fmt: skip
     taken = torch.cuda.max_memory_allocated() - before - out.nbytes
     assert taken <= scratch_bytes(queries, context - queries, q_heads, kv_heads, head_dim, 2) + 2**20
@@ -360,13 +360,13 @@ def test_long_attention(heads: tuple[int, int], context_lens: list[int], query_l
     starts = [sum(query_lens[:row]) for row in range(len(query_lens))]
     rows = [LongRow(row, *of) for row, of in enumerate(zip(starts, query_lens, context_lens, strict=True))]
     words, out = case.keywords, torch.full_like(case.q, torch.nan)
-    hopper_prefill.long_attention(
+    hopper_prefill.hopper_attention(
         case.q, case.k_cache, case.v_cache, out, words["slots"], words["block_tables"], words["scale"], rows
     )
     expected = paged_attention(case.q, case.k_cache, case.v_cache, **words)
     torch.testing.assert_close(out, expected, atol=1e-2, rtol=1e-2)
     marked = torch.full_like(case.q, 7.0)
-    hopper_prefill.long_attention(
+    hopper_prefill.hopper_attention(
         case.q, case.k_cache, case.v_cache, marked, words["slots"], words["block_tables"], words["scale"], rows[-1:]
     )
     assert (marked[: starts[-1]] == 7.0).all()
@@ -389,7 +389,7 @@ def test_long_attention_where_keys_were_projected() -> None:
     results = []
     for projected in (None, (fused[:, 32:40], fused[:, 40:])):
         out = torch.full((len(fused), 32, 128), torch.nan, dtype=torch.bfloat16, device=CUDA)
-        hopper_prefill.long_attention(
+        hopper_prefill.hopper_attention(
             fused[:, :32], *pages[:2], out, *pages[2:], words["scale"], rows, projected=projected
         )
         results.append(out[rows[0].tokens.start : sum(lens)])

@@ -14,9 +14,9 @@ from pagebus.kernels.attention.cudnn_prefill import (
     Problem,
     batches,
     batches_of_every_shape,
+    cudnn_attention,
     faster_parts,
     filled_parts,
-    long_prefill,
     problems,
     supports,
     takes_all,
@@ -56,7 +56,7 @@ def test_what_fills_pieces_is_left_to_the_library(
     out = torch.full(case.q.shape, torch.nan, device=device)
     for given, projected in ((None, case.projected()), (None, None), (out, case.projected()), (out, None)):
         result = paged_attention(
-            case.q, case.k_cache, case.v_cache, **words, library=parts, projected=projected, out=given
+            case.q, case.k_cache, case.v_cache, **words, long_rows=parts, projected=projected, out=given
         )
         torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
         assert given is None or result is out
@@ -78,7 +78,7 @@ def test_new_tokens_are_not_copied_out_of_the_pages(device: torch.device, monkey
 
     monkeypatch.setattr(cudnn_prefill, "gather_tokens", noting)
     arguments = (case.keywords["slots"], case.keywords["block_tables"], case.keywords["scale"], long_rows(case))
-    result = long_prefill(
+    result = cudnn_attention(
         case.q, case.k_cache, case.v_cache, torch.empty_like(case.q), *arguments, projected=case.projected()
     )
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
@@ -92,7 +92,7 @@ def test_the_library_over_a_cache_of_one_byte(dtype: torch.dtype, device: torch.
     case = make_case([104], [16], q_heads=4, kv_heads=2, head_dim=32, cache_dtype=dtype, device=device)
     words = case.keywords
     arguments = (words["slots"], words["block_tables"], words["scale"], long_rows(case), words["kv_scales"])
-    result = long_prefill(case.q, case.k_cache, case.v_cache, None, *arguments)
+    result = cudnn_attention(case.q, case.k_cache, case.v_cache, None, *arguments)
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
@@ -139,7 +139,7 @@ def test_every_shape_is_known_before(monkeypatch: pytest.MonkeyPatch, most_queri
         rows = filled_parts(rows, 8)
         q = torch.empty(sum(queries for queries, _ in lens), 4, 2)[:, :2]
         if rows:
-            long_prefill(q, cache, cache, torch.empty_like(q), nothing, nothing, 1.0, rows)
+            cudnn_attention(q, cache, cache, torch.empty_like(q), nothing, nothing, 1.0, rows)
         assert problems(rows) == asked
         assert len(asked) == len(set(shapes))
         return set(shapes)

@@ -124,7 +124,7 @@ def test_rows_are_taken_where_it_is_faster() -> None:
 
     def taken(*lens: tuple[int, int]) -> list[int]:
         found = faster_rows(rows_of(*lens), 32, 8)
-        assert all(row.own for row in found)
+        assert all(row.for_hopper for row in found)
         return [row.row for row in found]
 
     assert taken((8192, 8192)) == taken((2048, 2048)) == taken((8192, 131072)) == [0]
@@ -133,12 +133,12 @@ def test_rows_are_taken_where_it_is_faster() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_what_is_left_out(for_hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are marked as our own go to our kernel, others to the library; decodes beside them to theirs."""
     asked: list[str] = []
     for name, module, function in (
-        ("decode", paged_attention, "decode_attention"), ("long", hopper_prefill, "long_attention"),
-        ("library", paged_attention, "long_prefill"), ("prefill", paged_attention, "prefill_attention"),
+        ("decode", paged_attention, "decode_attention"), ("long", hopper_prefill, "hopper_attention"),
+        ("library", paged_attention, "cudnn_attention"), ("prefill", paged_attention, "prefill_attention"),
     ):  # fmt: skip
         monkeypatch.setattr(module, function, lambda *_, name=name, **__: asked.append(name))
     ints = {"dtype": torch.int32, "device": "meta"}
@@ -151,10 +151,10 @@ def test_who_takes_what_is_left_out(own: bool, monkeypatch: pytest.MonkeyPatch) 
     paged_attention.paged_attention(
         q, cache, cache, slots=torch.empty(2, **ints), query_start=torch.empty(3, **ints),
         context_lens=torch.empty(2, **ints), block_tables=torch.empty(4, 512, **ints), scale=0.1,
-        num_decodes=1, library=[LongRow(1, 1, 4096, 4096, own)],
+        num_decodes=1, long_rows=[LongRow(1, 1, 4096, 4096, for_hopper)],
         plan=AttentionPlan({0: None}, plan.prefills),  # type: ignore[dict-item]
     )  # fmt: skip
-    assert asked == ["decode", "prefill", "long" if own else "library"]
+    assert asked == ["decode", "prefill", "long" if for_hopper else "library"]
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_keys_of_whole_tiles_are_not_copied(
     copies: list[object] = []
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(hopper_prefill, "gather_tokens", lambda *_: copies.append(_))
-    monkeypatch.setattr(hopper_prefill, "hopper_attention", lambda q, k, v, *_: seen.extend((k, v)))
+    monkeypatch.setattr(hopper_prefill, "launch_hopper_attention", lambda q, k, v, *_: seen.extend((k, v)))
     monkeypatch.setattr(hopper_prefill, "merge_blocks", lambda *_: None)
     rows = tuple(row._replace(first_token=row.first_token + 3) for row in rows_of(*lens))
     tokens = rows[-1].tokens.stop + 5
     qkv = torch.empty(tokens, 48, 128, dtype=torch.bfloat16, device="meta")
     cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
     slots, tables = torch.empty(4, device="meta"), torch.empty(4, 512, device="meta")
-    hopper_prefill.long_attention(
+    hopper_prefill.hopper_attention(
         qkv[:, :32], cache, cache, qkv[:, :32], slots, tables, 0.1, rows, None, (qkv[:, 32:40], qkv[:, 40:])
     )
     assert bool(copies) == copied

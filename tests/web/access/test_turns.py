@@ -56,7 +56,7 @@ async def settle() -> None:
 
 async def use(turns: Turns, client: str, name: str, order: list[str], took_s: float = 1.0) -> None:
     with turns.of(client, alone=False) as turn:
-        await turn.take()
+        await turn.begin()
         order.append(name)
         turn.charge(took_s)
 
@@ -91,14 +91,14 @@ async def test_what_has_begun_goes_on_first(turns: Turns, rests: Rests) -> None:
     order: list[str] = []
     first, second = (turns.of("a", alone=False) for _ in range(2))
     for turn in (first, second):
-        await turn.take()
-        turn.give_up()
+        await turn.begin()
+        turn.end()
         rests.end()
 
     async def again(turn: Turn, name: str) -> None:
-        await turn.take()
+        await turn.begin()
         order.append(name)
-        turn.give_up()
+        turn.end()
 
     await use(turns, "a", "resting", order)
     later = [use(turns, "a", "new", order), again(second, "second"), again(first, "first")]
@@ -157,10 +157,10 @@ async def test_only_so_many_wait(turns: Turns, monkeypatch: pytest.MonkeyPatch) 
     tasks = [asyncio.create_task(use(turns, "a", "", [])) for _ in range(3)]
     await settle()
     with pytest.raises(ApiError, match="Too many long request bodies") as caught:
-        await turns.of("a", alone=False).take()
+        await turns.of("a", alone=False).begin()
     assert (caught.value.status, caught.value.headers["Retry-After"]) == (429, "1")
-    await turns.of("b", alone=False).take()
-    back = asyncio.create_task(turns.take("a", begun=True, alone=False))
+    await turns.of("b", alone=False).begin()
+    back = asyncio.create_task(turns.wait("a", begun=True, alone=False))
     await settle()
     assert turns.num_waiting()["a"] == 3
     for task in (*tasks, back):
@@ -178,7 +178,7 @@ async def test_a_turn_lasts_as_long_as_its_work(turns: Turns, rests: Rests) -> N
 
     async def read() -> None:
         with turns.of("a", alone=False) as turn:
-            await turn.take()
+            await turn.begin()
             await turn.work(work, long=True)
 
     reading = asyncio.create_task(read())

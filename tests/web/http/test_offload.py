@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from pagebus.web.http.errors import ApiError
-from pagebus.web.http.offload import aside
+from pagebus.web.http.offload import offload
 
 
 class Body:
@@ -31,15 +31,15 @@ async def test_nothing_is_left_of_what_is_refused(from_another: bool) -> None:
         raise ApiError(400, "It is wrong.")
 
     with pytest.raises(ApiError, match="It is wrong") as caught:
-        await aside(work)
+        await offload(work)
     assert caught.value.status == 400
     assert [body() for body in refused] == [None]
 
 
 async def test_what_is_long_is_done_in_a_thread() -> None:
     """And what is short here; a failure that is no refusal keeps its frames."""
-    assert await aside(threading.current_thread, long=False) is threading.main_thread()
-    assert await aside(threading.current_thread) is not threading.main_thread()
+    assert await offload(threading.current_thread, long=False) is threading.main_thread()
+    assert await offload(threading.current_thread) is not threading.main_thread()
     with pytest.raises(ZeroDivisionError) as caught:
-        await aside(lambda: 1 // 0)
+        await offload(lambda: 1 // 0)
     assert caught.traceback[-1].name == "<lambda>"

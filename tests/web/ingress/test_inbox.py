@@ -94,7 +94,7 @@ async def test_what_the_bus_may_have_lost_is_asked_for_again(inbox: Inbox, outbo
     (request, _), resumable = call.requests, call.resumable
     outbox.sent.clear()
 
-    inbox.repeats.ask_again()
+    inbox.repeats.retry()
 
     sampling, attempt = SamplingParams(), request.attempt
     asked = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt=attempt)

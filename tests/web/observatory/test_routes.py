@@ -101,7 +101,7 @@ async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http
     """The page hears the columns first, then the state; once it has left, nobody asks any more."""
     served = await serve()
     backend, observatory = served.backend, served.actor.context.observatory
-    assert backend.questions == []
+    assert backend.queries == []
     backend.answer = lambda asked: state({7: [0, 1]}, cached=[3]) if isinstance(asked, StateRequested) else None
     async with http.get(served.url + "/api/events") as response:
         events = Events(response)
@@ -114,9 +114,9 @@ async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http
         assert {row["kind"] for row in (await events.next("actors"))["actors"]} >= {"ingress", "scheduler"}
         assert observatory.num_watchers == 1
     await until(lambda: not observatory.num_watchers)
-    asked = len(backend.questions)
+    asked = len(backend.queries)
     await until(lambda: not observatory._tasks)
-    assert len(backend.questions) <= asked + 1
+    assert len(backend.queries) <= asked + 1
 
 
 async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -> None:
@@ -129,8 +129,8 @@ async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -
         events = Events(response)
         await events.next("state")
         await events.next("state")  # the same, as changes: none
-        asked = len(served.backend.questions)
-        await until(lambda: len(served.backend.questions) > asked + 4)
+        asked = len(served.backend.queries)
+        await until(lambda: len(served.backend.queries) > asked + 4)
         shown[9] = [2]
         told = await events.next("state")
         assert [row[0] for row in told["sequences"]] == [7, 9], "an event in between told nothing new"
@@ -230,8 +230,8 @@ async def test_a_request_is_cancelled(serve, http) -> None:
         assert response.status == 415
     async with http.post(url, json={}) as response:
         assert response.status == 200
-    await until(lambda: bool(served.backend.questions))
-    assert served.backend.questions == [CancelRequest(request_id="chat-1 <script>")]
+    await until(lambda: bool(served.backend.queries))
+    assert served.backend.queries == [CancelRequest(request_id="chat-1 <script>")]
 
 
 @pytest.mark.parametrize("order", ["drain", "stop"])

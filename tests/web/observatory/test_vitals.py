@@ -102,7 +102,7 @@ def test_an_actor_that_begins_anew_gives_no_negative_figures() -> None:
 def test_a_ring_is_bounded_and_samples_no_more_often_than_it_should() -> None:
     ring = Ring(2.0, 3)
     for at_s in range(0, 40):
-        ring.take(Totals(float(at_s)))
+        ring.sample(Totals(float(at_s)))
     assert [sample[0] for sample in ring.samples] == [34.0, 36.0, 38.0]
 
 
@@ -134,32 +134,32 @@ def lease(name: str, epoch: int, **info: Any) -> LeaseInfo:
 def test_the_roster_shows_who_is_gone_and_back() -> None:
     """An actor whose lease ends is gone; with another epoch it has been started again; in the end it is forgotten."""
     roster = Roster()
-    roster.take([lease("a", 1), lease("b", 2)], 100.0)
-    roster.take([lease("b", 2)], 101.0)
+    roster.update([lease("a", 1), lease("b", 2)], 100.0)
+    roster.update([lease("b", 2)], 101.0)
     assert [(row["name"], row["state"], row["restarts"]) for row in roster.rows({}, 101.0)] == [
         ("a", "gone", 0), ("b", "ready", 0),
     ]  # fmt: skip
     assert roster.find("executor", "a") is None
-    roster.take([lease("a", 3), lease("b", 2)], 102.0)
+    roster.update([lease("a", 3), lease("b", 2)], 102.0)
     assert [(row["name"], row["state"], row["restarts"]) for row in roster.rows({}, 102.0)] == [
         ("a", "ready", 1), ("b", "ready", 0),
     ]  # fmt: skip
-    roster.take([], 103.0)
-    roster.take([], 104.0 + GONE_S)
+    roster.update([], 103.0)
+    roster.update([], 104.0 + GONE_S)
     assert roster.rows({}, 104.0 + GONE_S) == []
 
 
 def test_the_roster_says_since_when_somebody_is_missed() -> None:
     """From the end of one life until the next is ready, also if no look fell between; and whether it was drained."""
     roster = Roster()
-    roster.take([lease("a", 1), lease("b", 1), lease("c", 1)], 100.0)
-    roster.take([lease("b", 2, state="loading"), lease("c", 1, state="draining")], 101.0)
-    roster.take([lease("a", 3, state="loading"), lease("b", 2, state="loading")], 102.0)
+    roster.update([lease("a", 1), lease("b", 1), lease("c", 1)], 100.0)
+    roster.update([lease("b", 2, state="loading"), lease("c", 1, state="draining")], 101.0)
+    roster.update([lease("a", 3, state="loading"), lease("b", 2, state="loading")], 102.0)
     rows = {row["name"]: row for row in roster.rows({}, 103.0)}
     assert [(rows[name]["lost_s"], rows[name]["drained"]) for name in "abc"] == [
         (101.0, False), (101.0, False), (102.0, True),
     ]  # fmt: skip
-    roster.take([lease("a", 3), lease("b", 2)], 104.0)
+    roster.update([lease("a", 3), lease("b", 2)], 104.0)
     rows = {row["name"]: row for row in roster.rows({}, 104.0)}
     assert [rows[name]["lost_s"] for name in "abc"] == [None, None, 102.0]
 
@@ -167,7 +167,7 @@ def test_the_roster_says_since_when_somebody_is_missed() -> None:
 def test_the_roster_shows_rates() -> None:
     """CPU seconds, busy seconds and steps by the second, between two looks."""
     roster, metrics = Roster(), Metrics()
-    roster.take([lease("a", 1)], 100.0)
+    roster.update([lease("a", 1)], 100.0)
     for at_s, steps in ((100.0, 10), (102.0, 30)):
         counter = metrics.counter("pagebus:executor_steps_total", "", engine="a")
         counter.inc(steps - counter.value)
@@ -178,7 +178,7 @@ def test_the_roster_shows_rates() -> None:
 def test_the_roster_shows_attention_paths() -> None:
     """The shares of the steps between two looks, the largest first; none where there were no steps."""
     roster, metrics, shown = Roster(), Metrics(), []
-    roster.take([lease("a", 1)], 100.0)
+    roster.update([lease("a", 1)], 100.0)
     for at_s, fused, mixed in ((100.0, 10, 5), (102.0, 13, 6), (104.0, 13, 6)):
         for path, steps in (("decode_prefill", mixed), ("fused_decode", fused)):
             counter = metrics.counter("pagebus:attention_steps_total", "", engine="a", path=path)
@@ -194,7 +194,7 @@ def test_the_roster_shows_captures() -> None:
     roster = Roster()
     shown = []
     for info in ({}, {"num_graphs": 24, "num_planned_graphs": 96}, {"num_graphs": 96, "num_planned_graphs": 96}):
-        roster.take([lease("a", 1, **info)], 100.0)
+        roster.update([lease("a", 1, **info)], 100.0)
         (row,) = roster.rows({}, 100.0)
         shown.append((row["state"], row["phase"], row["progress"]))
     assert shown == [("ready", None, None), ("ready", "graphs", 0.25), ("ready", None, None)]
@@ -203,7 +203,7 @@ def test_the_roster_shows_captures() -> None:
 def test_the_roster_shows_the_memory_of_a_gpu() -> None:
     """Used and all of it, where an executor tells of it."""
     roster, metrics = Roster(), Metrics()
-    roster.take([lease("a", 1)], 100.0)
+    roster.update([lease("a", 1)], 100.0)
     (row,) = roster.rows({"executor:a": metrics.snapshot()}, 100.0)
     assert (row["gpu_memory_bytes"], row["gpu_capacity_bytes"]) == (None, None)
     metrics.gauge("pagebus:gpu_memory_bytes", "", engine="a").set(5)

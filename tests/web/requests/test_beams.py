@@ -13,17 +13,17 @@ from pagebus.bus.messages import SamplingParams
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.beams import NOT_BESIDE
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 
 MODEL = ServedModel(names=("m",), vocab_size=1000, max_model_len=64)
 
 
-def completion(model: ServedModel = MODEL, **body: Any) -> Asked:
+def completion(model: ServedModel = MODEL, **body: Any) -> ParsedRequest:
     return parse_completion({"prompt": "x", "use_beam_search": True, **body}, model)
 
 
-def chat(model: ServedModel = MODEL, **body: Any) -> Asked:
+def chat(model: ServedModel = MODEL, **body: Any) -> ParsedRequest:
     messages = [{"role": "user", "content": "hi"}]
     return parse_chat({"messages": messages, "use_beam_search": True, **body}, model)
 
@@ -45,8 +45,8 @@ def test_defaults() -> None:
 
 def test_width() -> None:
     """n, or best_of where it is more; bounded by the server's setting. The search itself leaves n choices."""
-    asked = completion(n=2, best_of=4)
-    assert (asked.sampling.n, asked.sampling.beam_width, asked.sampling.logprobs) == (2, 4, None)
+    parsed = completion(n=2, best_of=4)
+    assert (parsed.sampling.n, parsed.sampling.beam_width, parsed.sampling.logprobs) == (2, 4, None)
     assert chat(n=3).sampling.beam_width == 3
     for parse in (completion, chat):
         assert parse(n=16).sampling.beam_width == 16
@@ -64,8 +64,8 @@ def test_width() -> None:
 )  # fmt: skip
 def test_values_reach_the_bus(name: str, value: Any) -> None:
     """On both routes."""
-    for asked in (completion(**{name: value}), chat(**{name: value})):
-        (message,) = asked.messages_for_bus(["id"], "i", 0.0)
+    for parsed in (completion(**{name: value}), chat(**{name: value})):
+        (message,) = parsed.messages_for_bus(["id"], "i", 0.0)
         told = getattr(decode(encode(message)).sampling, name)
         assert told == (tuple(value) if isinstance(value, list) else value)
 

@@ -110,7 +110,7 @@ def test_dimensions_of_a_model_that_says_which():
     """Others are a 400 that names those there are."""
     model = replace(MODEL, matryoshka_dimensions=(2, 4))
 
-    assert parse_embedding({"input": "a", "dimensions": 4}, model).report.embedding.dimensions == 4
+    assert parse_embedding({"input": "a", "dimensions": 4}, model).details.embedding.dimensions == 4
     with pytest.raises(ApiError, match="2, 4, got 3"):
         parse_embedding({"input": "a", "dimensions": 3}, model)
 

@@ -10,18 +10,18 @@ from pagebus.bus.codec import decode, encode
 from pagebus.bus.messages import SamplingParams
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.openai import parse_chat, parse_completion, parse_json
-from pagebus.web.requests.parsed_request import Asked, StreamOptions
+from pagebus.web.requests.parsed_request import ParsedRequest, StreamOptions
 from pagebus.web.requests.served_model import ServedModel
 
 MODEL = ServedModel(names=("m", "alias"), vocab_size=100, max_model_len=64)
 USER = {"role": "user", "content": "hi"}
 
 
-def completion(**body: object) -> Asked:
+def completion(**body: object) -> ParsedRequest:
     return parse_completion({"prompt": "x", **body}, MODEL)
 
 
-def chat(**body: object) -> Asked:
+def chat(**body: object) -> ParsedRequest:
     return parse_chat({"messages": [USER], **body}, MODEL)
 
 
@@ -33,20 +33,20 @@ def refused(parse, **body: object) -> ApiError:
 
 def test_completion_defaults():
     """Without fields: 16 tokens, vLLM's sampling, the first name of the model."""
-    asked = completion()
+    parsed = completion()
 
-    assert asked.model == "m"
-    assert asked.sampling == SamplingParams(max_tokens=16)
-    assert (asked.stream, asked.stream_options, asked.add_special_tokens) == (False, StreamOptions(), True)
+    assert parsed.model == "m"
+    assert parsed.sampling == SamplingParams(max_tokens=16)
+    assert (parsed.stream, parsed.stream_options, parsed.add_special_tokens) == (False, StreamOptions(), True)
 
 
 def test_chat_defaults():
     """A chat may use the rest of the context, and its template brings its own special tokens."""
-    asked = chat()
+    parsed = chat()
 
-    assert asked.sampling == SamplingParams(max_tokens=None)
-    assert (asked.add_special_tokens, asked.add_generation_prompt) == (False, True)
-    assert asked.prompts[0].messages == ({"role": "user", "content": "hi"},)
+    assert parsed.sampling == SamplingParams(max_tokens=None)
+    assert (parsed.add_special_tokens, parsed.add_generation_prompt) == (False, True)
+    assert parsed.prompts[0].messages == ({"role": "user", "content": "hi"},)
 
 
 def test_null_means_default():
@@ -80,10 +80,10 @@ GOOD = [
 @pytest.mark.parametrize(("name", "value", "expected"), GOOD)
 def test_sampling_values(name, value, expected):
     """Values at the edges of the ranges are taken, and reach the bus as they should."""
-    for asked in (completion(**{name: value}), chat(**{name: value})):
-        sampling = asked.sampling
+    for parsed in (completion(**{name: value}), chat(**{name: value})):
+        sampling = parsed.sampling
         assert getattr(sampling, name) == expected
-        (message,) = asked.messages_for_bus(["id"], "i", 0.0)
+        (message,) = parsed.messages_for_bus(["id"], "i", 0.0)
         assert decode(encode(message)).sampling == sampling
 
 
@@ -175,9 +175,9 @@ def test_harmless_fields():
 )
 def test_prompts(prompt, count):
     """A string, strings, token ids, lists of token ids."""
-    asked = completion(prompt=prompt)
+    parsed = completion(prompt=prompt)
 
-    messages = asked.messages_for_bus([str(i) for i in range(count)], "i", 0.0)
+    messages = parsed.messages_for_bus([str(i) for i in range(count)], "i", 0.0)
     assert len(messages) == count
     for message in messages:
         decoded = decode(encode(message))
@@ -324,8 +324,8 @@ def test_a_priority_needs_a_server_that_knows_priorities():
 
 def test_a_cache_salt_reaches_the_bus():
     """On both routes."""
-    for asked in (completion(cache_salt="tenant"), chat(cache_salt="tenant")):
-        (message,) = asked.messages_for_bus(["id"], "i", 0.0)
+    for parsed in (completion(cache_salt="tenant"), chat(cache_salt="tenant")):
+        (message,) = parsed.messages_for_bus(["id"], "i", 0.0)
         assert decode(encode(message)).cache_salt == "tenant"
 
 
@@ -334,6 +334,6 @@ def test_templates_of_clients():
     error = refused(chat, chat_template="{{ messages }}")
     assert (error.status, error.param) == (400, "chat_template")
     trusting = replace(MODEL, request_templates=True)
-    asked = parse_chat({"messages": [USER], "chat_template": "{{ messages }}"}, trusting)
-    (message,) = asked.messages_for_bus(["r"], "i", 0.0)
+    parsed = parse_chat({"messages": [USER], "chat_template": "{{ messages }}"}, trusting)
+    (message,) = parsed.messages_for_bus(["r"], "i", 0.0)
     assert message.chat_template == "{{ messages }}"

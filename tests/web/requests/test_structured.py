@@ -11,14 +11,14 @@ from pagebus.bus.messages import StructuredOutput
 from pagebus.web.http.errors import ApiError
 from pagebus.web.http.limits import MAX_SCHEMA_BYTES
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from tests.web.fake_backend import MODEL
 
 LONG = "y" * MAX_SCHEMA_BYTES
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-def completion(**body: Any) -> Asked:
+def completion(**body: Any) -> ParsedRequest:
     return parse_completion({"prompt": "x", **body}, MODEL)
 
 
@@ -78,9 +78,9 @@ def test_nothing_asked_for():
 
 def test_layout():
     """``disable_any_whitespace`` is for JSON."""
-    asked = completion(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+    parsed = completion(structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
 
-    assert asked.sampling.structured_output.any_whitespace is False
+    assert parsed.sampling.structured_output.any_whitespace is False
 
 
 @pytest.mark.parametrize(

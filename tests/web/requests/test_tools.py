@@ -88,7 +88,7 @@ def test_a_response_format_beside_tools_that_may_be_called(parallel):
     assert (call["begin"], call["content"]) == (
         '<tool_call>\n{"name": "weather", "arguments": ', {"type": "json_schema", "json_schema": PARAMETERS},
     )  # fmt: skip
-    assert (tags["stop_after_first"], asked.report.parsing.tools) == (not parallel, "hermes")
+    assert (tags["stop_after_first"], asked.details.parsing.tools) == (not parallel, "hermes")
 
 
 def test_a_response_format_beside_calls_of_several_forms():
@@ -122,7 +122,7 @@ def test_calls_that_are_foretold_are_read(name, parallel):
         matcher = make_matcher(VOCABULARY, grammar)
         assert matcher.consume_tokens(VOCABULARY.tokenize_str(output))
         assert matcher.is_accepting()
-    message = OutputParser(asked.report.parsing, "key").message(text)
+    message = OutputParser(asked.details.parsing, "key").message(text)
     read = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
     assert read == [("weather", '{"city": "Oslo"}'), ("clock", "{}")][: len(read)]
     assert (len(read), message["content"]) == (2 if several else 1, None)
@@ -147,7 +147,7 @@ def test_whether_a_model_reasons(parser, told, reasons):
     wanted = asked.sampling.structured_output
     assert (wanted.reasoning, wanted.thinking_tokens) == ((parser, 7) if reasons else ("", None))
     assert asked.sampling.skip_special_tokens is not reasons
-    assert (asked.report is not None) is reasons
+    assert (asked.details is not None) is reasons
 
 
 def test_a_budget_of_thoughts():
@@ -191,7 +191,7 @@ def test_a_budget_of_thoughts_in_a_completion():
 def test_messages_with_headers(tool_parser, reasoning_parser):
     """Either of gpt-oss's parsers is enough for its texts to be read as messages, tools or not."""
     asked = chat(replace(MODEL, tool_parser=tool_parser, reasoning_parser=reasoning_parser))
-    assert (asked.report.parsing.harmony, asked.sampling.skip_special_tokens) == (True, False)
+    assert (asked.details.parsing.harmony, asked.sampling.skip_special_tokens) == (True, False)
 
 
 def test_definitions_of_several_tools():

@@ -9,7 +9,7 @@ import pytest
 
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.openai import parse_chat
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from tests.web.fake_backend import MODEL
 
 NULLS = {"annotations": None, "audio": None, "function_call": None}
@@ -37,7 +37,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def chat(model=SERVED, **body: Any) -> Asked:
+def chat(model=SERVED, **body: Any) -> ParsedRequest:
     return parse_chat({"messages": [user("x")], **body}, model)
 
 

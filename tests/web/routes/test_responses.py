@@ -159,7 +159,7 @@ async def test_a_background_response_is_cancelled(served: Served, client: openai
     response = await client.responses.create(model=MODEL.name, input="x", background=True)
     (request,) = await served.backend.requested(1)
     assert (await client.responses.cancel(response.id)).status == "cancelled"
-    await until(lambda: CancelRequest(request_id=response.id) in served.backend.questions)
+    await until(lambda: CancelRequest(request_id=response.id) in served.backend.queries)
     ended_by_us = RequestFailed(request_id=request.request_id, status=503, error_type="", message="ended")
     await served.backend.send(request.ingress, ended_by_us)
     assert (await ended(client, response.id)).status == "cancelled"

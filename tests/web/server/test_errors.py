@@ -11,7 +11,7 @@ import pytest
 from pagebus.bus.messages import RequestFailed
 from pagebus.web.answers.endpoints import Completion
 from pagebus.web.http.limits import MANY_PROMPTS, TURN_BODY_BYTES
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from tests.web.fake_backend import Delta, batch
 
 
@@ -96,7 +96,7 @@ async def test_long_bodies_and_answers_are_worked_on_beside_the_loop(serve, http
 
     monkeypatch.setattr(Completion, "parse", staticmethod(note(Completion.parse)))
     monkeypatch.setattr(Completion, "answer", note(Completion.answer))
-    monkeypatch.setattr(Asked, "messages_for_bus", note(Asked.messages_for_bus))
+    monkeypatch.setattr(ParsedRequest, "messages_for_bus", note(ParsedRequest.messages_for_bus))
     short, long = {"prompt": [5], "logprobs": 1}, {"prompt": [5] * 100_000, "logprobs": 1}
     assert (await post(http, served, json=short))[0] == 200
     assert (await post(http, served, json=long))[0] == 400

@@ -14,7 +14,7 @@ from pagebus.bus.contract import BusUnavailable
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.web.storage import responses
-from pagebus.web.storage.quota import KEY_BYTES, Kept
+from pagebus.web.storage.quota import KEY_BYTES, ResponseQuota
 from tests.helpers.waiting import until
 from tests.web.fake_backend import MODEL, Served, start_served
 
@@ -28,14 +28,14 @@ class Clock:
         return self.now_s
 
 
-def fill(shelf: Kept, owner: str, *ids: str, size: int) -> None:
+def fill(shelf: ResponseQuota, owner: str, *ids: str, size: int) -> None:
     for each in ids:
         shelf.put(owner, each, size - KEY_BYTES)
 
 
 def test_the_oldest_of_a_key_go() -> None:
     """As many as need be, and none of another key's; what was written last is the newest."""
-    shelf = Kept(10_000, 1000, 60.0, Clock())
+    shelf = ResponseQuota(10_000, 1000, 60.0, Clock())
     fill(shelf, "b", "z", size=900)
     fill(shelf, "a", "1", "2", "3", "1", size=300)
 
@@ -47,7 +47,7 @@ def test_the_oldest_of_a_key_go() -> None:
 
 def test_of_all_the_largest_keys_go() -> None:
     """A key that keeps little does not lose it to one that keeps much."""
-    shelf = Kept(1000, 1000, 60.0, Clock())
+    shelf = ResponseQuota(1000, 1000, 60.0, Clock())
     fill(shelf, "small", "s", size=300)
     fill(shelf, "large", "1", "2", size=350)
 
@@ -58,7 +58,7 @@ def test_of_all_the_largest_keys_go() -> None:
 
 def test_what_is_under_way_stays() -> None:
     """Also if nothing else can make room; once it is over, its real size counts, and its events."""
-    shelf = Kept(1000, 1000, 60.0, Clock())
+    shelf = ResponseQuota(1000, 1000, 60.0, Clock())
     shelf.reserve("a", "1", 900)
     shelf.grow("a", "1", 0, 100)
     shelf.grow("a", "1", 1, 100)
@@ -76,7 +76,7 @@ def test_what_is_under_way_stays() -> None:
 def test_what_has_expired_counts_no_more() -> None:
     """And of who has nothing, nothing is known."""
     clock = Clock()
-    shelf = Kept(1000, 1000, 60.0, clock)
+    shelf = ResponseQuota(1000, 1000, 60.0, clock)
     shelf.reserve("a", "1", 900)
     clock.now_s = 30.0
     shelf.reserve("b", "2", 50)
@@ -92,8 +92,8 @@ def test_what_has_expired_counts_no_more() -> None:
 
 def test_without_keys_only_the_sum_counts() -> None:
     """Everybody has the same name then."""
-    assert Kept(1000, 10, 60.0).limit("") == 1000
-    assert Kept(1000, 10, 60.0).limit("a") == 10
+    assert ResponseQuota(1000, 10, 60.0).limit("") == 1000
+    assert ResponseQuota(1000, 10, 60.0).limit("a") == 10
 
 
 @asynccontextmanager
@@ -155,7 +155,7 @@ async def test_what_another_ingress_has_ended_makes_room(monkeypatch: pytest.Mon
     monkeypatch.setattr(responses, "REFRESH_S", 0.0)
     async with serving(max_responses_bytes_per_key=MIB) as (served, client):
         assert served.actor.context is not None
-        shelf = served.actor.context.responses._kept
+        shelf = served.actor.context.responses._quota
         shelf.reserve("key 0", "resp_computed_elsewhere", MIB)
 
         await client.responses.create(model=MODEL.name, input="x", background=True, max_output_tokens=8)

@@ -1,5 +1,5 @@
-"""What a model's text says besides content: reasoning, calls of tools.
+"""Parsers of model output: reasoning and tool calls.
 
-A parser is fed a text piece by piece. What it has given out after some text depends on that text alone, not on how it
-came in pieces: so a stream that is resumed elsewhere goes on exactly where it was, by feeding the text again.
+A parser is fed text piece by piece. Its output depends on the text alone, not on how the text was cut into pieces. A
+stream that is resumed elsewhere therefore continues exactly where it was, by feeding the text again.
 """

@@ -1,4 +1,4 @@
-"""The formats of calls, family by family, under vLLM's names of parsers (``--tool-call-parser``).
+"""Formats of tool calls by model family, under the names of vLLM's parsers (``--tool-call-parser``).
 
 Each is a row of marks, and how one call within them is read:
 

@@ -1,7 +1,7 @@
-"""The format of gpt-oss: messages with headers, ``<|channel|>analysis<|message|>text<|end|>``.
+"""Parser of gpt-oss's Harmony format: messages with headers, ``<|channel|>analysis<|message|>text<|end|>``.
 
-What is on the channel ``analysis`` is reasoning. A message to ``functions.name`` is a call; its text, the arguments.
-What is for others (tools of the server) is left out; all else is content.
+Text on the channel ``analysis`` is reasoning. A message to ``functions.name`` is a tool call, and its text the
+arguments. Messages to other recipients (built-in tools) are dropped; everything else is content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of a tool, ``{"name": ..., "arguments": {...}}``, read as it comes."""
+"""Incremental parser of one tool call in JSON, ``{"name": ..., "arguments": {...}}``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a choice in OpenAI's words: deltas of a stream, the message of a whole answer."""
+"""Parsed output of a choice in OpenAI's shapes: deltas of a stream, the message of a whole answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One call as Python writes it, ``name(key="value", other=[1, 2])``, read as it comes, and handed out as JSON.
+"""Parser of one tool call in Python's syntax, ``name(key="value", other=[1, 2])``; emits its arguments as JSON.
 
-Whether its arguments are literals is known at its end. So it is handed out whole: what is no call has not been one.
+Whether the arguments are literals is known only at the end, so the call is emitted whole. Text that turns out not to be
+a call has then not been emitted as one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reasoning between marks, apart from the content behind it."""
+"""Separates reasoning, enclosed in marks, from the content that follows."""
 
 from __future__ import annotations
 

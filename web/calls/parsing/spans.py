@@ -1,4 +1,4 @@
-"""Where in a text the reasoning is, whatever found it there."""
+"""Character spans of reasoning in a text, for all parsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call whose arguments are tags around bare values, read as it comes, and handed out as JSON."""
+"""Incremental parser of one tool call whose arguments are tags around bare values; emits them as JSON."""
 
 from __future__ import annotations
 

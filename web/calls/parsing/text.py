@@ -1,4 +1,4 @@
-"""What parsers hand out, and how they look for marks in a text that is not all there yet."""
+"""Output types of the parsers, and the search for marks in incomplete text."""
 
 from __future__ import annotations
 

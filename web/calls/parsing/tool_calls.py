@@ -1,4 +1,6 @@
-"""Calls of tools in a text, by the formats that models were trained for (:mod:`pagebus.web.calls.parsing.formats`)."""
+"""Finds tool calls in a text, in the formats that models were trained for
+(:mod:`pagebus.web.calls.parsing.formats`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of arguments that models write as bare text: the JSON that a tool's schema says they are."""
+"""Converts bare argument values to the JSON types that the tool's schema declares."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Responses that are computed whether or not their clients wait, by an ingress, and if that one dies by another.
+"""Background responses: computed whether or not their clients wait. If their ingress dies, another one continues them.
 
-Each is an entry of a work stream until it has ended. Who takes it up reads the events that have been told, joins its
-request where that is now, and goes on with the next event. All keys share the places for them: what a key has beyond
-its share waits here until some of it has ended.
+Each is an entry of a work stream until it ends. The ingress that takes it up reads the events written so far, joins its
+request and continues with the next event. All keys share the room for running responses. What a key has beyond its
+share waits until some of its responses end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pagebus.bus.messages import ResponseQueued
 from pagebus.bus.streams import RESPONSES_GROUP, Names
 from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import ApiKey
-from pagebus.web.access.key_share import most_of
+from pagebus.web.access.key_share import key_share
 from pagebus.web.adapters.response_events import OVER, ResponseEvents
 from pagebus.web.adapters.response_input import chat_body
 from pagebus.web.adapters.translated import written
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, internal
 from pagebus.web.requests.openai import parse_chat
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes.generate.responses import computed, used_tokens
 from pagebus.web.server.context import Context
 from pagebus.web.storage.responses import Piece, Record
@@ -47,7 +47,7 @@ class Background:
     def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
         self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
         self._running: dict[EntryId, asyncio.Task[None]] = {}
-        self._places: Counter[str] = Counter()
+        self._num_running: Counter[str] = Counter()
         """What runs of each key, by name."""
         self._waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
         """What is taken up and has no place yet, of each key."""
@@ -96,25 +96,25 @@ class Background:
     def _begin(self) -> None:
         """Whatever there is a place for, of each key."""
         for owner, entries in list(self._waiting.items()):
-            while entries and self._has_place(owner):
+            while entries and self._may_run(owner):
                 entry = entries.popleft()
                 task = self._running[entry.id] = asyncio.create_task(self._work(entry), name="response")
-                self._places[owner] += 1
+                self._num_running[owner] += 1
                 task.add_done_callback(partial(self._ended, entry, owner))
             if not entries:
                 del self._waiting[owner]
 
-    def _has_place(self, owner: str) -> bool:
+    def _may_run(self, owner: str) -> bool:
         """Whether one more of this key may run: the first of each, as long as there is a place."""
-        most = most_of(MAX_RUNNING, self._places, owner, alone=self._context.keys.has_one)
-        return self._places[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
+        most = key_share(MAX_RUNNING, self._num_running, owner, alone=self._context.keys.has_one)
+        return self._num_running[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
 
     def _ended(self, entry: Entry, owner: str, _: asyncio.Task[None]) -> None:
         del self._running[entry.id]
         self._taken.discard(entry.id)
-        self._places[owner] -= 1
-        if not self._places[owner]:
-            del self._places[owner]
+        self._num_running[owner] -= 1
+        if not self._num_running[owner]:
+            del self._num_running[owner]
         self._context.responses.news.set()  # there is room for another one
 
     async def _work(self, entry: Entry) -> None:
@@ -178,11 +178,11 @@ class Background:
             if deliveries > MAX_DELIVERIES or await self._context.responses.is_cancelled(response_id):
                 raise internal()
             key = self._key_of(record)
-            asked = of_client(parse_chat(chat_body(record), self._context.model), key)
-            async with self._admitted(key, asked) as charge:
+            parsed = of_client(parse_chat(chat_body(record), self._context.model), key)
+            async with self._admitted(key, parsed) as charge:
                 checked = False
                 async with aclosing(
-                    computed(self._context, asked, events, attempt=uuid.uuid4().hex, seen=seen)
+                    computed(self._context, parsed, events, attempt=uuid.uuid4().hex, seen=seen)
                 ) as pieces:
                     async for piece in pieces:
                         yield piece
@@ -208,7 +208,7 @@ class Background:
         return key
 
     @contextlib.asynccontextmanager
-    async def _admitted(self, key: ApiKey, asked: Asked) -> AsyncIterator[Charge]:
+    async def _admitted(self, key: ApiKey, parsed: ParsedRequest) -> AsyncIterator[Charge]:
         """Wait for room under the limits: nobody else does.
 
         Raises:
@@ -217,7 +217,7 @@ class Background:
         while True:
             with contextlib.ExitStack() as room:
                 try:
-                    charge = room.enter_context(self._context.admission.admitted(key, asked, self._context.model))
+                    charge = room.enter_context(self._context.admission.admitted(key, parsed, self._context.model))
                 except ApiError as error:
                     if error.status != 429:
                         raise

@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``: prompts go the way of every request, and come back as their hidden states."""
+"""``POST /v1/embeddings``: prompts are sent as ordinary requests and come back as their hidden states."""
 
 from __future__ import annotations
 

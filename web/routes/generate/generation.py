@@ -16,7 +16,7 @@ from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
 from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
-from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, tell_report
+from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, set_details
 from pagebus.web.answers.keep_alive import changes_of
 from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
@@ -24,11 +24,11 @@ from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
-from pagebus.web.http.offload import aside
+from pagebus.web.http.offload import offload
 from pagebus.web.http.reply import send
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
 
@@ -48,63 +48,63 @@ async def generate(
     returns = resumption.request_id if resumption is not None else ""
     context.admission.check_room(key, returns)
 
-    def parse(data: dict[str, Any]) -> tuple[Endpoint, Asked]:
+    def parse(data: dict[str, Any]) -> tuple[Endpoint, ParsedRequest]:
         endpoint = endpoint_of(data)
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
-    endpoint, asked = await context.bodies.read_as(request, parse)
-    check_length(asked, context.model, context.membership.max_prompt_chars)
+    endpoint, parsed = await context.bodies.read_as(request, parse)
+    check_length(parsed, context.model, context.membership.max_prompt_chars)
     if before is not None:
         await before()
-    if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
-        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = asked.request_id, True
+    if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
+        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = parsed.request_id, True
     name = returns and endpoint.id_prefix + returns
-    with context.admission.admitted(key, asked, context.model, name) as charge:
-        return await answer(request, endpoint, asked, resumption, charge)
+    with context.admission.admitted(key, parsed, context.model, name) as charge:
+        return await answer(request, endpoint, parsed, resumption, charge)
 
 
 async def answer(
-    request: web.Request, endpoint: Endpoint, asked: Asked, resumption: Resumption | None, charge: Charge
+    request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, resumption: Resumption | None, charge: Charge
 ) -> web.StreamResponse:
     """Send what was asked, and answer. However this ends, what still runs then is aborted."""
     context = request.app[CONTEXT]
     if resumption is None:
         public_id = endpoint.id_prefix + request[REQUEST_ID]
-        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(asked.prompts))
+        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(parsed.prompts))
     else:
         public_id = endpoint.id_prefix + resumption.request_id
-        ids = bus_request_ids(public_id, given=False, count=len(asked.prompts))
+        ids = bus_request_ids(public_id, given=False, count=len(parsed.prompts))
     arrived_s = time.time()
-    make = partial(asked.messages_for_bus, ids, context.address, arrived_s)
-    messages = await aside(make, long=len(ids) > MANY_PROMPTS)
+    make = partial(parsed.messages_for_bus, ids, context.address, arrived_s)
+    messages = await offload(make, long=len(ids) > MANY_PROMPTS)
     seen = None
     if resumption is not None:
-        seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=asked.stream)
+        seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
         messages = [structs.replace(message, attempt=resumption.attempt, shared=True) for message in messages]
-    size = num_bytes(asked, request.content_length)
-    call = context.inbox.submit(messages, streaming=asked.stream, num_bytes=size)
-    call.interval = max(asked.stream_options.interval, context.settings.stream_interval)
+    size = num_bytes(parsed, request.content_length)
+    call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size)
+    call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False
     deadline = None
-    if asked.timeout_s is not None:
-        end, error = context.inbox.end, too_late(asked.timeout_s)
-        deadline = asyncio.get_running_loop().call_later(asked.timeout_s, end, call, error)
+    if parsed.timeout_s is not None:
+        end, error = context.inbox.end, too_late(parsed.timeout_s)
+        deadline = asyncio.get_running_loop().call_later(parsed.timeout_s, end, call, error)
     try:
         await asyncio.sleep(0)  # the outbox sends it
-        tell_report(call, asked)
+        set_details(call, parsed)
         response: web.StreamResponse
-        if asked.stream:
-            chunks = make_chunks(endpoint, asked, public_id, int(arrived_s))
-            chunks = endpoint.translated(chunks, public_id, asked.model)
+        if parsed.stream:
+            chunks = make_chunks(endpoint, parsed, public_id, int(arrived_s))
+            chunks = endpoint.translated(chunks, public_id, parsed.model)
             if seen is not None:
                 chunks = ReturningChunks(chunks, call.choices, seen)
             response = await stream(request, context, call, chunks)
         else:
             await call.finished()
-            write = partial(endpoint.response, call, public_id, int(arrived_s), asked.model)
+            write = partial(endpoint.response, call, public_id, int(arrived_s), parsed.model)
             is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
-            response = await send(request, await aside(write, long=is_long))
+            response = await send(request, await offload(write, long=is_long))
         delivered = call.done
         return response
     finally:
@@ -117,9 +117,9 @@ async def answer(
 
 def num_numbers(call: Call) -> int:
     """About how many log probabilities and token ids an answer tells."""
-    if (report := call.report) is None:
+    if (details := call.details) is None:
         return 0
-    per_token = 1 + max(report.logprobs or 0, report.prompt_logprobs or 0)
+    per_token = 1 + max(details.logprobs or 0, details.prompt_logprobs or 0)
     return per_token * sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: ``POST /inference/v1/generate``, for who tokenizes elsewhere."""
+"""``POST /inference/v1/generate``: tokens in, tokens out, for clients that tokenize themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagebus.web.adapters.tokens import TokenChunks, token_choice, whole
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, USAGE, array, nullable, record
 from pagebus.web.answers.endpoints import Endpoint
 from pagebus.web.answers.resume import RESUMPTION_HEADERS
-from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.call import Call, Choice
 from pagebus.web.requests.token_body import parse_generate
 from pagebus.web.routes import EVENTS, JSON, About, Route
@@ -24,19 +24,19 @@ class Tokens(Endpoint):
     id_prefix = "generate-tokens-"
     object = "tokens"
     chunks = TokenChunks
-    reported_chunks = TokenChunks
+    detailed_chunks = TokenChunks
     parse = staticmethod(parse_generate)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        assert choice.request.call.report is not None
-        return token_choice(choice.index, choice, choice.request.call.report)
+        assert choice.request.call.details is not None
+        return token_choice(choice.index, choice, choice.request.call.details)
 
-    def reported(self, call: Call, report: Report) -> dict[str, Any]:
+    def detailed(self, call: Call, details: AnswerDetails) -> dict[str, Any]:
         return {"choices": [self.choice(choice) for choice in call.choices]}
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
-        assert call.report is not None  # it asks for token ids
-        return whole(call, call.report, public_id, created_s, model)
+        assert call.details is not None  # it asks for token ids
+        return whole(call, call.details, public_id, created_s, model)
 
 
 TOKENS = Tokens()

@@ -1,4 +1,4 @@
-"""``POST /invocations``, the one route by which SageMaker asks a container: its body says which endpoint is meant."""
+"""``POST /invocations``, SageMaker's single route: the body decides which endpoint serves it."""
 
 from __future__ import annotations
 

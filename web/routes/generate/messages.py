@@ -14,7 +14,7 @@ from pagebus.web.answers.sse import Chunks
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.openai import parse_chat, parse_prompt
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.generate.generation import generate
@@ -32,12 +32,12 @@ ERROR_TYPES = {
 }
 
 
-def parse_message(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_message(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages``."""
     return parse_chat(read_message(data, allow_unknown=model.allow_unknown_fields), model)
 
 
-def parse_count(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_count(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages/count_tokens``."""
     return parse_prompt(read_count(data, allow_unknown=model.allow_unknown_fields), model)
 
@@ -90,8 +90,8 @@ async def count_tokens(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     try:
         context.check_ready()
-        asked = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
-        prompt, _ = await ask_tokenizer(request, asked)
+        parsed = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
+        prompt, _ = await ask_tokenizer(request, parsed)
     except ApiError as error:
         return refusal(error)
     return json_response({"input_tokens": len(prompt.tokens)})

@@ -1,5 +1,7 @@
-"""``.../render``: a request as its tokens, and ``.../derender``: an answer's tokens as the answer; both without the
-model, so that who has executors elsewhere can use :mod:`pagebus.web.routes.generate.inference` there."""
+"""``.../render`` turns a request into its tokens; ``.../derender`` turns tokens of an answer into the answer.
+
+Both work without executors, so that :mod:`pagebus.web.routes.generate.inference` can run in another deployment.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from pagebus.web.answers.derendered import (
 )
 from pagebus.web.answers.rendered import rendered
 from pagebus.web.requests.openai import parse_chat, parse_completion
-from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.routes.generate.messages import parse_message
@@ -34,7 +36,7 @@ from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN
 Parse = Callable[[dict[str, Any], ServedModel], Any]
 
 
-def parse_response(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The chat that a response is, if it goes on from none."""
     return parse_chat(chat_body(read_response(data, allow_unknown=model.allow_unknown_fields).kept([])), model)
 
@@ -76,13 +78,13 @@ async def derender_completion(request: web.Request) -> web.Response:
 async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[str, Any]]:
     context = request.app[CONTEXT]
     context.check_ready()
-    asked = await context.bodies.read_as(request, lambda data: parse(data, context.model))
-    if asked.request_id is not None and not request[REQUEST_ID_GIVEN]:
-        request[REQUEST_ID] = asked.request_id
-    told, _ = await ask_for_all(request, asked)
+    parsed = await context.bodies.read_as(request, lambda data: parse(data, context.model))
+    if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
+        request[REQUEST_ID] = parsed.request_id
+    told, _ = await ask_for_all(request, parsed)
     public_id = f"{prefix}-{request[REQUEST_ID]}"
     names = [public_id] if len(told) == 1 else [f"{public_id}-{index}" for index in range(len(told))]
-    return [rendered(asked, name, prompt) for name, prompt in zip(names, told, strict=True)]
+    return [rendered(parsed, name, prompt) for name, prompt in zip(names, told, strict=True)]
 
 
 async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[str]]:
@@ -91,13 +93,13 @@ async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[
     context.check_ready()
     derender: Derender = await context.bodies.read_as(request, lambda data: parse(data, context.model))
     prompts = [list(choice.tail) + more for choice in derender.choices for more in (choice.ids, [])]
-    asked_for = derender.asked.sampling if derender.asked is not None else SamplingParams()
-    asked = Asked(
+    sampling = derender.parsed.sampling if derender.parsed is not None else SamplingParams()
+    parsed = ParsedRequest(
         model=derender.model, prompts=tuple(Prompt(token_ids=np.array(ids, np.int32)) for ids in prompts if ids),
-        sampling=structs.replace(SamplingParams(), skip_special_tokens=asked_for.skip_special_tokens), stream=False,
+        sampling=structs.replace(SamplingParams(), skip_special_tokens=sampling.skip_special_tokens), stream=False,
         stream_options=StreamOptions(), add_special_tokens=False,
     )  # fmt: skip
-    told = iter((await ask_for_all(request, asked))[0] if asked.prompts else ())
+    told = iter((await ask_for_all(request, parsed))[0] if parsed.prompts else ())
     texts = [next(told).text if ids else "" for ids in prompts]
     return derender, [text.removeprefix(before) for text, before in zip(texts[::2], texts[1::2], strict=True)]
 
@@ -110,7 +112,7 @@ def _answer(derender: Derender, kind: str, choices: Sequence[dict[str, Any]]) ->
 
 
 RENDERED = record(request_id=TEXT, token_ids=array(COUNT), token_offsets=nullable(array(array(COUNT))),
-                  sampling_params=OBJECT, model=TEXT)  # fmt: skip
+                  sampling=OBJECT, model=TEXT)  # fmt: skip
 _ABOUT = About(tag="Tokens", body=OBJECT)
 ROUTES = (
     Route("POST", "/v1/chat/completions/render", "render_chat", render_chat, replace(_ABOUT, answer=RENDERED)),

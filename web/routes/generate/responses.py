@@ -1,6 +1,6 @@
-"""``/v1/responses``: OpenAI's newer API on the chat path.
+"""``/v1/responses``: OpenAI's newer API, on the chat path.
 
-Responses are kept, and computed in the background if so asked.
+Responses are stored, and computed in the background on request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_respo
 from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
 from pagebus.web.adapters.translated import TranslatedChunks, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
-from pagebus.web.answers.endpoints import CHAT, make_chunks, tell_report
+from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES
-from pagebus.web.http.offload import aside
+from pagebus.web.http.offload import offload
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat
-from pagebus.web.requests.parsed_request import Asked
+from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.store.files import limit_of
 from pagebus.web.server.context import CONTEXT, Context
@@ -61,18 +61,18 @@ async def create(request: web.Request) -> web.StreamResponse:
     if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
     parse = partial(parse_chat, chat_body(kept), context.model)
-    asked = of_client(await aside(parse, long=size is None or size > LONG_BODY_BYTES), key)
-    check_length(asked, context.model, context.membership.max_prompt_chars)
-    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", asked.model, wanted.shown))
-    with context.admission.admitted(key, asked, context.model) as charge:
+    parsed = of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
+    check_length(parsed, context.model, context.membership.max_prompt_chars)
+    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
+    with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
             charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
             record = {**kept, "response": events.response}
-            await context.responses.reserve(record, asked.sampling.max_tokens)
+            await context.responses.reserve(record, parsed.sampling.max_tokens)
             await context.responses.queue(record)
         else:
             try:
-                return await _in_foreground(request, wanted, asked, events, kept)
+                return await _in_foreground(request, wanted, parsed, events, kept)
             finally:
                 charge.used_tokens = used_tokens(events)
     if wanted.stream:
@@ -81,13 +81,13 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def _in_foreground(
-    request: web.Request, wanted: Wanted, asked: Asked, events: ResponseEvents, kept: Record
+    request: web.Request, wanted: Wanted, parsed: ParsedRequest, events: ResponseEvents, kept: Record
 ) -> web.StreamResponse:
     """Compute while the client waits; before it has the end, the response is kept."""
     context = request.app[CONTEXT]
 
     async def told() -> AsyncIterator[bytes]:
-        async for piece in computed(context, asked, events):
+        async for piece in computed(context, parsed, events):
             if events.is_over and wanted.store:
                 shown = {name: kept[name] for name in ("items", "messages", "owner")}
                 messages = [*kept["messages"], *events.messages()]
@@ -108,7 +108,12 @@ def used_tokens(events: ResponseEvents) -> int | None:
 
 
 async def computed(
-    context: Context, asked: Asked, events: ResponseEvents, *, attempt: str = "", seen: tuple[int, int] = (0, 0)
+    context: Context,
+    parsed: ParsedRequest,
+    events: ResponseEvents,
+    *,
+    attempt: str = "",
+    seen: tuple[int, int] = (0, 0),
 ) -> AsyncGenerator[Piece, None]:
     """The events of a response as it is computed. One with an ``attempt`` is joined where it is, and goes on after what
     was ``seen`` of it (tokens, characters).
@@ -117,16 +122,16 @@ async def computed(
         ApiError: it was refused, before there was any event, and its client waits for it; or another attempt goes on.
     """
     response_id, arrived_s = events.response["id"], time.time()
-    (message,) = asked.messages_for_bus([response_id], context.address, arrived_s)
-    size = num_bytes(asked, None)
+    (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s)
+    size = num_bytes(parsed, None)
     call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
     (choice,) = call.choices
-    chat = make_chunks(CHAT, asked, response_id, int(arrived_s))
+    chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
     chunks = TranslatedChunks(chat, events, lambda _: b"")
     catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
     told, delivered = b"", True
     try:
-        tell_report(call, asked)
+        set_details(call, parsed)
         while changed := await call.changes():
             told = b"" if events.begun else written(events.begin())
             if not catch_up.waits(choice):

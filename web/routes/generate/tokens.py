@@ -1,5 +1,6 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them: asked of a tokenizer, since ingresses have none. And what
-``/tokenizer_info`` tells of it."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as in vLLM. A tokenizer actor answers, since ingresses have
+none.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from pagebus.web.http.fields import Fields
 from pagebus.web.http.limits import INT32_MAX
 from pagebus.web.requests.lengths import num_bytes
 from pagebus.web.requests.openai import parse_prompt, read_model
-from pagebus.web.requests.parsed_request import Asked, Prompt, StreamOptions
+from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.sampling import check_token_ids
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
@@ -29,7 +30,7 @@ from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bu
 MAX_IDS = 2**20
 
 
-def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, bool]:
+def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[ParsedRequest, bool]:
     """A prompt, or a chat; and whether the tokens' texts are wanted."""
     fields = Fields(data)
     wants_texts = fields.boolean("return_token_strs", False)
@@ -41,10 +42,10 @@ def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[Asked, boo
         raise bad_field("prompt", "is required")
     special = fields.boolean("add_special_tokens", True)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
-    return _asked(name, Prompt(text=text), special), wants_texts
+    return _parsed(name, Prompt(text=text), special), wants_texts
 
 
-def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
+def parse_detokenize(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """Token ids."""
     fields = Fields(data)
     name, ids = read_model(fields, model), fields.array("tokens", max_items=MAX_IDS)
@@ -52,12 +53,12 @@ def parse_detokenize(data: dict[str, Any], model: ServedModel) -> Asked:
         raise bad_field("tokens", "is required")
     check_token_ids(ids, "tokens", model.vocab_size)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
-    return _asked(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
+    return _parsed(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
 
 
-def _asked(model: str, prompt: Prompt, special: bool) -> Asked:
+def _parsed(model: str, prompt: Prompt, special: bool) -> ParsedRequest:
     sampling = SamplingParams(skip_special_tokens=False)
-    return Asked(model=model, prompts=(prompt,), sampling=sampling, stream=False,
+    return ParsedRequest(model=model, prompts=(prompt,), sampling=sampling, stream=False,
                  stream_options=StreamOptions(), add_special_tokens=special)  # fmt: skip
 
 
@@ -65,8 +66,8 @@ async def tokenize(request: web.Request) -> web.Response:
     """The tokens of a text, or of a chat as the model's template renders it."""
     context = request.app[CONTEXT]
     context.check_ready()
-    asked, wants_texts = await context.bodies.read_as(request, lambda data: parse_tokenize(data, context.model))
-    told, names = await ask_tokenizer(request, asked)
+    parsed, wants_texts = await context.bodies.read_as(request, lambda data: parse_tokenize(data, context.model))
+    told, names = await ask_tokenizer(request, parsed)
     texts = [names.text(token_id) for token_id in told.ids] if wants_texts else None
     count, most = len(told.tokens), context.model.max_model_len
     return json_response({"count": count, "max_model_len": most, "tokens": told.ids, "token_strs": texts})
@@ -76,10 +77,10 @@ async def detokenize(request: web.Request) -> web.Response:
     """The text of tokens."""
     context = request.app[CONTEXT]
     context.check_ready()
-    asked = await context.bodies.read_as(request, lambda data: parse_detokenize(data, context.model))
-    if asked.prompts[0].token_ids is not None and not len(asked.prompts[0].token_ids):
+    parsed = await context.bodies.read_as(request, lambda data: parse_detokenize(data, context.model))
+    if parsed.prompts[0].token_ids is not None and not len(parsed.prompts[0].token_ids):
         return json_response({"prompt": ""})
-    told, _ = await ask_tokenizer(request, asked)
+    told, _ = await ask_tokenizer(request, parsed)
     return json_response({"prompt": told.text})
 
 
@@ -91,26 +92,26 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     return json_response(info)
 
 
-async def ask_tokenizer(request: web.Request, asked: Asked) -> tuple[PromptInfo, TokenTexts]:
+async def ask_tokenizer(request: web.Request, parsed: ParsedRequest) -> tuple[PromptInfo, TokenTexts]:
     """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
-    (prompt,), texts = await ask_for_all(request, asked)
+    (prompt,), texts = await ask_for_all(request, parsed)
     return prompt, texts
 
 
-async def ask_for_all(request: web.Request, asked: Asked) -> tuple[list[PromptInfo], TokenTexts]:
+async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list[PromptInfo], TokenTexts]:
     """What tokenizers make of each prompt of a call."""
     context, key = request.app[CONTEXT], request[API_KEY]
-    sampling = SamplingParams(max_tokens=1, skip_special_tokens=asked.sampling.skip_special_tokens)
-    asked, room = replace(asked, sampling=sampling), asked.sampling.max_tokens
-    with context.admission.admitted(key, asked, context.model):
-        public_id, count = f"tok-{request[REQUEST_ID]}", len(asked.prompts)
+    sampling = SamplingParams(max_tokens=1, skip_special_tokens=parsed.sampling.skip_special_tokens)
+    parsed, room = replace(parsed, sampling=sampling), parsed.sampling.max_tokens
+    with context.admission.admitted(key, parsed, context.model):
+        public_id, count = f"tok-{request[REQUEST_ID]}", len(parsed.prompts)
         ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=count)
         messages = [
-            structs.replace(each, tokens_only=True, return_token_offsets=asked.token_offsets,
+            structs.replace(each, tokens_only=True, return_token_offsets=parsed.token_offsets,
                     sampling=structs.replace(sampling, max_tokens=room))
-            for each in asked.messages_for_bus(ids, context.address, time.time())
+            for each in parsed.messages_for_bus(ids, context.address, time.time())
         ]  # fmt: skip
-        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(asked, None))
+        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(parsed, None))
         try:
             await call.finished()
             told = [each.prompt for each in call.requests if each.prompt is not None]

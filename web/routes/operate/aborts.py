@@ -1,4 +1,4 @@
-"""``POST /abort_requests``, as vLLM has it: a client's own calls are ended, by the ids of their answers or all."""
+"""``POST /abort_requests``, as in vLLM: ends a client's own calls, by the ids of their answers or all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/debug/state``: what support wants to see of a deployment, in one answer that can be sent on."""
+"""``/debug/state``: the state of a deployment for support, as one document that can be passed on."""
 
 from __future__ import annotations
 

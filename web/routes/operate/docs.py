@@ -1,4 +1,4 @@
-"""``GET /openapi.json`` and a page that shows it, ``GET /docs``: one file, nothing from elsewhere."""
+"""``GET /openapi.json``, and ``GET /docs``, a page that shows it: one file without external resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/api``: what the page shows of the deployment, and what an operator may do to it."""
+"""``/api``: data of the page, and operators' commands to the deployment."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ async def block(request: web.Request) -> web.Response:
     if not 0 < len(replica) <= MAX_NAME_CHARS:
         raise bad_field("replica", "is required")
     number, on_host = int(_number(request, "block", 0, 0, INT32_MAX)), request.query.get("tier") == "host"
-    questions = context.observatory.questions
-    told = await questions.ask(
+    queries = context.observatory.queries
+    told = await queries.ask(
         BlockState,
         lambda serial: BlockRequested(
-            ingress=questions.address, serial=serial, replica=replica, block=number, on_host=on_host
+            ingress=queries.address, serial=serial, replica=replica, block=number, on_host=on_host
         ),
     )
     shown = {"owners": told.owners, "hashes": told.hashes, "place": told.place, "table": told.table.tolist()}

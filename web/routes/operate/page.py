@@ -1,4 +1,4 @@
-"""``GET /`` and the files it is made of: those of ``web/static``, read once, under a strict security policy."""
+"""``GET /`` and its files, those of ``web/static``: read once and served under a strict content security policy."""
 
 from __future__ import annotations
 

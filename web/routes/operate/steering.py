@@ -1,5 +1,8 @@
-"""``/pause``, ``/resume``, ``/sleep``, ``/wake_up``, ``/reset_prefix_cache`` and ``/server_info``, as vLLM has them for
-who trains a model while it serves: of the operator's key, and for the whole deployment."""
+"""``/pause``, ``/resume``, ``/sleep``, ``/wake_up``, ``/reset_prefix_cache`` and ``/server_info``, as in vLLM.
+
+They serve training loops that generate with the model they train. They need an operator's key and act on the whole
+deployment.
+"""
 
 from __future__ import annotations
 

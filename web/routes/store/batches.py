@@ -1,4 +1,4 @@
-"""``/v1/batches``: files of requests that jobs actors work off."""
+"""``/v1/batches``: files of requests that the jobs actors process."""
 
 from __future__ import annotations
 

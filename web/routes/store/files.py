@@ -1,4 +1,4 @@
-"""``/v1/files``: what clients upload for batches, and what batches leave for them."""
+"""``/v1/files``: uploads for batches, and the results of batches."""
 
 from __future__ import annotations
 

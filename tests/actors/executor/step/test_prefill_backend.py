@@ -49,7 +49,7 @@ def test_each_shape_is_attended_once(tmp_path: Path, cache_dtype: str, monkeypat
         assert (scales is not None) == (cache_dtype == "fp8")
         attended.append(rows)
 
-    monkeypatch.setattr(prefill_backend, "long_prefill", attend)
+    monkeypatch.setattr(prefill_backend, "cudnn_attention", attend)
     settings = SETTINGS.replace(kv_cache_dtype=cache_dtype)
     prompts = PrefillBackend(runner_of(tmp_path, settings))
     while prompts:
@@ -63,7 +63,7 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def attend(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(prefill_backend, "long_prefill", attend)
+    monkeypatch.setattr(prefill_backend, "cudnn_attention", attend)
     prompts = PrefillBackend(runner_of(tmp_path, SETTINGS))
     prompts.prepare_next()
     assert not prompts
@@ -72,7 +72,7 @@ def test_too_little_memory_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PrefillBackend:
     """Whose ``prepare_next`` attends nothing."""
-    monkeypatch.setattr(prefill_backend, "long_prefill", lambda *_: None)
+    monkeypatch.setattr(prefill_backend, "cudnn_attention", lambda *_: None)
     settings = SETTINGS.replace(attention_backend="auto")
     return PrefillBackend(runner_of(tmp_path, settings))
 
@@ -145,11 +145,11 @@ def test_nothing_is_made_ready_that_is_not_used(tmp_path: Path, monkeypatch: pyt
     assert not prompts()
 
 
-def test_our_kernel_takes_long_prompts_where_there_is_one(tmp_path: Path) -> None:
+def test_our_kernel_takes_prefill_backend_where_there_is_one(tmp_path: Path) -> None:
     """It waits for no plans, so none are made, and decodes may be beside them."""
     for backend in ("auto", "triton"):
         settings = SETTINGS.replace(attention_backend=backend)
         prompts = PrefillBackend(runner_of(tmp_path, settings, HOPPER))
         assert not prompts
-        assert prompts.parts(CHUNK, True) == (CHUNK[0]._replace(own=True),)
-    assert not PrefillBackend(runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].own
+        assert prompts.parts(CHUNK, True) == (CHUNK[0]._replace(for_hopper=True),)
+    assert not PrefillBackend(runner_of(tmp_path, SETTINGS, HOPPER)).parts(CHUNK, False)[0].for_hopper

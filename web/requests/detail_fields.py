@@ -1,4 +1,4 @@
-"""Reading the fields that say what an answer reports (:class:`pagebus.web.calls.answer_details.Report`)."""
+"""Reads the fields that ask for details of an answer (:class:`pagebus.web.calls.answer_details.AnswerDetails`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from pagebus.bus.messages import SamplingParams
-from pagebus.web.calls.answer_details import Report
+from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.parsing.output import Parsing
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, shown
@@ -18,10 +18,10 @@ from pagebus.web.requests.sampling import check_token_ids, token_id
 from pagebus.web.requests.served_model import ServedModel
 
 
-def read_completion_report(
+def read_completion_details(
     fields: Fields, sampling: SamplingParams, model: ServedModel, *, echo: bool, prompt_only: bool, stream: bool
-) -> tuple[SamplingParams, Report | None]:
-    """The sampling parameters with what the report needs, and the report; None if it is plain."""
+) -> tuple[SamplingParams, AnswerDetails | None]:
+    """The sampling parameters with what the details need, and the details; None if there are none."""
     best_of = fields.integer("best_of", sampling.n, 1, MAX_N)
     if best_of < sampling.n:
         raise bad_field("best_of", f"must be at least n ({sampling.n}), got {best_of}")
@@ -29,20 +29,20 @@ def read_completion_report(
         raise bad_field("best_of", "must not be more than n when stream is true: the best are known only at the end")
     logprobs = _read_count(fields, "logprobs", None, model)
     picked = _read_picked(fields, sampling, model, wanted=logprobs is not None)
-    asked, report = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
+    adjusted, details = _read(fields, sampling, logprobs, model, picked=picked, stream=stream, echo=echo)
     if sampling.beam_width:  # the search itself gives the best
-        asked, best_of = structs.replace(asked, beam_width=best_of), sampling.n
+        adjusted, best_of = structs.replace(adjusted, beam_width=best_of), sampling.n
     if best_of > sampling.n:
         # How likely each is tells which are the best.
-        asked = structs.replace(asked, n=best_of, logprobs=0 if logprobs is None else asked.logprobs)
+        adjusted = structs.replace(adjusted, n=best_of, logprobs=0 if logprobs is None else adjusted.logprobs)
     if prompt_only:
-        report = replace(report, prompt_only=True)
-        asked = structs.replace(asked, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
-    plain = best_of == sampling.n and report == Report(num_choices=sampling.n)
-    return asked, None if plain else report
+        details = replace(details, prompt_only=True)
+        adjusted = structs.replace(adjusted, max_tokens=1, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=())
+    plain = best_of == sampling.n and details == AnswerDetails(num_choices=sampling.n)
+    return adjusted, None if plain else details
 
 
-def read_chat_report(
+def read_chat_details(
     fields: Fields,
     sampling: SamplingParams,
     messages: Sequence[Mapping[str, Any]],
@@ -50,7 +50,7 @@ def read_chat_report(
     model: ServedModel,
     *,
     stream: bool,
-) -> tuple[SamplingParams, Report | None]:
+) -> tuple[SamplingParams, AnswerDetails | None]:
     """As for completions, in the chat's own fields. ``echo`` is about what the assistant has said already, if the last
     message is its own."""
     wanted = fields.boolean("logprobs", False)
@@ -59,17 +59,17 @@ def read_chat_report(
         raise bad_field("top_logprobs", "needs logprobs to be true")
     picked = _read_picked(fields, sampling, model, wanted=wanted)
     prompt_text = fields.boolean("return_prompt_text", False)
-    asked, report = _read(
+    adjusted, details = _read(
         fields, sampling, num_top if wanted else None, model, picked=picked, stream=stream, echo=False
     )
     if prompt_text:
-        asked, report = structs.replace(asked, return_prompt_text=True), replace(report, prompt_text=True)
+        adjusted, details = structs.replace(adjusted, return_prompt_text=True), replace(details, prompt_text=True)
     if parsing is not None:
-        report = replace(report, parsing=parsing)
-        asked = structs.replace(asked, return_text_lengths=bool(parsing.reasoning))
+        details = replace(details, parsing=parsing)
+        adjusted = structs.replace(adjusted, return_text_lengths=bool(parsing.reasoning))
     if fields.boolean("echo", False) and messages[-1]["role"] == "assistant":
-        report = replace(report, said=messages[-1]["content"])
-    return asked, None if report == Report(num_choices=sampling.n) else report
+        details = replace(details, said=messages[-1]["content"])
+    return adjusted, None if details == AnswerDetails(num_choices=sampling.n) else details
 
 
 def _read(
@@ -81,13 +81,13 @@ def _read(
     picked: tuple[int, ...],
     stream: bool,
     echo: bool,
-) -> tuple[SamplingParams, Report]:
+) -> tuple[SamplingParams, AnswerDetails]:
     prompt_logprobs = _read_count(fields, "prompt_logprobs", None, model, most=MAX_PROMPT_LOGPROBS)
     if prompt_logprobs is not None and stream:
         raise bad_field("prompt_logprobs", "is not available when stream is true")
     if sampling.beam_width and (logprobs or 0) > MAX_BEAM_LOGPROBS:
         raise bad_field("logprobs", f"must be at most {MAX_BEAM_LOGPROBS} with use_beam_search, got {logprobs}")
-    report = Report(
+    details = AnswerDetails(
         num_choices=sampling.n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -96,21 +96,21 @@ def _read(
         tokens_as_ids=fields.boolean("return_tokens_as_token_ids", False),
         picked=bool(picked),
     )
-    if report == Report(num_choices=sampling.n):
-        return sampling, report
+    if details == AnswerDetails(num_choices=sampling.n):
+        return sampling, details
     if echo and logprobs is not None:
         if logprobs > MAX_PROMPT_LOGPROBS:
             raise bad_field("echo", f"is available with at most {MAX_PROMPT_LOGPROBS} logprobs, got {logprobs}")
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
-    asked = structs.replace(
+    adjusted = structs.replace(
         sampling,
         logprobs=0 if picked else logprobs,
         logprob_token_ids=picked,
         prompt_logprobs=prompt_logprobs,
-        return_token_ids=report.token_ids,
+        return_token_ids=details.token_ids,
         echo=echo,
     )
-    return asked, report
+    return adjusted, details
 
 
 def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *, wanted: bool) -> tuple[int, ...]:

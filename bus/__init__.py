@@ -1,1 +1,1 @@
-"""The bus: typed messages between actors, the contract that carries them, and what keeps it."""
+"""The bus: typed messages between actors, the contract that carries them, and its implementations."""

@@ -1,1 +1,1 @@
-"""HTTP: the ingress and the jobs actor, which share the shapes of OpenAI's API and are actors all the same."""
+"""HTTP: the ingress and the jobs actor, two actors that share the schemas of OpenAI's API."""

@@ -1,1 +1,1 @@
-"""What a model is without its weights: configuration, tokenizer, hashes of blocks, grammars."""
+"""A model without its weights: configuration, tokenizer, block hashes and grammars."""

@@ -1,1 +1,1 @@
-"""The scheduler actor: a pure core decides what runs in which blocks; the actor brings it news."""
+"""The scheduler actor: a pure core decides which tokens run in which blocks; the actor connects it to the bus."""

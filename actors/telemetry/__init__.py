@@ -1,1 +1,1 @@
-"""What actors say of themselves: logs, metrics, traces."""
+"""Telemetry of all actors: logs, metrics and traces."""

@@ -1,1 +1,1 @@
-"""The bus within one process, under the same contract and with the same tests as over Redis."""
+"""The bus within one process, under the same contract and tests as the bus over Redis."""

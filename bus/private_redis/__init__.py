@@ -1,1 +1,1 @@
-"""A Redis server of our own: started, repaired after a crash, and its append-only file kept small."""
+"""The Redis server that ``pagebus serve`` starts: startup, repair after a crash, a small append-only file."""

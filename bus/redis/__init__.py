@@ -1,1 +1,1 @@
-"""The bus over Redis Streams: commands, connections, leases, and what a lost answer may have meant."""
+"""The bus over Redis Streams: commands, connections, leases, and recovery from lost answers."""

@@ -1,1 +1,1 @@
-"""Attention over the paged cache: one kernel for each kind of step, and the plans that share it out."""
+"""Attention over the paged cache: one kernel per kind of step, and the plans that divide its work."""

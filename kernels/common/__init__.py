@@ -1,1 +1,1 @@
-"""What all kernels share: the kind of GPU, dependent launches, Triton itself, one-byte formats."""
+"""Code shared by all kernels: GPU targets, dependent launches, Triton itself, one-byte formats."""

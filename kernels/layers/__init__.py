@@ -1,1 +1,1 @@
-"""What lies between attention and products: norms, embeddings, rotation and the cache's writes."""
+"""Kernels between attention and matrix products: norms, embeddings, rotation and cache writes."""

@@ -1,1 +1,1 @@
-"""From logits to tokens: masks, biases, penalties, limits, noise and log probabilities."""
+"""Kernels from logits to tokens: masks, biases, penalties, limits, noise and log probabilities."""

@@ -1,1 +1,1 @@
-"""Who may ask, from where, and how much at once."""
+"""Access control: API keys, allowed hosts, and limits on concurrent use."""

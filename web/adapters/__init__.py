@@ -1,1 +1,1 @@
-"""Other shapes of the same conversations: bodies become chats, and chats' answers become theirs."""
+"""Adapters for other APIs: Anthropic's Messages, OpenAI's Responses, and tokens in and out."""

@@ -1,1 +1,1 @@
-"""Answers as clients read them: whole or as events, and for who comes back."""
+"""Answers to clients: whole or as event streams, also for clients that reconnect."""

@@ -1,1 +1,1 @@
-"""Calls under way, and the details that their answers tell."""
+"""Calls in progress, and the details of their answers."""

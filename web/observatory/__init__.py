@@ -1,3 +1,4 @@
-"""What the page is shown: the scheduler's state, figures and their history, and who is there.
+"""The data of the page: the scheduler's state, figures with their history, and the members.
 
-It works while it is watched, except for the history, which takes a sample every two seconds."""
+It runs only while a page is open, except for the history, which takes a sample every two seconds.
+"""

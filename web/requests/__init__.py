@@ -1,1 +1,1 @@
-"""Bodies of requests, one reader per topic, and what they become on the bus."""
+"""Request bodies: one reader per topic, and their translation into bus messages."""

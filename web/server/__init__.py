@@ -1,1 +1,1 @@
-"""The HTTP server: sockets, connections, what lies around every route, and what every route needs."""
+"""The HTTP server: sockets, connections, middleware, and the context of every route."""

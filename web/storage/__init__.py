@@ -1,1 +1,1 @@
-"""Files of clients and the batches that read them: what ingresses write and jobs actors work on, on one disk."""
+"""Storage for clients: files on disk, responses on the bus, and their quotas."""

@@ -1,1 +1,1 @@
-"""What was measured: steps as they were watched, their costs, figures and timelines."""
+"""Measurement results: steps, their costs, figures and timelines."""

@@ -1,1 +1,1 @@
-"""The persistent batch, host and device side: what a step plan changes, and what a step is."""
+"""The persistent batch on host and device: step plans change it, and each step reads it."""

@@ -1,1 +1,1 @@
-"""The device: its number format, its operations, its limits, and what ends an engine."""
+"""The device: its number format, its operations, its limits, and the errors that end an engine."""

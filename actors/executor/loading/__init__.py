@@ -1,1 +1,1 @@
-"""Getting an engine ready: weights, kernels compiled ahead, warm-up."""
+"""Startup of an engine: loading weights, compiling kernels ahead, warm-up."""

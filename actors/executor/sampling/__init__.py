@@ -1,1 +1,1 @@
-"""From logits to tokens and log probabilities, within grammars."""
+"""Sampling: from logits to tokens and log probabilities, under token masks."""

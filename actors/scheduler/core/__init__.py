@@ -1,1 +1,1 @@
-"""The pure core: the lives of requests, who gets a slot and where, who is told."""
+"""The pure core: request life cycle, admission, placement, and delivery of sequences to detokenizers."""

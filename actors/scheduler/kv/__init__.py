@@ -1,1 +1,1 @@
-"""Blocks of the key-value cache, by tier: who holds them, and what content can be found."""
+"""The block pools of the KV cache, per tier: ownership, reference counts, and the prefix index."""

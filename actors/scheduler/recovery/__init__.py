@@ -1,1 +1,1 @@
-"""What outlives a scheduler: its journal, its checkpoints, and how a successor takes over."""
+"""State that outlives a scheduler: its journal and checkpoints, and their takeover by a successor."""

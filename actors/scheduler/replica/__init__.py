@@ -1,1 +1,1 @@
-"""One replica, purely: its slots and blocks, the plans made of them, the results taken in."""
+"""The pure state of one replica: its slots and blocks, its step plans, and their results."""

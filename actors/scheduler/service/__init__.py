@@ -1,1 +1,1 @@
-"""What the scheduler tells and reads beside its core: members, streams, figures, failures."""
+"""The scheduler's services around its core: membership, streams, metrics, snapshots, dead letters."""

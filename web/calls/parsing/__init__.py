@@ -1,5 +1,5 @@
-"""What a model's text says besides content: reasoning, calls of tools.
+"""Parsers that find reasoning and tool calls in a model's text.
 
-A parser is fed a text piece by piece. What it has given out after some text depends on that text alone, not on how it
-came in pieces: so a stream that is resumed elsewhere goes on exactly where it was, by feeding the text again.
+A parser reads a text piece by piece. Its output after some text depends only on that text, not on how it was divided
+into pieces. A stream that is resumed elsewhere therefore continues exactly where it was, by reading the text again.
 """

@@ -1,1 +1,1 @@
-"""Routes that have tokens computed, or rendered as if."""
+"""Routes that generate tokens, or render and tokenize only."""

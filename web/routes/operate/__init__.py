@@ -1,1 +1,1 @@
-"""Routes of the service itself: models, health, metrics, the page, an operator's orders."""
+"""Routes of the service itself: models, health, metrics, the page, operator commands."""

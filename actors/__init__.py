@@ -1,1 +1,1 @@
-"""The actors, one folder each, and what they share: runtime, telemetry, settings, model, commands."""
+"""The actors, one folder each, and their shared code: runtime, telemetry, settings, model, commands."""

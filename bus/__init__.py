@@ -1,1 +1,1 @@
-"""The bus: typed messages between actors, its contract, and the two implementations of it."""
+"""The bus: typed messages between actors, the contract that carries them, and its implementations."""

@@ -1,6 +1,6 @@
-"""Pagebus under its one installed name; for programs `LLM` and what belongs to it, imported when they are used.
+"""The one installed name: the four packages, and `LLM` with its types, which are imported on first use.
 
-In the repository the four packages below stand beside this folder, which links to them.
+In the repository the four packages stand beside this folder, which links to them.
 """
 
 from __future__ import annotations

@@ -1,3 +1,1 @@
-"""HTTP: the ingress and the jobs actor. Both are actors; they live here because they share the schemas of OpenAI's
-API.
-"""
+"""HTTP: the ingress and the jobs actor, two actors that share the schemas of OpenAI's API."""

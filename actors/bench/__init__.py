@@ -1,1 +1,1 @@
-"""``pagebus bench``: measures a deployment of our own over the bus, any OpenAI-style server over HTTP, and a start."""
+"""``pagebus bench``: measures deployments over the bus, OpenAI-style servers over HTTP, and startup."""

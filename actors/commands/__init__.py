@@ -1,1 +1,1 @@
-"""The `pagebus` command: its parser, `serve`, and commands that have no folder of their own."""
+"""The ``pagebus`` command: its parser, ``serve``, and the commands without a folder of their own."""

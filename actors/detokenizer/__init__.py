@@ -1,1 +1,1 @@
-"""The detokenizer actor: token ids become text, stop strings and scores."""
+"""The detokenizer actor: turns token ids into text, finds stop strings, and adds up scores."""

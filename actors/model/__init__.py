@@ -1,1 +1,1 @@
-"""The model without its weights: configuration, tokenizer, block hashes, grammars."""
+"""A model without its weights: configuration, tokenizer, block hashes and grammars."""

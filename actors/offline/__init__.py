@@ -1,1 +1,1 @@
-"""A model for programs: `from pagebus import LLM, SamplingParams`."""
+"""``LLM`` and ``SamplingParams``: a whole system inside a Python program, with vLLM's outputs."""

@@ -1,1 +1,1 @@
-"""The life of actors and their processes: leases, readiness, health, supervision, children."""
+"""The life of actors and their processes: leases, readiness, health, supervision."""

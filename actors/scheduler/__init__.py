@@ -1,1 +1,1 @@
-"""The scheduler actor: a pure core decides what runs in which blocks; the actor around it does the IO."""
+"""The scheduler actor: a pure core decides which tokens run in which blocks; the actor connects it to the bus."""

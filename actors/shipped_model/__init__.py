@@ -1,1 +1,1 @@
-"""The tiny model that is shipped, and how it was trained."""
+"""The tiny model shipped with Pagebus, and the code that trained it."""

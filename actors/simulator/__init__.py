@@ -1,5 +1,5 @@
-"""Runs the scheduler's core against modelled executors on a virtual clock, and records traces of real deployments.
+"""Runs the scheduler's core against modelled executors on a virtual clock.
 
-The one package besides the scheduler that imports :mod:`pagebus.actors.scheduler`: what is simulated is the very same
-core.
+Besides the scheduler, only this package imports :mod:`pagebus.actors.scheduler`: it simulates the same core that runs
+in production.
 """

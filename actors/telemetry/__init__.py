@@ -1,1 +1,1 @@
-"""Telemetry of actors: logs, metrics, traces."""
+"""Telemetry of all actors: logs, metrics and traces."""

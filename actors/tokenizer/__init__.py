@@ -1,1 +1,1 @@
-"""The tokenizer actor: chat templates and texts become token ids; grammars are tried."""
+"""The tokenizer actor: turns chats and texts into token ids, and validates grammars."""

@@ -1,1 +1,1 @@
-"""The bus within one process: the same contract and the same tests as over Redis."""
+"""The bus within one process, under the same contract and tests as the bus over Redis."""

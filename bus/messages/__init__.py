@@ -1,12 +1,12 @@
 """Every message that crosses a process boundary: one immutable record per event.
 
 Rules: a field is a JSON scalar, an optional, a tuple, a dict with string or integer keys, another record of this
-package, or an :data:`Int32Array`. Arrays travel as raw little-endian int32 beside the JSON header (see
-:mod:`pagebus.bus.codec`); everything else travels in the header. New fields go last, with defaults, so that two
+package, or an :data:`Int32Array`. Arrays are sent as raw little-endian int32 beside the JSON header (see
+:mod:`pagebus.bus.codec`); all other fields are in the header. New fields go last, with defaults, so that two
 versions can read each other.
 
-The life of a request, with the stream that carries each message (:mod:`pagebus.bus.streams`), and the file that defines
-it:
+Messages in the order of a request's life, with the stream that carries each (:mod:`pagebus.bus.streams`) and the file
+that defines it:
 
 ==========================  =====================  =========================================  ===========
 message                     stream                 from -> to                                 file
@@ -30,8 +30,8 @@ CacheResetRequested
 HoldState                   replies:<ingress>      scheduler -> ingress                       steering
 SequencesNamed,             journal                scheduler -> its successor                 journal
 RequestMoved, RequestBlamed, Checkpoint
-Job, BatchQueued            {name}:jobs (work)     anybody, ingress -> any jobs actor         jobs
-JobResult                   {name}:results         jobs actor -> whoever sent the job         jobs
+Job, BatchQueued            {name}:jobs (work)     any client, ingress -> any jobs actor      jobs
+JobResult                   {name}:results         jobs actor -> sender of the job            jobs
 ResponseQueued              responses (work)       ingress -> any ingress                     requests
 ==========================  =====================  =========================================  ===========
 """

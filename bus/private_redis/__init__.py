@@ -1,1 +1,1 @@
-"""A private Redis server: starts it, repairs its append-only file after a crash, and keeps that file small."""
+"""The Redis server that ``pagebus serve`` starts: startup, repair after a crash, a small append-only file."""

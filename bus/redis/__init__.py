@@ -1,1 +1,1 @@
-"""The bus over Redis Streams: commands, connections, leases, and commands with unknown outcome."""
+"""The bus over Redis Streams: commands, connections, leases, and recovery from lost answers."""

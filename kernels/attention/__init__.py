@@ -1,1 +1,1 @@
-"""Attention over the paged cache: one kernel per kind of step, and the plans that distribute its work."""
+"""Attention over the paged cache: one kernel per kind of step, and the plans that divide its work."""

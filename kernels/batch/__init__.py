@@ -1,1 +1,1 @@
-"""Changes to the persistent batch on the device: inputs of a step, tables, copied blocks."""
+"""Updates of the persistent batch on the device: step inputs, block tables, block copies."""

@@ -1,1 +1,1 @@
-"""Common parts of the kernels: the GPU target, dependent launches, Triton itself, one-byte formats."""
+"""Code shared by all kernels: GPU targets, dependent launches, Triton itself, one-byte formats."""

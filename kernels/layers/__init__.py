@@ -1,1 +1,1 @@
-"""Operations between attention and products: norms, embeddings, rotation and cache writes."""
+"""Kernels between attention and matrix products: norms, embeddings, rotation and cache writes."""

@@ -1,1 +1,1 @@
-"""Sampling: token masks, logit bias, penalties, limits, noise and logprobs."""
+"""Kernels from logits to tokens: masks, biases, penalties, limits, noise and log probabilities."""

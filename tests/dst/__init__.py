@@ -1,1 +1,1 @@
-"""Whole systems on virtual time, with faults drawn from a seed: any run can be had again (`python -m tests.dst`)."""
+"""Whole systems on virtual time, with faults drawn from a seed: every run can be repeated (`python -m tests.dst`)."""

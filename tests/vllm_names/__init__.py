@@ -1,4 +1,4 @@
-"""The names of vLLM's routes, fields and flags, which docs/compatibility has to list: see ``extract.py``."""
+"""The names of vLLM's routes, fields and flags, which docs/compatibility must list: see ``extract.py``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Access: API keys, permitted hosts and origins, and limits on load."""
+"""Access control: API keys, allowed hosts, and limits on concurrent use."""

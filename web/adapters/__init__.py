@@ -1,1 +1,1 @@
-"""Adapters: Anthropic's Messages, OpenAI's Responses and token ids, translated to chats and back."""
+"""Adapters for other APIs: Anthropic's Messages, OpenAI's Responses, and tokens in and out."""

@@ -1,1 +1,1 @@
-"""Answers to clients: whole or as events, resumable after a lost connection."""
+"""Answers to clients: whole or as event streams, also for clients that reconnect."""

@@ -1,1 +1,1 @@
-"""Calls under way, and the details of their answers."""
+"""Calls in progress, and the details of their answers."""

@@ -1,1 +1,1 @@
-"""HTTP basics: JSON objects read field by field, errors in OpenAI's shape, limits, plain responses."""
+"""HTTP basics: typed reading of JSON fields, errors in OpenAI's shape, limits, plain responses."""

@@ -1,1 +1,1 @@
-"""The ingress's side of the bus: requests out, replies in, and a view of the live actors."""
+"""The ingress's side of the bus: sends requests, receives replies, tracks members."""

@@ -1,1 +1,1 @@
-"""The jobs actor: queued work from a stream, in OpenAI's batch format, through the same schemas as HTTP."""
+"""The jobs actor: runs queued work from a stream, in OpenAI's batch format, with the same schemas as HTTP."""

@@ -1,4 +1,4 @@
-"""Data for the page: the scheduler's state, figures and their history, and the roster of actors.
+"""The data of the page: the scheduler's state, figures with their history, and the members.
 
-It works only while a page is connected, except for the history, which takes a sample every two seconds.
+It runs only while a page is open, except for the history, which takes a sample every two seconds.
 """

@@ -1,1 +1,1 @@
-"""Request bodies: one reader per topic, and the messages built from them."""
+"""Request bodies: one reader per topic, and their translation into bus messages."""

@@ -1,4 +1,4 @@
-"""Routes, one module per family; each has a ``ROUTES`` table."""
+"""The table of routes, one module per family, and their description in OpenAPI."""
 
 from __future__ import annotations
 

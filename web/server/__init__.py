@@ -1,1 +1,1 @@
-"""The HTTP server: sockets, connections, middleware, and the context shared by all routes."""
+"""The HTTP server: sockets, connections, middleware, and the context of every route."""

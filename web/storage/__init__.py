@@ -1,1 +1,1 @@
-"""Storage for clients: files and batches on disk, responses on the bus, and their quotas."""
+"""Storage for clients: files on disk, responses on the bus, and their quotas."""

@@ -1,1 +1,1 @@
-"""The ingress's metrics and traces, and the load it reports to balancers."""
+"""The ingress's metrics and traces, and the load that it reports to load balancers."""

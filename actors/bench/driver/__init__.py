@@ -1,1 +1,1 @@
-"""The system under test and the load on it: deployments, shapes of models, requests, clients."""
+"""The system under test and its load: deployments, model shapes, requests and clients."""

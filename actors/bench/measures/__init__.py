@@ -1,1 +1,1 @@
-"""Measurements: observed steps, their costs, figures and timelines."""
+"""Measurement results: steps, their costs, figures and timelines."""

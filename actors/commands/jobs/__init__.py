@@ -1,1 +1,1 @@
-"""`pagebus job` and `pagebus run-batch`: files of requests onto the stream of jobs, results into files."""
+"""``pagebus job`` and ``pagebus run-batch``: submit files of requests as jobs and collect the results."""

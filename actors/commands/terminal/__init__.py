@@ -1,1 +1,1 @@
-"""`pagebus chat`, `complete` and `top`: clients of a server in the terminal."""
+"""``pagebus chat``, ``complete`` and ``top``: clients of a server in the terminal."""

@@ -1,1 +1,1 @@
-"""The persistent batch on host and device: the changes that a step plan makes, and the definition of a step."""
+"""The persistent batch on host and device: step plans change it, and each step reads it."""

@@ -1,1 +1,1 @@
-"""The device: its number format, operations, limits and errors."""
+"""The device: its number format, its operations, its limits, and the errors that end an engine."""

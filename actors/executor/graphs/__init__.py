@@ -1,1 +1,1 @@
-"""CUDA graphs of whole steps and of their pieces."""
+"""CUDA graphs of whole steps and of pieces of steps."""

@@ -1,2 +1,4 @@
-"""The parts that models are made of. They hold tensors and call the device's
-:class:`~pagebus.actors.executor.device.ops.Ops`."""
+"""The layers that models are built from.
+
+They hold tensors and call the device's :class:`~pagebus.actors.executor.device.ops.Ops`.
+"""

@@ -1,1 +1,1 @@
-"""Loading an engine: weights, kernels compiled ahead, warm-up."""
+"""Startup of an engine: loading weights, compiling kernels ahead, warm-up."""

@@ -1,1 +1,1 @@
-"""Memory: the size of the KV cache, the cache itself, the host tier and copies to it."""
+"""Memory: sizes the KV cache, holds it, and copies blocks to and from the host tier."""

@@ -1,4 +1,4 @@
-"""The model definitions, one file per architecture family, and the table that finds them."""
+"""Model definitions, one file per architecture family, and the table that selects one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sampling: tokens and log probabilities from logits, within grammars."""
+"""Sampling: from logits to tokens and log probabilities, under token masks."""

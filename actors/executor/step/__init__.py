@@ -1,1 +1,1 @@
-"""One step: run on the device, read back, its result published."""
+"""The life of one step: launched on the device, read back, its result sent."""

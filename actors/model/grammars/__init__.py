@@ -1,1 +1,1 @@
-"""Parts of grammars in llguidance's Lark: marks that may be tokens, reasoning, structural tags."""
+"""Grammars in llguidance's Lark: literals, reasoning marks, structural tags."""

@@ -1,1 +1,1 @@
-"""The pure core: the life of requests, admission and placement of sequences, and delivery of their output."""
+"""The pure core: request life cycle, admission, placement, and delivery of sequences to detokenizers."""

@@ -1,1 +1,1 @@
-"""Blocks of the KV cache in both tiers: their owners, and the index that finds cached content."""
+"""The block pools of the KV cache, per tier: ownership, reference counts, and the prefix index."""

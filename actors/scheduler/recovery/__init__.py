@@ -1,1 +1,1 @@
-"""State that outlives a scheduler: its journal and checkpoints, and the takeover by a successor."""
+"""State that outlives a scheduler: its journal and checkpoints, and their takeover by a successor."""

@@ -1,1 +1,1 @@
-"""One replica as pure state: its slots and blocks, the plans built from them, and the results applied to them."""
+"""The pure state of one replica: its slots and blocks, its step plans, and their results."""

@@ -1,1 +1,1 @@
-"""The scheduler's IO beside its core: membership, streams, metrics, observers and dead letters."""
+"""The scheduler's services around its core: membership, streams, metrics, snapshots, dead letters."""

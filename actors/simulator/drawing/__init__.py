@@ -1,1 +1,1 @@
-"""Pictures in SVG: curves, histograms, steps."""
+"""SVG pictures: curves, histograms and steps."""

@@ -1,1 +1,1 @@
-"""Traces of real deployments: their format, how they are recorded and shown."""
+"""Traces of real deployments: their format, recorder and plots."""

@@ -1,5 +1,5 @@
-"""Parsers of model output: reasoning and tool calls.
+"""Parsers that find reasoning and tool calls in a model's text.
 
-A parser is fed text piece by piece. Its output depends on the text alone, not on how the text was cut into pieces. A
-stream that is resumed elsewhere therefore continues exactly where it was, by feeding the text again.
+A parser reads a text piece by piece. Its output after some text depends only on that text, not on how it was divided
+into pieces. A stream that is resumed elsewhere therefore continues exactly where it was, by reading the text again.
 """

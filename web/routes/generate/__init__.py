@@ -1,1 +1,1 @@
-"""Routes that generate tokens, or render requests to tokens."""
+"""Routes that generate tokens, or render and tokenize only."""

@@ -1,1 +1,1 @@
-"""Routes of the service itself: models, health, metrics, the page and operators' commands."""
+"""Routes of the service itself: models, health, metrics, the page, operator commands."""

@@ -1,7 +1,8 @@
 """Compares the cost of a metric and of a scrape with prometheus-client.
 
-Run: ``python -m tests.actors.telemetry.bench_metrics``. It needs ``pip install prometheus-client``, which Pagebus does not install. The scrape is that of a deployment with the
-shipped model that has answered a request. Times are processor time, the least of several rounds.
+Run: ``python -m tests.actors.telemetry.bench_metrics``. It needs ``pip install prometheus-client``, which Pagebus does
+not install. The scrape is that of a deployment with the shipped model after one answer. Times are processor time, the
+least of several rounds.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.attention.gather import gather_tokens, merge_attention
-from pagebus.kernels.attention.rates import CUDNN_CAUSAL, CUDNN_PAST, PREFILL_ALONE
+from pagebus.kernels.common.rates import CUDNN_CAUSAL, CUDNN_PAST, PREFILL_ALONE
 from pagebus.kernels.common.target import target_of
 
 PIECES = (512, 1024, 2048)

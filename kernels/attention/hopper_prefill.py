@@ -23,7 +23,7 @@ from pagebus.kernels.attention.gather import gather_tokens
 from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, TILE, launch_hopper_attention
 from pagebus.kernels.attention.prefill import merge_blocks
 from pagebus.kernels.attention.prefill_plan import Ints
-from pagebus.kernels.attention.rates import HOPPER, PREFILL_BUSY
+from pagebus.kernels.common.rates import HOPPER, PREFILL_BUSY
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import LayoutDescriptor
 

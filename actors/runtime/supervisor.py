@@ -244,7 +244,7 @@ class Supervisor:
             children = [child for child in self.children if child.kind in wave]
             for child in children:
                 if child.pid is not None:
-                    with contextlib.suppress(ProcessLookupError):  # it has just died, and nobody has told us yet
+                    with contextlib.suppress(ProcessLookupError):  # it has just died, and was not reaped yet
                         os.kill(child.pid, signal.SIGTERM)
             keepers = [self._keepers[child.name] for child in children]
             limit_s = max(deadline_s - clock(), LAST_WAVE_S)

@@ -60,7 +60,7 @@ async def http_status(host: str, port: int, path: str, *, timeout_s: float = PRO
 
 
 def is_ready(info: Mapping[str, Any]) -> bool:
-    """Whether an actor with this lease info accepts work. A draining actor still does its work, and counts as well."""
+    """Whether an actor with this lease info accepts work. A draining actor still does its work and counts as ready."""
     return info.get("state") in ("ready", "draining") and not is_stalled(info)
 
 

@@ -44,7 +44,7 @@ def add_bench(commands: Commands) -> None:
 def _add_engine(benchmarks: Commands) -> None:
     engine = benchmarks.add(
         "engine",
-        help="workloads as token ids over the bus of a deployment that is started for it",
+        help="run workloads as token ids over the bus of a temporary deployment",
         description="Start a deployment with the settings given, submit workloads as token ids over its bus, and "
         "report throughput, step times, latencies and how busy the GPU is.",
     )
@@ -76,12 +76,16 @@ def _add_profile(benchmarks: Commands) -> None:
     run.add_argument("--batch", type=int, default=256, metavar="N", help="of the workload decode (default: 256)")
     _add_sizes(run)
     run.add_argument(
-        "--runs-before", type=int, default=0, metavar="N", help="of the workload, which are not looked at (default: 0)"
+        "--runs-before",
+        type=int,
+        default=0,
+        metavar="N",
+        help="runs of the workload that are not measured (default: 0)",
     )
     run.add_argument("--steps", type=int, default=50, metavar="N", help="steps of the trace (default: 50)")
     run.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON)")
     run.add_argument("--picture", metavar="FILE", help="draw the first of these steps (SVG)")
-    run.add_argument("--picture-steps", type=int, default=5, metavar="N", help="how many of them (default: 5)")
+    run.add_argument("--picture-steps", type=int, default=5, metavar="N", help="steps in the picture (default: 5)")
     _add_settings(profile)
 
 
@@ -115,7 +119,9 @@ def _add_serve(benchmarks: Commands) -> None:
     load.add_argument("--num-warmups", type=int, default=4, metavar="N", help="requests not counted (default: 4)")
     _add_waiting(load)
     load.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and arrivals (default: 0)")
-    load.add_argument("--processes", type=int, default=1, metavar="N", help="that share the load (default: 1)")
+    load.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes that share the load (default: 1)"
+    )
     load.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request (default: 3600)")
     report = serve.add_argument_group("report")
     report.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of which the median counts")
@@ -128,7 +134,7 @@ def _add_serve(benchmarks: Commands) -> None:
 def _add_start(benchmarks: Commands) -> None:
     start = benchmarks.add(
         "start",
-        help="how long each phase of a start takes",
+        help="measure the phases of a start",
         description="Start a deployment with the settings given, several times, and report how long each phase took, "
         "up to the first token over HTTP.",
     )
@@ -155,7 +161,7 @@ def _add_shape(benchmarks: Commands) -> None:
         description="Write a model's configuration and a tokenizer for it, to be served with --load-format dummy.",
     )
     shape.add_argument("name", metavar="NAME", help="llama8b or qwen06b")
-    shape.add_argument("folder", metavar="FOLDER", help="where the folder of that name is made")
+    shape.add_argument("folder", metavar="FOLDER", help="parent of the new folder")
 
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
@@ -167,7 +173,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
 def _add_waiting(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--wait-for-graphs", action=argparse.BooleanOptionalAction, default=True,
-        help="begin when all CUDA graphs are captured (default: on; who says nothing of any is not waited for)",
+        help="begin when all CUDA graphs are captured (default: on; executors that report none are not waited for)",
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def _add_actor(commands: Commands) -> None:
     actor = commands.add(
         "actor",
         _actor,
-        help="run one actor, against a bus that others share",
+        help="run one actor on a shared bus",
         description="Run one actor in this process. All actors that share a bus and a --name make one deployment.",
         epilog=SETTINGS_EPILOG,
     )
@@ -64,7 +64,7 @@ def _add_healthcheck(commands: Commands) -> None:
         epilog=SETTINGS_EPILOG,
     )
     health.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    health.add_argument("--here", action="store_true", help="only actors of this host count")
+    health.add_argument("--here", action="store_true", help="consider only actors of this host")
     add_arguments(health, model=False)
 
 

@@ -84,7 +84,7 @@ async def _serve_with_processes(
         redis = None if settings.bus else await stack.enter_async_context(private_redis(settings.data_dir))
         settings = stack.enter_context(with_files(settings))
         if redis is not None:
-            settings = settings.replace(redis_password=None)  # nobody else reaches it, and it asks for none
+            settings = settings.replace(redis_password=None)  # only this deployment reaches it, and it needs none
         gpus = visible_gpus(environ)
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""

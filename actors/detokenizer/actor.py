@@ -99,7 +99,7 @@ class DetokenizerActor(Actor):
                 await bus_retry.pause(error)
                 continue
             bus_retry.back()
-            await self.confirm_lease()  # who was given up has seen results trimmed that it had not read
+            await self.confirm_lease()  # for a revoked detokenizer, unread results may have been trimmed
             await self._handle(entries, positions.keys(), reached)
             await asyncio.sleep(0)  # the outbox sends what came of it, before more is read
             if self._outbox.depth > MAX_UNSENT:

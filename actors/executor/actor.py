@@ -44,7 +44,7 @@ READ_BLOCK_MS = 200
 """Longest wait of one read: an idle executor notices a drain request after this time."""
 PROGRESS_INTERVAL_S = 0.2
 SWITCH_INTERVAL_S = 0.001
-"""Python's turn between threads: at the default of 5 ms the event loop could hold up a launch longer than a step."""
+"""Python's thread switch interval: at the default of 5 ms the event loop could delay a launch by more than a step."""
 STALL_LOOK_S = 1.0
 STOP_FAILED_ENGINE_S = 3.0
 EXIT_AFTER_FAULT_S = 10.0
@@ -58,7 +58,8 @@ GRAPHS = ("pagebus:cuda_graphs", "CUDA graphs: captured by now, and all that are
 
 
 class ExecutorActor(Actor):
-    """One device. Its lease name is the replica's name; its lease says what the scheduler may plan with."""
+    """The executor of one device. Its lease name is the replica's name; its lease reports the capacities for the
+    scheduler."""
 
     kind: ClassVar[str] = "executor"
 
@@ -93,8 +94,8 @@ class ExecutorActor(Actor):
         )
 
     def lease_info(self) -> dict[str, Any]:
-        """Besides the base's: whose plans it has read last; progress and phase of loading; once ready, what the engine
-        can hold, whether its steps advance, and how many of its CUDA graphs are captured."""
+        """The base's fields; the epoch of the scheduler whose plans it read last; progress and phase of loading; once
+        ready, the engine's capacities, whether its steps advance, and the number of captured CUDA graphs."""
         told = asdict(self._info) if self._info is not None else {}
         if self._info is not None and self._engine is not None:
             told["num_host_blocks"] = self._engine.num_host_blocks
@@ -107,7 +108,7 @@ class ExecutorActor(Actor):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the model. Plans that are in the stream already were meant for an earlier life and are passed over."""
+        """Load the model. Plans already in the stream were meant for an earlier executor and are skipped."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         found = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
@@ -152,10 +153,10 @@ class ExecutorActor(Actor):
         self._sleeping.show(AWAKE)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
         self.log.info("kernels chosen", **self._engine.kernels)
-        await self.publish_metrics()  # so that whoever finds it ready finds what is left to capture, too
+        await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
-        """The model's folder, what its files say, and the GPU if there is one to use."""
+        """The model's folder and configuration, and the GPU if there is one to use."""
         target = None if self.settings.device == "cpu" else first_target()
         path = resolve_model(self.settings)
         if target is not None:
@@ -171,12 +172,12 @@ class ExecutorActor(Actor):
         tell_compilations(self._compiled)
 
     def _build_kernels(self) -> bool:
-        """Whether all kernels are compiled, after those that are not have been."""
+        """Compile missing kernels; returns whether all are compiled."""
         _, config, target = self._finding.result()
         return target is None or self._kernel_build.run(config, target)
 
     def _compiled(self, kernel: str, seconds: float) -> None:
-        tell = self.log.info if self._info is None else self.log.warning  # somebody waits for it
+        tell = self.log.info if self._info is None else self.log.warning  # operators wait for it
         tell("kernel compiled", kernel=kernel, seconds=round(seconds, 2))
 
     def _wait_for_kernels(self) -> None:
@@ -184,7 +185,7 @@ class ExecutorActor(Actor):
             self.log.warning("kernels were not compiled ahead: the first steps compile them")
 
     async def serve(self) -> None:
-        """Hand plans to the engine as they come."""
+        """Pass plans to the engine as they arrive."""
         stream = self.names.steps(self.name)
         while not self.draining.is_set():
             entries = await self._unless_away(lambda: self.bus.read({stream: self._position}, block_ms=READ_BLOCK_MS))
@@ -195,13 +196,13 @@ class ExecutorActor(Actor):
                 self._take(entry)
 
     async def drain(self) -> None:
-        """Finish the plans the engine has, and wait until their results are stored."""
+        """Finish the plans that the engine has, and wait until their results are stored."""
         await self._stop_engine(self.settings.drain_timeout_s)
         if self._outbox is not None:
             await self._outbox.flush()
 
     async def bequeath(self, error: BaseException) -> None:
-        """Close the results, after those that have been computed: the scheduler need not wait for the lease to end."""
+        """Write the fence behind the computed results, so that the scheduler need not wait for the lease to end."""
         if self._outbox is None or self._info is None or isinstance(error, BusError):
             return
         await self._stop_engine(STOP_FAILED_ENGINE_S)
@@ -210,7 +211,7 @@ class ExecutorActor(Actor):
         await self._outbox.flush()
 
     def bus_restarted(self) -> None:
-        """Who waits for a result that is lost would do so for ever: as if this executor had died before it."""
+        """End as if the executor had died before any lost result: readers of such a result would wait forever."""
         if self._outbox is not None:
             self._outbox.bus_restarted()
 
@@ -231,8 +232,8 @@ class ExecutorActor(Actor):
             self.log.warning("engine did not end in time", after_s=timeout_s)
 
     async def measure(self) -> None:
-        """Graphs and the device's memory; that is asked in a thread: the driver may be busy. A GPU that failed is the
-        engine's to tell."""
+        """Update the metrics of graphs and device memory. Memory is read in a thread, because the driver may be busy. A
+        failed GPU is reported by the engine."""
         if self._info is None or self._engine is None or self._failure is None or self._failure.done():
             return
         self._show_graphs(self._engine.graphs_progress)
@@ -281,7 +282,7 @@ class ExecutorActor(Actor):
             self._step_time.observe(result.done_s - result.launched_s)
 
     async def _unless_away(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, tried again while the bus is away; None if a drain is asked for meanwhile."""
+        """The result of ``call``, retried while the bus is away; None if a drain is requested meanwhile."""
         told = False
         while True:
             try:
@@ -321,7 +322,7 @@ class ExecutorActor(Actor):
             self._failure.set_exception(error)
 
     async def _watch_engine(self) -> None:
-        """Ends the actor with the engine's error."""
+        """End the actor with the engine's error."""
         assert self._failure is not None
         await self._failure
 
@@ -332,7 +333,7 @@ class ExecutorActor(Actor):
         self._engine_failed(EngineStalled(f"no step has been computed for {stalled_s:.0f} s"))
 
     def _end_process_if_faulted(self, error: BaseException) -> None:
-        """After a CUDA fault no call to the device may ever return, even at exit: see to it that the process ends."""
+        """Make sure that the process ends: after a CUDA fault no call to the device may ever return, even at exit."""
         if is_device_fault(error):
             self.log.error("device fault: this process ends", error=describe(error))
             timer = threading.Timer(EXIT_AFTER_FAULT_S, os._exit, (EXIT_DEVICE_FAULT,))
@@ -341,8 +342,8 @@ class ExecutorActor(Actor):
 
 
 def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
-    """What else vLLM's dashboards may look for in ``vllm:cache_config_info``; "None" is what it says of what is not
-    there."""
+    """Further labels that vLLM's dashboards may read from ``vllm:cache_config_info``; "None" for what does not
+    exist."""
     return {
         "num_cpu_blocks": str(info.num_host_blocks),
         "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
@@ -357,14 +358,14 @@ def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
 
 
 def problem_of(entry: Entry) -> str:
-    """Why an entry is not the step plan that belongs there; empty if it is."""
+    """The reason why an entry is not the expected step plan; empty if it is."""
     if not isinstance(entry.message, StepPlan):
         return f"is no step plan ({entry.error or type(entry.message).__name__})"
     return "" if entry.message.step == entry.id.index else f"says it is step {entry.message.step}"
 
 
 def import_engine() -> Any:
-    """The module :mod:`pagebus.actors.executor.engine`, and with it torch."""
+    """Import :mod:`pagebus.actors.executor.engine`, and with it torch."""
     import_torch()
     return import_module("pagebus.actors.executor.engine")
 

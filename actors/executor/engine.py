@@ -41,15 +41,18 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 JOIN_S = 10.0
-"""How long :meth:`Engine.stop` waits for a thread beyond what is queued; a hung device must not hang the process."""
+"""Longest wait of :meth:`Engine.stop` for a thread beyond its queue; a hung device must not hang the process."""
 IDLE_S = 0.25
-"""After such a time without a plan, and between two shapes of long prompts, there may be time for one of them."""
+"""Time without a plan after which, and between two shapes of long prompts, one shape may be prepared."""
 
 
 class Engine:
-    """One executor's engine. ``on_result`` gets every step's result, in order, ``on_error`` (at most once) what ended
-    the engine; both are called from the engine's threads and must return quickly. ``on_progress`` likewise.
-    ``kernels_ready`` is called before the first kernel is launched, and may wait."""
+    """One executor's engine.
+
+    ``on_result`` is called with every step's result, in order, ``on_error`` at most once with the error that ended the
+    engine, and ``on_progress`` during loading. All are called from the engine's threads and must return quickly.
+    ``kernels_ready`` is called before the first kernel is launched, and may wait.
+    """
 
     def __init__(
         self,
@@ -87,8 +90,8 @@ class Engine:
     # -- for the owner ------------------------------------------------------------------------------------------------
 
     def start(self) -> Future[EngineInfo]:
-        """Begin to load, in the device thread. The future is done when steps can run, or failed."""
-        self.ready.set_running_or_notify_cancel()  # nobody who waits for it can cancel it
+        """Start loading in the device thread. The future is done when steps can run, or when loading failed."""
+        self.ready.set_running_or_notify_cancel()  # waiters cannot cancel it
         self._threads[0].start()
         return self.ready
 
@@ -105,7 +108,8 @@ class Engine:
         self._plans.put(Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
 
     def stop(self, timeout_s: float = JOIN_S) -> bool:
-        """Run what is queued, hand on all results, end the threads. False if they did not end in time. Idempotent."""
+        """Run the queued plans, pass on all results, and end the threads. False if they did not end in time.
+        Idempotent."""
         self._stopping = True
         self._plans.put(None)
         deadline = time.monotonic() + timeout_s
@@ -121,21 +125,21 @@ class Engine:
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks of the host tier that are ready; grows for a while after the start. Any thread."""
+        """Blocks of the host tier that are ready; grows for a while after startup. Any thread."""
         return self._loaded.copies.memory.num_ready
 
     @property
     def graphs_progress(self) -> tuple[int, int] | None:
-        """CUDA graphs that are captured, and all that will be; None where steps run without. Any thread."""
+        """Captured CUDA graphs and their total; None where steps run without. Any thread."""
         return None if self._graphs is None else self._graphs.progress
 
     @property
     def kernels(self) -> dict[str, str]:
-        """What steps may run, in words; once the engine is ready."""
+        """Descriptions of the kernels of steps, once the engine is ready."""
         return self._loaded.runner.chooser.summary()
 
     def memory_in_use(self) -> tuple[int, int] | None:
-        """Bytes of device memory in use, and all there is; None on a CPU. Any thread, once the engine is ready."""
+        """Bytes of device memory in use, and in total; None on a CPU. Any thread, once the engine is ready."""
         return memory_in_use(torch.device(self._loaded.info.device))
 
     # -- device thread ------------------------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ class Engine:
         return load_vocabulary(resolve_tokenizer(self._settings), self._config)
 
     def _free_host_memory(self) -> None:
-        """After the last plan; a device that failed is left alone, its process ends anyway."""
+        """Free the host tier's memory after the last plan. A failed device is left alone: its process ends anyway."""
         if self._failure is None:
             if self._pool is not None:
                 torch.cuda.synchronize()
@@ -200,7 +204,7 @@ class Engine:
         return self._grammars
 
     def _progress(self, phase: str, share: float) -> None:
-        """Report, and end the loading if the engine is not wanted any more."""
+        """Report progress, and end loading if the engine is being stopped."""
         if self._stopping:
             raise EngineError("stopped while loading")
         self._on_progress(phase, share)
@@ -221,7 +225,7 @@ class Engine:
                         self._launch(queued, readback)
 
     def _next_plan(self) -> Queued | None:
-        """Waits for it; meanwhile, if no step is in flight, long prompts are made ready for."""
+        """Wait for the next plan. Meanwhile, if no step is in flight, prepare for shapes of long prompts."""
         prefill_backend = self._loaded.prefill_backend
         while prefill_backend:
             with suppress(queue.Empty):
@@ -235,7 +239,7 @@ class Engine:
         return nullcontext() if self._graphs is None else self._graphs.paused()
 
     def _check_order(self, queued: Queued) -> None:
-        """Plans of one scheduler come without gaps; those of a new one find an empty batch."""
+        """Check that plans of one scheduler have no gaps, and empty the batch for a new scheduler."""
         epoch, step = queued.scheduler_epoch, queued.plan.step
         if epoch < self._epoch:
             raise PlanError(f"step {step} of scheduler epoch {epoch} came after epoch {self._epoch}")
@@ -303,7 +307,7 @@ class Engine:
     # -- graphs -------------------------------------------------------------------------------------------------------
 
     def _graph_thread(self, graphs: Graphs, device: torch.device, dtype: torch.dtype) -> None:
-        """Captures the graphs that are not there yet, beside the steps."""
+        """Capture the missing graphs beside the steps."""
 
         def note(began_s: float) -> None:
             if self._spans is not None:
@@ -346,5 +350,5 @@ class Engine:
 
 
 def _own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A stream that is not the default one, as graph capture needs."""
+    """A context with a stream other than the default one, as graph capture needs."""
     return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

@@ -32,13 +32,13 @@ def add_explain(commands: Commands) -> None:
     parser = commands.add(
         "explain",
         run_explain,
-        help="say which kernels a model's steps run, and why",
+        help="show which kernels a model's steps run, and why",
         description="For each kind of step, say which path attention takes and what each product gets, with these "
         "options, on the GPU here or on another. Neither a GPU nor weights are needed, only the model's config.json.",
         epilog=SETTINGS_EPILOG,
     )
-    parser.add_argument("--target", metavar="SM", help="a kind of GPU, such as sm_89, or cpu (default: what is here)")
-    parser.add_argument("--multiprocessors", type=int, metavar="N", help="how many the target has")
+    parser.add_argument("--target", metavar="SM", help="a kind of GPU, such as sm_89, or cpu (default: this machine's)")
+    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
     parser.add_argument("--json", action="store_true", help="a JSON object on standard output")
     add_arguments(parser)
 

@@ -118,5 +118,5 @@ def import_torch() -> None:
     for name in unused:
         parent, _, child = name.rpartition(".")
         vars(sys.modules[parent]).pop(child, None)
-    lazy: set[str] = getattr(torch, "_lazy_modules", set())  # what torch imports once somebody asks for it
+    lazy: set[str] = getattr(torch, "_lazy_modules", set())  # modules that torch imports on first use
     lazy.update(name.removeprefix("torch.") for name in unused if name.count(".") == 1)

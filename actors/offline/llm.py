@@ -61,7 +61,7 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         settings = _checked(settings)
-        api_key = secrets.token_urlsafe(32)  # the ingress listens on this machine: nobody else may use it
+        api_key = secrets.token_urlsafe(32)  # the ingress listens on this machine: no other user may call it
         own: dict[str, Any] = {"port": 0, "api_key": (api_key,), "job_actors": 0, "bus": "memory://"}
         own |= {"trust_request_chat_template": True, "drain_timeout_s": DRAIN_S}
         self._settings = Settings(**{"model": model, "log_level": "warning", **settings, **own})

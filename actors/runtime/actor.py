@@ -32,19 +32,19 @@ T = TypeVar("T")
 
 METRICS_INTERVAL_S = 1.0
 METRICS_LEAST_S = 0.2
-"""Between two times that metrics are published, also where something has made them fall."""
+"""Least time between two publications of metrics, also after :meth:`Actor.publish_soon`."""
 METRICS_TTL_S = 15.0
 RETRY_S = 0.5
-"""Pause before the bus is asked again when it was not there."""
+"""Pause before the next call to a bus that is away."""
 STANDBY_LOOK_S = 0.2
-"""How often a standby looks whether the lease is free."""
+"""Interval at which a standby checks whether the lease is free."""
 STOP_AFTER_FAILURE_S = 5.0
-"""How long :meth:`Actor.stop` may take once the actor has failed: what it waits for may never come."""
+"""Longest time of :meth:`Actor.stop` after a failure: what it waits for may never happen."""
 
 
 def orders_state(kind: str, name: str) -> str:
-    """Name under which an operator's order to an actor lies on the bus: ``{"epoch": ..., "order": "drain" | "stop"}``,
-    obeyed by the life of this epoch only, when it renews its lease next."""
+    """Key on the bus of an operator's order to an actor: ``{"epoch": ..., "order": "drain" | "stop"}``. Only the actor
+    of this epoch obeys it, at the next renewal of its lease."""
     return f"orders:{kind}:{name}"
 
 
@@ -53,7 +53,7 @@ class Stopped(Exception):
 
 
 def metrics_state(kind: str, name: str) -> str:
-    """Name under which an actor's metrics lie on the bus."""
+    """Key on the bus of an actor's metrics."""
     return f"metrics:{kind}:{name}"
 
 
@@ -80,14 +80,15 @@ class Actor(ABC):
         self._health = HealthFile(settings.health_file)
         self._publish_now = asyncio.Event()
         self.bus_trouble = ""
-        """Why the bus takes no writes, once it has refused two renewals of the lease in a row; names no address."""
+        """Why the bus rejects writes, once it has refused two consecutive renewals of the lease; contains no
+        address."""
         bus.on_restart = self._bus_restarted
         self.bus_is_away = False
         """Whether the last renewal of the lease has failed."""
         self._renewed_s = math.inf
-        """When the last renewal of the lease was begun: it holds from then on for its time."""
+        """Start of the last renewal of the lease, from which the lease's time counts."""
         self._restarted_s = self._doubtful_until_s = -math.inf
-        """When the bus was found to have been started anew, and until when it may have forgotten whose the lease is."""
+        """When a restart of the bus was detected, and until when it may have forgotten the lease's holder."""
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Actor(ABC):
         return self.name
 
     def lease_info(self) -> dict[str, Any]:
-        """What the actor says about itself in its lease (JSON). Subclasses add to it."""
+        """The actor's report about itself in its lease (JSON). Subclasses add to it."""
         return {"state": self.state, "pid": os.getpid(), "host": socket.gethostname(), "actor": self.name}
 
     def is_well(self) -> bool:
@@ -114,33 +115,34 @@ class Actor(ABC):
         """Called once ``serve`` has returned, while spawned tasks still run: send what is queued."""
 
     async def bequeath(self, error: BaseException) -> None:  # noqa: B027 (optional)
-        """``error`` ends the actor: store what its successor should know of it. Within a few seconds, while spawned
-        tasks still run."""
+        """Store information for a successor when ``error`` ends the actor. It has a few seconds, while spawned tasks
+        still run."""
 
     async def stop(self) -> None:  # noqa: B027 (optional)
-        """Free resources. Also called after a failure, and then for a few seconds only."""
+        """Free resources. After a failure it has only a few seconds."""
 
     async def measure(self) -> None:  # noqa: B027 (optional)
-        """Bring metrics up to date that nothing else does: called before each time they are published."""
+        """Update metrics that are not updated by events; called before each publication."""
 
     def set_state(self, state: str) -> None:
-        """Change what the lease says, at once. Call it also when other lease info has changed."""
+        """Change the state in the lease at once. Call it also when other lease info has changed."""
         self.state = state
         self._beat_now.set()
 
     def publish_soon(self) -> None:
-        """Something that gauges tell has ended: let others see it before the next second."""
+        """Publish metrics before the next second, because something that gauges report has ended."""
         self._publish_now.set()
 
     def request_drain(self) -> None:
-        """Finish what runs, take nothing new, end."""
+        """Finish running work, accept no new work, then end."""
         if not self.draining.is_set():
             self.log.info("draining")
             self.draining.set()
             self.set_state("draining")
 
     def lease_lapsed(self) -> None:  # noqa: B027 (optional)
-        """The lease had expired when it was renewed: the bus or this process was away, or the clock of Redis jumped."""
+        """Called if the lease had expired at its renewal: the bus or this process was away, or the clock of Redis
+        jumped."""
 
     def _bus_restarted(self) -> None:
         self.log.warning("the bus has been started anew")
@@ -149,7 +151,7 @@ class Actor(ABC):
         self.bus_restarted()
 
     def bus_restarted(self) -> None:  # noqa: B027 (optional)
-        """The server of the bus has been started anew, or is another one, and may have lost what was written last."""
+        """Called if the bus's server was restarted or replaced, and may have lost its last writes."""
 
     async def confirm_lease(self) -> None:
         """Wait until the lease is held for certain.
@@ -165,7 +167,7 @@ class Actor(ABC):
             await self._renewed.wait()
 
     def spawn(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run ``coro`` beside the loop. Its end is nothing special; an exception in it ends the actor with it."""
+        """Run ``coro`` beside the loop. It may return at any time; an exception in it ends the actor."""
         task = asyncio.create_task(coro, name=f"{self.name}:{name}")
         self._tasks[task] = None
         task.add_done_callback(self._task_done)
@@ -174,7 +176,7 @@ class Actor(ABC):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole life. Returns after a drain; raises what ended the actor otherwise.
+        """Run the actor's whole life. Returns after a drain; otherwise raises the error that ended the actor.
 
         Raises:
             Fenced: another actor has taken over this one's lease.
@@ -342,10 +344,10 @@ class Actor(ABC):
                     await self._obey()
 
     async def _obey(self) -> None:
-        """Do what an operator has ordered since the last renewal of the lease.
+        """Apply the operator's order since the last renewal of the lease.
 
         Raises:
-            Stopped: that was to end.
+            Stopped: the order was to end.
         """
         name = orders_state(self.kind, self.name)
         (order,) = await self.bus.get_state(name)
@@ -366,7 +368,7 @@ class Actor(ABC):
             await set_within(self._publish_now, METRICS_INTERVAL_S - METRICS_LEAST_S)
 
     async def publish_metrics(self) -> None:
-        """Put all metrics on the bus, and the wall clock's ``time_s`` when they were so, as happens once a second."""
+        """Put all metrics on the bus, with their wall-clock time ``time_s``; called once a second."""
         await self.measure()
         snapshot = {"time_s": time.time(), **self.metrics.snapshot()}
         with contextlib.suppress(BusUnavailable):

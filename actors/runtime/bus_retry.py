@@ -16,11 +16,11 @@ RETRY_S = 0.2
 
 
 class BusRetry:
-    """Of one actor. ``away`` names the tasks of it that wait for the bus.
+    """Retries of one actor. ``away`` names its tasks that wait for the bus.
 
     Args:
-        doing: what does not happen meanwhile, for the log.
-        on_away: called whenever the bus has not taken something.
+        doing: what is suspended meanwhile, for the log.
+        on_away: called whenever a call to the bus has failed.
     """
 
     def __init__(self, log: Log, *, doing: str = "", on_away: Callable[[], None] = lambda: None) -> None:
@@ -30,7 +30,7 @@ class BusRetry:
         self._on_away = on_away
 
     async def until_taken(self, call: Callable[[], Awaitable[T]], task: str = "") -> T:
-        """The result of ``call``, once the bus takes it. It may be called many times: a repeat must be harmless."""
+        """Call until the bus accepts it, and return the result. Repeats must be harmless."""
         while True:
             try:
                 result = await call()
@@ -41,12 +41,12 @@ class BusRetry:
                 return result
 
     async def for_ever(self, call: Callable[[], Awaitable[object]], task: str = "") -> None:
-        """``call`` again and again, each time until the bus takes it."""
+        """Repeat ``call`` forever, each time until the bus accepts it."""
         while True:
             await self.until_taken(call, task)
 
     async def pause(self, error: BusUnavailable, task: str = "") -> None:
-        """The bus has not taken what ``task`` gave it: wait a moment before the next try."""
+        """Note that the bus rejected a call of ``task``, and wait before the next try."""
         if not self.away:
             self._log.warning(self._text, error=describe(error))
         self.away.add(task)
@@ -54,5 +54,5 @@ class BusRetry:
         await asyncio.sleep(RETRY_S)
 
     def back(self, task: str = "") -> None:
-        """The bus has taken what ``task`` gave it."""
+        """Note that the bus accepted a call of ``task``."""
         self.away.discard(task)

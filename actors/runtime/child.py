@@ -22,14 +22,15 @@ LINE_LIMIT = 2**20
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STEADY_S = 60.0
-"""A process that ran this long is not in a crash loop; deaths further apart than that make none either."""
+"""A process that ran this long, in seconds, is not in a crash loop, nor are deaths further apart than this."""
 CRASH_LOOP = 5
 
 
 def python_path(environ: Mapping[str, str]) -> str:
-    """``PYTHONPATH`` of a Python process that is to import the same Pagebus, whatever its working directory holds.
+    """``PYTHONPATH`` for a Python process that must import the same Pagebus, whatever its working directory holds.
 
-    An editable installation is found without: its folder, with all that lies beside Pagebus, is not for everybody.
+    An editable installation needs none. Its folder is left out, because it would make everything beside Pagebus
+    importable.
     """
     searched = {Path(each).resolve() for each in sys.path}
     return os.pathsep.join(filter(None, (str(PACKAGES) if PACKAGES in searched else "", environ.get("PYTHONPATH"))))
@@ -55,7 +56,7 @@ def die_with_parent() -> Callable[[], None]:
 
 
 class Restarts:
-    """When to start a process again: at once if it had been ready or ran steadily, else after 1, 2, 4 ... 30 s."""
+    """Restart policy: at once if the process had been ready or ran steadily, else after 1, 2, 4 ... 30 s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,7 +80,7 @@ class Restarts:
 
     @property
     def looping(self) -> bool:
-        """``CRASH_LOOP`` deaths within ``STEADY_S``."""
+        """Whether there were ``CRASH_LOOP`` deaths within ``STEADY_S``."""
         deaths = self._deaths_s
         return len(deaths) == CRASH_LOOP and deaths[-1] - deaths[0] <= STEADY_S
 
@@ -138,7 +139,7 @@ class Child:
             await asyncio.gather(reading, self._process.wait(), return_exceptions=True)
 
     async def _read(self, output: int) -> None:
-        """Pass lines on until every process that holds the other end is gone."""
+        """Forward lines until every process that holds the other end is gone."""
         reader = asyncio.StreamReader(limit=LINE_LIMIT)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", buffering=0)
@@ -163,7 +164,7 @@ class Child:
             self._on_line(text)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all it started; nothing happens if they are gone."""
+        """Send a signal to the process and all of its descendants; nothing happens if they are gone."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)

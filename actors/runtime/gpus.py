@@ -13,11 +13,11 @@ from pathlib import Path
 
 LIST_TIMEOUT_S = 20.0
 NODES = "/dev/nvidia[0-9]*"
-"""One for each GPU, where Linux drives them itself."""
+"""Device nodes, one per GPU, if Linux itself drives them."""
 
 
 def list_gpus(*, uuids: bool = False) -> list[str]:
-    """Indexes (or UUIDs) of the GPUs that nvidia-smi lists; none where there is no such tool."""
+    """Indexes (or UUIDs) of the GPUs that nvidia-smi lists; none without that tool."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -31,8 +31,8 @@ def list_gpus(*, uuids: bool = False) -> list[str]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Ids for CUDA_VISIBLE_DEVICES of the GPUs this process may use. Their device nodes are counted where there are
-    any: nvidia-smi takes a good part of a second."""
+    """Ids for CUDA_VISIBLE_DEVICES of the GPUs that this process may use. Device nodes are counted if there are any,
+    because nvidia-smi takes a good part of a second."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(index) for index in range(len(glob.glob(NODES)))] or list_gpus()

@@ -17,17 +17,17 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 def reachable_host(host: str) -> str:
-    """The address under which a server that listens on ``host`` is reached from here."""
+    """The address by which this machine reaches a server that listens on ``host``."""
     return ANY_ADDRESS.get(host, host)
 
 
 def is_socket(host: str) -> bool:
-    """Whether this is no host, but the path of a Unix socket (``unix:/run/pagebus.sock``)."""
+    """Whether ``host`` is the path of a Unix socket (``unix:/run/pagebus.sock``)."""
     return host.startswith(UNIX)
 
 
 def address_of(settings: Settings) -> tuple[str, int]:
-    """Where an ingress with these settings listens; of a socket the port is 0."""
+    """Host and port of an ingress with these settings; the port of a Unix socket is 0."""
     return (settings.host, settings.port) if settings.uds is None else (UNIX + settings.uds, 0)
 
 
@@ -38,7 +38,7 @@ def url_of(host: str, port: int) -> str:
 
 
 async def http_status(host: str, port: int, path: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> int | None:
-    """Status of ``GET path``, or None if nothing answers like an HTTP server within ``timeout_s``."""
+    """Status of ``GET path``, or None if no HTTP server answers within ``timeout_s``."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -60,17 +60,17 @@ async def http_status(host: str, port: int, path: str, *, timeout_s: float = PRO
 
 
 def is_ready(info: Mapping[str, Any]) -> bool:
-    """Whether an actor with this lease info takes work. One that drains still does what it has, and is well."""
+    """Whether an actor with this lease info accepts work. A draining actor still does its work and counts as ready."""
     return info.get("state") in ("ready", "draining") and not is_stalled(info)
 
 
 def is_stalled(info: Mapping[str, Any]) -> bool:
-    """Whether an executor with this lease info has steps to compute and does not get on."""
+    """Whether an executor with this lease info has steps to compute and does not advance."""
     return bool(info.get("stalled_s"))
 
 
 async def healthy(kind: str, settings: Settings, bus: Bus | None, *, here: bool = False) -> bool:
-    """Whether an actor of this kind is ready: an ingress that answers ``/health`` with 200, else a lease that says so.
+    """Whether an actor of this kind is ready: an ingress that answers ``/health`` with 200, or a lease that is ready.
 
     ``here``: only actors on this host count (each container of a scaled service checks its own).
     """

@@ -14,7 +14,7 @@ from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
 
 @contextlib.asynccontextmanager
 async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
-    """A Redis server for this deployment, in ``data_dir`` or in a folder that goes away with it."""
+    """A Redis server for this deployment, in ``data_dir`` or in a temporary folder."""
     redis = PrivateRedis(data_dir, before_exec=die_with_parent())
     try:
         await redis.start()
@@ -25,7 +25,7 @@ async def private_redis(data_dir: str | None) -> AsyncIterator[PrivateRedis]:
 
 @contextlib.contextmanager
 def with_files(settings: Settings) -> Iterator[Settings]:
-    """Settings with a folder for files: beside what Redis keeps, or one that goes away."""
+    """Settings with a folder for files: beside Redis's data, or a temporary one."""
     if settings.files_dir is not None:
         yield settings
     elif settings.data_dir is not None:
@@ -36,17 +36,17 @@ def with_files(settings: Settings) -> Iterator[Settings]:
 
 
 def uses_one_process(settings: Settings) -> bool:
-    """Whether everything runs in this process: asked for, or for want of a redis-server."""
+    """Whether everything runs in this process, by request or because there is no redis-server."""
     if settings.bus is not None:
         return settings.bus.startswith("memory:")
     return find_redis_server() is None
 
 
 def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
-    """One process can use one GPU only.
+    """Check that one process suffices: it can use only one GPU.
 
     Raises:
-        SettingsError: more executors are asked for.
+        SettingsError: more executors are requested.
     """
     if settings.executors > 1 and gpus and settings.device != "cpu":
         raise SettingsError(

@@ -41,7 +41,7 @@ OPEN_REDIS = (
 
 
 def actor_class(kind: str) -> type[Actor]:
-    """The class of a kind of actor. Imports only that actor's package: the scheduler starts without torch."""
+    """The class of a kind of actor. Imports only that actor's package, so that the scheduler starts without torch."""
     module, name = CLASSES[kind]
     return cast("type[Actor]", getattr(importlib.import_module(module), name))
 
@@ -56,7 +56,7 @@ def make_bus(settings: Settings) -> Bus:
     """The bus object for ``settings.bus``, not yet connected.
 
     Raises:
-        SettingsError: there is none, its URL cannot be understood, or it is a server that everybody may use.
+        SettingsError: there is no URL, it is invalid, or its server is open to everyone.
     """
     from pagebus.bus.connect import open_bus
     from pagebus.bus.redis.url import SCHEMES, is_open, parse_redis_url, with_password, with_tls_files
@@ -76,7 +76,8 @@ def make_bus(settings: Settings) -> Bus:
 
 
 def choose_gpu(settings: Settings) -> None:
-    """With ``--gpu-lock-dir``: take a GPU that no other executor of this machine has, and let torch see only that.
+    """With ``--gpu-lock-dir``: take a GPU that no other executor of this machine has, and make only that visible to
+    torch.
 
     Raises:
         RuntimeError: all are taken; a restart later may find one.
@@ -136,7 +137,7 @@ async def _life(kind: str, settings: Settings) -> int:
 
 
 def exit_code(error: BaseException, log: logs.Log) -> int:
-    """The exit code for what ended an actor, with a line in the log."""
+    """The exit code for the error that ended an actor, with a line in the log."""
     unusable: tuple[type[BaseException], ...] = (SettingsError, ImportError)
     for module, name in (
         ("pagebus.actors.model.config", "ModelError"),
@@ -155,7 +156,7 @@ def exit_code(error: BaseException, log: logs.Log) -> int:
 
 
 class StopSignal:
-    """What SIGTERM and SIGINT do: the first asks for a drain, the second calls :attr:`again` (end at once)."""
+    """Handles SIGTERM and SIGINT: the first requests a drain, the second calls :attr:`again` (end at once)."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -163,7 +164,7 @@ class StopSignal:
         self._actions: list[Callable[[], None]] = []
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call ``action`` when the first signal comes, or now if it has come."""
+        """Call ``action`` at the first signal, or now if it has arrived."""
         self._actions.append(action)
         if self.event.is_set():
             action()

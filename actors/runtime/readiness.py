@@ -13,8 +13,7 @@ Address = tuple[str, int]
 
 
 async def where_it_answers(settings: Settings, leases: Sequence[LeaseInfo], progress: Progress) -> list[Address]:
-    """Host and port of each ingress, once all of them say that they are well; before that none, and ``progress`` shows
-    what is waited for."""
+    """Host and port of each ingress, once all are ready; before that none, and ``progress`` shows what is missing."""
     phase, share = summary([lease.info for lease in leases if lease.kind == "executor"], settings.executors)
     addresses = ingress_addresses(settings, leases)
     if phase != READY:
@@ -27,7 +26,7 @@ async def where_it_answers(settings: Settings, leases: Sequence[LeaseInfo], prog
 
 
 def ingress_addresses(settings: Settings, leases: Iterable[LeaseInfo]) -> list[Address]:
-    """Where the ready ingresses listen: what their leases say, else what the settings say."""
+    """Addresses of the ready ingresses: from their leases, else from the settings."""
     found = []
     for lease in leases:
         host, usual = address_of(settings)

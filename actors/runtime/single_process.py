@@ -49,7 +49,7 @@ class SingleProcess:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.actors: Sequence[Actor] = ()
         self.error: BaseException | None = None
-        """What ended an actor, once :meth:`run` has returned."""
+        """The error that ended an actor, once :meth:`run` has returned."""
 
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a failed actor (1) or a hopeless setting (2); returns that exit code."""

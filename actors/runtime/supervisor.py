@@ -31,11 +31,11 @@ POLL_S = 0.05
 WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "executor", "detokenizer"))
 """Order of the drain."""
 LAST_WAVE_S = 5.0
-"""What the second wave gets at least, even if the first took all of the drain timeout."""
+"""Least time of the second wave, even if the first took all of the drain timeout."""
 
 
 class GiveUp(Exception):
-    """Serving has become pointless; ``code`` is the exit code, the text the cause."""
+    """Serving is impossible; ``code`` is the exit code, the text the cause."""
 
     def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class ChildPlan:
 def plan_children(
     settings: Settings, bus_url: str, *, environ: Mapping[str, str], gpus: Sequence[str], cores: int, unique: str = ""
 ) -> list[ChildPlan]:
-    """What to start for ``settings``. ``unique`` goes into the names where other machines share the bus.
+    """The processes to start for ``settings``. ``unique`` becomes part of the names where other machines share the bus.
 
     Raises:
         SettingsError: more executors than GPUs.
@@ -87,8 +87,8 @@ def plan_children(
 
 
 class Supervisor:
-    """Runs ``plans`` until told to stop. ``connect`` gives a connected bus, which is used only to look at leases; it is
-    called when the children have been started, since it takes time, too."""
+    """Runs ``plans`` until told to stop. ``connect`` returns a connected bus, used only to read leases. It is called
+    after the children have been started, because it takes time too."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Supervisor:
     # -- children -----------------------------------------------------------------------------------------------------
 
     async def _keep(self, child: Child) -> None:
-        """Run a child, again whenever it ends, until the drain."""
+        """Run a child, and restart it whenever it ends, until the drain."""
         while not self._stopping.is_set():
             code = await child.run_once()
             if self._stopping.is_set():
@@ -160,7 +160,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def _keep_redis(self) -> None:
-        """Start our own Redis again when it dies: its file holds everything, and the actors wait for it."""
+        """Restart our own Redis when it dies: its file holds everything, and the actors wait for it."""
         if self._redis is None:
             await asyncio.Event().wait()
             return
@@ -208,7 +208,7 @@ class Supervisor:
                     self._keep_port(child, lease)
 
     def _keep_port(self, child: Child, lease: LeaseInfo) -> None:
-        """An ingress that took any port gets the same one the next time: it is what clients know."""
+        """Give an ingress that took a free port the same one at its restart, because clients know it."""
         kept = ["--port", str(lease.info.get("port"))]
         if child.kind == "ingress" and not self._has_port and "port" in lease.info and child.command[-2:] != kept:
             child.command += kept
@@ -216,7 +216,7 @@ class Supervisor:
     # -- readiness ----------------------------------------------------------------------------------------------------
 
     async def _announce(self) -> None:
-        """Show progress until the service answers, then say so, then rest."""
+        """Show progress until the service answers, and then that it does."""
         self._bus = await self._connect()
         while True:
             try:
@@ -236,7 +236,7 @@ class Supervisor:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Stop all children in order, within the drain timeout; kill what is left then."""
+        """Stop all children in order within the drain timeout; kill the rest."""
         self._stopping.set()
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + self._settings.drain_timeout_s
@@ -244,7 +244,7 @@ class Supervisor:
             children = [child for child in self.children if child.kind in wave]
             for child in children:
                 if child.pid is not None:
-                    with contextlib.suppress(ProcessLookupError):  # it has just died, and nobody has told us yet
+                    with contextlib.suppress(ProcessLookupError):  # it has just died, and was not reaped yet
                         os.kill(child.pid, signal.SIGTERM)
             keepers = [self._keepers[child.name] for child in children]
             limit_s = max(deadline_s - clock(), LAST_WAVE_S)

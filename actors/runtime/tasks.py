@@ -8,14 +8,14 @@ from typing import Any
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Until the event is set, at most ``timeout_s``."""
+    """Wait until the event is set, at most ``timeout_s``."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
 
 
 async def first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Until the task is done or the event is set."""
+    """Wait until the task is done or the event is set."""
     waiter = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, waiter], return_when=asyncio.FIRST_COMPLETED)
@@ -24,7 +24,7 @@ async def first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel and wait until all have ended; their errors have been reported elsewhere."""
+    """Cancel tasks and wait until all have ended; their errors have been reported elsewhere."""
     for task in tasks:
         task.cancel()
     if tasks:

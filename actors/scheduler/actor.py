@@ -123,7 +123,7 @@ class SchedulerActor(Actor):
         )
         for replica in takeover.marks:
             self.core.skip_steps(replica, MARK_STEP)
-            self._trimmer.replica_lost(replica, MARK_STEP)  # answered, or there is nobody who would
+            self._trimmer.replica_lost(replica, MARK_STEP)  # answered, or no executor is left to answer
         for replica, end in takeover.read.items():
             self._remains.gone("executor", replica)  # unless it joins
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease

@@ -11,7 +11,7 @@ from pagebus.actors.settings.declaring import setting
 class EngineSettings:
     """How steps are computed."""
 
-    device: str = setting("auto", help="where the model is computed", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", help="device that runs the model", choices=("auto", "cpu", "cuda"))
     dtype: str = setting(
         "auto",
         help="number format of weights and activations (auto: the model's own)",
@@ -26,26 +26,26 @@ class EngineSettings:
         None, help="most tokens in one step (default: 8192 on CUDA, 2048 on CPU)", low=1, high=2**20
     )
     max_num_scheduled_tokens: int | None = setting(
-        None, help="most tokens that the scheduler gives one step (default: as many as fit)", low=1, high=2**20
+        None, help="most tokens that the scheduler plans for one step (default: as many as fit)", low=1, high=2**20
     )
     enforce_eager: bool = setting(False, help="do not use CUDA graphs")
     max_cudagraph_capture_size: int | None = setting(
         None,
-        help="most tokens of a step that runs from CUDA graphs (default: those that take longer to launch than to "
-        "compute; above 4096 the graphs hold all but attention)",
+        help="most tokens of a step that runs from CUDA graphs (default: steps that take longer to launch than to "
+        "compute; above 4096 tokens attention is outside the graphs)",
         low=1,
         high=8192,
     )
     attention_backend: str = setting(
         "auto",
-        help="what computes attention on CUDA: Pagebus's own kernels (triton), those for decodes and torch's cuDNN "
-        "attention for prompts wherever it can (torch), or whichever was measured to be faster for the shape (auto)",
+        help="attention on CUDA: Pagebus's own kernels (triton); these for decodes and torch's cuDNN attention for "
+        "prompts where supported (torch); or the one measured to be faster for the shape (auto)",
         choices=("auto", "triton", "torch"),
     )
     deterministic: bool = setting(
         False,
-        help="compute each token in the same way whatever is computed with it, so that a request gives the same tokens "
-        "alone, in company, from the prefix cache and when it is computed again; slower, CUDA only",
+        help="compute each token in the same way whatever else is in the batch, so that a request gives the same "
+        "tokens alone, in a batch, from the prefix cache and when recomputed; slower, CUDA only",
     )
     pipeline_depth: int = setting(
         4, help="most step plans in flight per executor; more than two only while steps are short", low=1, high=8
@@ -62,17 +62,17 @@ class EngineSettings:
         choices=("fcfs", "priority"),
     )
     priority_aging_s: float = setting(
-        30.0, help="seconds of waiting that make up for one step of priority", low=0.001, high=1e9
+        30.0, help="seconds of waiting that count as one step of priority", low=0.001, high=1e9
     )
     itl_target_ms: float | None = setting(
         None,
-        help="longest step with running streams to aim at: it limits how much of long prompts is read beside them",
+        help="target time of a step with running streams; limits how much of a long prompt is computed beside them",
         low=0.1,
         high=1e6,
     )
     ttft_target_ms: float | None = setting(
         None,
-        help="time to the first token from which on --itl-target-ms may be exceeded, up to twofold",
+        help="time to the first token beyond which --itl-target-ms may be exceeded, up to twofold",
         low=0.1,
         high=1e9,
     )

@@ -46,11 +46,11 @@ class LoggingSettings:
     )
     otlp_traces_endpoint: str | None = setting(
         None,
-        help="URL of an OpenTelemetry collector that gets a trace of every request (default: none are made)",
+        help="URL of an OpenTelemetry collector for traces of requests (default: no traces)",
         check=_check_otlp,
     )
     span_dir: str | None = setting(
         None,
-        help="folder in which scheduler and executors write what they did when, step by step, as they stop "
+        help="folder to which scheduler and executors write spans of each step when they stop "
         "(default: nothing is noted)",
     )

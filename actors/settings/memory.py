@@ -34,7 +34,7 @@ class MemorySettings:
         0.9, help="share of the GPU's memory that may be used", check=_check_fraction
     )
     num_gpu_blocks_override: int | None = setting(
-        None, help="number of blocks of the cache, whatever the memory", low=1, high=2**30
+        None, help="number of blocks of the cache, in place of the measured one", low=1, high=2**30
     )
     kv_cache_memory_bytes: int | None = setting(
         None, help="bytes for the cache, instead of a share of the GPU", low=1, high=2**50
@@ -42,14 +42,14 @@ class MemorySettings:
     cpu_kv_cache_gib: float = setting(1.0, help="GiB for the cache when the device is the CPU", low=0.001, high=4096)
     swap_space: float = setting(
         4.0,
-        help="GiB of host memory per executor, for blocks that the device has no room for; 0: none",
+        help="GiB of host memory per executor for blocks that do not fit on the device; 0: none",
         low=0,
         high=65536,
     )
     preemption_mode: str = setting(
         "auto",
-        help="what happens to blocks of a sequence that must give way: copied to the host (swap), computed again "
-        "(recompute), or whatever is faster by measured rates (auto)",
+        help="blocks of a preempted sequence are copied to the host (swap), computed again (recompute), or whichever "
+        "is faster by measured rates (auto)",
         choices=("auto", "swap", "recompute"),
     )
     enable_prefix_caching: bool = setting(True, help="reuse the blocks of prompts that begin alike")

@@ -13,11 +13,9 @@ class ModelSettings:
 
     model: str = setting("", help="folder or Hugging Face id of the model; empty: the small shipped one")
     tokenizer: str | None = setting(None, help="folder or id of the tokenizer (default: the model's)")
-    skip_tokenizer_init: bool = setting(
-        False, help="do without a tokenizer: prompts are token ids, and answers tell them"
-    )
+    skip_tokenizer_init: bool = setting(False, help="run without a tokenizer: prompts and answers are token ids")
     served_model_name: tuple[str, ...] = setting(
-        (), help="name or names clients use for the model (default: MODEL as given)"
+        (), help="name or names of the model in the API (default: MODEL as given)"
     )
     revision: str | None = setting(None, help="branch, tag or commit of the model on the hub")
     chat_template: str | None = setting(
@@ -25,7 +23,7 @@ class ModelSettings:
     )
     generation_config: str = setting(
         "auto",
-        help="where sampling defaults come from: the model's generation_config.json (auto) or none (vllm)",
+        help="source of sampling defaults: the model's generation_config.json (auto) or none (vllm)",
         choices=("auto", "vllm"),
     )
     load_format: str = setting(

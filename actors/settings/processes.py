@@ -35,22 +35,20 @@ class ProcessSettings:
         check=_check_bus,
     )
     redis_password: str | None = setting(
-        None, help="password of the Redis of --bus, as it is, for a URL that has none", secret=True
+        None, help="password of the Redis of --bus, unescaped, if the URL has none", secret=True
     )
-    redis_ca_file: str | None = setting(
-        None, help="certificates that vouch for a Redis with TLS (default: the system's)"
-    )
-    redis_cert_file: str | None = setting(None, help="certificate to show to a Redis that wants one of its clients")
+    redis_ca_file: str | None = setting(None, help="CA certificates for a Redis with TLS (default: the system's)")
+    redis_cert_file: str | None = setting(None, help="client certificate for a Redis that requires one")
     redis_key_file: str | None = setting(None, help="key of --redis-cert-file")
-    allow_open_redis: bool = setting(False, help="use a Redis on another machine that asks for no password")
+    allow_open_redis: bool = setting(False, help="use a Redis on another machine that needs no password")
     executors: int = setting(1, help="executors to start, one per GPU", low=1, high=1024)
     tokenizers: int = setting(1, help="tokenizers to start", low=1, high=1024)
     schedulers: int = setting(1, help="schedulers to start: one leads, others stand by", low=1, high=16)
     detokenizers: int = setting(1, help="detokenizers to start", low=1, high=1024)
     ingresses: int = setting(
-        1, help="HTTP servers to start; they share the port, or take one each with --port 0", low=1, high=1024
+        1, help="HTTP servers to start; they share the port, or use one each with --port 0", low=1, high=1024
     )
-    job_actors: int = setting(1, help="actors to start that take queued jobs; 0: jobs wait", low=0, high=1024)
+    job_actors: int = setting(1, help="jobs actors to start, which run queued jobs; 0: jobs wait", low=0, high=1024)
     lease_ttl_s: float = setting(5.0, help="seconds after which a silent actor counts as dead", low=0.2, high=300)
     data_dir: str | None = setting(None, help="folder of the private redis-server (default: a temporary one)")
     actor_name: str | None = setting(
@@ -63,10 +61,10 @@ class ProcessSettings:
     )
     kernels_dir: str | None = setting(
         None,
-        help="folder of kernels compiled ahead: used in place of TRITON_CACHE_DIR where it holds all that this start "
-        "launches (default: none)",
+        help="folder of kernels compiled ahead: used in place of TRITON_CACHE_DIR if it holds all kernels of this "
+        "start (default: none)",
     )
     gpu_lock_dir: str | None = setting(
         None,
-        help="folder in which executors of one machine agree who takes which GPU (default: the first one they see)",
+        help="folder of locks by which executors of one machine share its GPUs (default: each uses the first it sees)",
     )

@@ -34,22 +34,22 @@ class ServiceSettings:
     """The HTTP endpoint and the limits on what clients may ask."""
 
     trust_request_chat_template: bool = setting(
-        False, help="let requests bring a chat template of their own, which is a program"
+        False, help="accept chat templates in requests; a template is a program"
     )
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(8000, help="port to listen on; 0 takes a free one", low=0, high=65535)
     uds: str | None = setting(None, help="path of a Unix socket to listen on, instead of --host and --port")
     root_path: str | None = setting(
         None,
-        help="path below which a proxy shows the server (/llm): routes answer with it and without it",
+        help="path prefix under which a proxy serves the API (/llm): routes answer with and without it",
         check=_check_root_path,
     )
     api_key: tuple[str, ...] = setting(
-        (), help="key or keys, one of which a client must send (default: none needed)", secret=True, check=_check_keys
+        (), help="key or keys, one of which clients must send (default: none)", secret=True, check=_check_keys
     )
     api_key_file: str | None = setting(None, help="TOML file with keys and their limits, read again when it changes")
     allowed_origins: tuple[str, ...] = setting(
-        (), help="origins whose pages browsers may let use the API, or * (default: none)", check=_check_origins
+        (), help="origins whose pages may use the API in a browser (CORS), or * (default: none)", check=_check_origins
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -58,47 +58,45 @@ class ServiceSettings:
         check=_check_hosts,
     )
     max_connections_per_address: int | None = setting(
-        None, help="connections that one address may have open (default: any number)", low=1, high=2**20
+        None, help="most open connections per client address (default: no limit)", low=1, high=2**20
     )
     max_num_queued_requests: int = setting(
-        4096, help="requests that may be under way; more are answered 429", low=1, high=2**20
+        4096, help="most requests in progress; more are answered 429", low=1, high=2**20
     )
     max_num_queued_tokens: int = setting(
-        2**26, help="tokens of prompts and answers that may be under way; more are answered 429", low=1, high=2**40
+        2**26, help="most tokens of prompts and answers in progress; more are answered 429", low=1, high=2**40
     )
     max_num_jobs: int | None = setting(
         None,
-        help="queued jobs that one jobs actor has under way (default: twice what all executors have sequences for)",
+        help="queued jobs in progress per jobs actor (default: twice the sequences of all executors)",
         low=1,
         high=2**20,
     )
     files_dir: str | None = setting(
         None,
-        help="folder for files and batches of clients, which all ingresses and jobs actors share (default with "
+        help="folder for clients' files and batches, shared by all ingresses and jobs actors (default with "
         "`serve`: below --data-dir, else a temporary one)",
     )
-    max_file_bytes: int = setting(200 * 2**20, help="bytes of one file", low=1, high=2**40)
-    max_files_bytes: int = setting(16 * 2**30, help="bytes of all files", low=1, high=2**50)
-    max_batch_lines: int = setting(50_000, help="requests of one batch", low=1, high=2**31)
-    max_batches: int = setting(
-        100, help="batches of one key that may be under way; more are answered 429", low=1, high=2**20
-    )
+    max_file_bytes: int = setting(200 * 2**20, help="most bytes of one file", low=1, high=2**40)
+    max_files_bytes: int = setting(16 * 2**30, help="most bytes of all files", low=1, high=2**50)
+    max_batch_lines: int = setting(50_000, help="most requests of one batch", low=1, high=2**31)
+    max_batches: int = setting(100, help="most batches in progress per key; more are answered 429", low=1, high=2**20)
     response_ttl_s: float = setting(
         3600.0, help="seconds that a response of /v1/responses is kept", low=1, high=31 * 86400
     )
     max_responses_bytes: int = setting(
-        4 * 2**30, help="bytes of responses that an ingress keeps; older ones go", low=2**20, high=2**50
+        4 * 2**30, help="most bytes of responses that an ingress keeps; the oldest are dropped", low=2**20, high=2**50
     )
     max_responses_bytes_per_key: int = setting(
-        2**30, help="bytes of responses of one key that an ingress keeps", low=2**20, high=2**50
+        2**30, help="most bytes of responses per key that an ingress keeps", low=2**20, high=2**50
     )
     max_beam_width: int = setting(
-        16, help="most beams of one beam search, each of which takes a place in the batch", low=1, high=64
+        16, help="most beams of one beam search; each takes a slot of the batch", low=1, high=64
     )
-    enable_auto_tool_choice: bool = setting(False, help="let models call tools as they like; needs --tool-call-parser")
+    enable_auto_tool_choice: bool = setting(False, help="let the model decide to call tools; needs --tool-call-parser")
     tool_call_parser: str | None = setting(
         None,
-        help="how the model writes calls of tools, by vLLM's names (docs/structured-output.md has the families)",
+        help="format of the model's tool calls, by vLLM's names (docs/structured-output.md has the families)",
         choices=(
             "deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "granite-20b-fc", "granite4", "hermes",
             "internlm", "jamba", "kimi_k2", "llama3_json", "llama4_json", "llama4_pythonic", "mistral", "openai",
@@ -107,7 +105,7 @@ class ServiceSettings:
     )  # fmt: skip
     reasoning_parser: str | None = setting(
         None,
-        help="how the model marks its reasoning, by vLLM's names (docs/structured-output.md has the families)",
+        help="format of the model's reasoning, by vLLM's names (docs/structured-output.md has the families)",
         choices=(
             "deepseek_r1", "deepseek_v3", "glm45", "glm47", "granite", "holo2", "kimi_k2", "mistral", "openai_gptoss",
             "qwen3",
@@ -119,41 +117,39 @@ class ServiceSettings:
         choices=("last", "mean"),
     )
     max_logprobs: int = setting(
-        20, help="likely tokens that a request may have told for each token; -1: the whole vocabulary", low=-1,
+        20, help="most log probabilities per token that a request may ask for; -1: the whole vocabulary", low=-1,
         high=2**31 - 1,
     )  # fmt: skip
     enable_tokenizer_info_endpoint: bool = setting(
         False, help="let clients read the tokenizer's configuration and chat template at /tokenizer_info"
     )
     sagemaker_session_s: float | None = setting(
-        None, help="seconds that a session of /invocations lasts (default: none can be opened)", low=1, high=31 * 86400
+        None, help="seconds that a session of /invocations lasts (default: no sessions)", low=1, high=31 * 86400
     )
     tokens_only: bool = setting(
-        False, help="answer only /inference/v1/generate, and what tells of the server; needs no tokenizer"
+        False, help="serve only /inference/v1/generate and routes about the server; needs no tokenizer"
     )
-    enable_force_include_usage: bool = setting(False, help="end every stream with its usage, asked for or not")
-    enable_per_request_metrics: bool = setting(False, help="say in answers how long what has taken (`metrics`)")
+    enable_force_include_usage: bool = setting(False, help="end every stream with its usage, even if not requested")
+    enable_per_request_metrics: bool = setting(False, help="include the times of each stage in answers (`metrics`)")
     sse_keep_alive_interval: int = setting(
         0, help="seconds after which a silent stream gets a comment, for proxies; 0: none", low=0, high=86400
     )
     stream_interval: int = setting(
-        1, help="tokens of a choice that one event of a stream holds at least, but for the first", low=1, high=2**20
+        1, help="least tokens of a choice per stream event, except the first", low=1, high=2**20
     )
-    allow_unknown_fields: bool = setting(
-        False, help="ignore fields of requests that are not known, instead of answering 400"
-    )
+    allow_unknown_fields: bool = setting(False, help="ignore unknown fields of requests instead of answering 400")
     structured_output_timeout_s: float = setting(
         5.0,
-        help="seconds of computing that making the schema, expression or grammar of a structured output ready may take",
+        help="most seconds of computing to prepare the schema, expression or grammar of a structured output",
         low=0.1,
         high=600,
     )
     resume_timeout_s: float = setting(
         30.0,
-        help="seconds that a request is kept for a client that may come back for the rest of its answer",
+        help="seconds that a request is kept for a client that may reconnect for the rest of its answer",
         low=0,
         high=86400,
     )
     drain_timeout_s: float = setting(
-        30.0, help="seconds that running requests get when the server stops", low=0, high=86400
+        30.0, help="seconds that running requests may still take when the server stops", low=0, high=86400
     )

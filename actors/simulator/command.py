@@ -54,12 +54,12 @@ def add_simulator(commands: Commands) -> None:
     record = commands.add(
         "record",
         run_simulator,
-        help="write down the traffic and the steps of a running deployment, for simulate and for fitting profiles",
+        help="record the traffic and the steps of a running deployment, for simulate and for fitting profiles",
         description="Read the streams of a running deployment beside its actors, without any effect on it, and write "
         "a trace: arrivals with lengths and shared blocks, and a log of all steps. Ends with Ctrl-C.",
     )
-    record.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON Lines)")
-    record.add_argument("--seconds", type=float, metavar="S", help="end after so long")
+    record.add_argument("--out", required=True, metavar="FILE", help="output file of the trace (JSON Lines)")
+    record.add_argument("--seconds", type=float, metavar="S", help="duration of the recording")
     add_arguments(record, model=False, only=("bus", "name"))
 
 
@@ -70,7 +70,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--workload", metavar="NAME", help="requests of a named workload; 'list' shows them")
     run.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's)")
     run.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals per second; 0: all at once")
-    run.add_argument("--clients", type=int, metavar="N", help="so many at a time, each after the one before")
+    run.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="concurrent clients, each sending its next request after the last answer",
+    )
     run.add_argument("--seed", dest="workload_seed", type=int, default=0, help="of the workload (default: 0)")
     run.add_argument("--executors", dest="num_executors", type=int, default=1, metavar="N", help="(default: 1)")
     run.add_argument("--profile", default="h200-llama8b", metavar="NAME|FILE", help="(default: h200-llama8b)")

@@ -37,12 +37,12 @@ def add_jobs(commands: Commands) -> None:
             action.add_argument(
                 "-o", "--output-file", type=Path, help="default: FILE with .results.jsonl for its ending"
             )
-            action.add_argument("--no-wait", action="store_true", help="write what there is, and end")
+            action.add_argument("--no-wait", action="store_true", help="write the results so far, and exit")
         add_arguments(action, model=False, only=("bus", "name"))
     run = commands.add(
         "run-batch",
         run_jobs,
-        help="answer the requests of a file, with a deployment of its own or the one at --bus",
+        help="answer the requests of a file, with a temporary deployment or the one at --bus",
         description="Start a deployment (unless --bus names one), answer the requests of a file in OpenAI's batch "
         "format, write the results to another one, and stop.",
     )

@@ -22,8 +22,8 @@ def add_terminal(commands: Commands) -> None:
         "Where standard input is no terminal, each of its lines is a message.",
     )
     _add_server(chat)
-    chat.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
-    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, and end")
+    chat.add_argument("--system-prompt", metavar="TEXT", help="system message before the conversation")
+    chat.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, and exit")
     add_sampling(chat)
     complete = commands.add(
         "complete",
@@ -44,7 +44,7 @@ def add_terminal(commands: Commands) -> None:
         "Pagebus deployment, as its ingress tells them, until Ctrl-C.",
     )
     _add_server(top, model=False)
-    top.add_argument("--once", action="store_true", help="print one frame, after a second, and end")
+    top.add_argument("--once", action="store_true", help="print one frame after a second, and exit")
 
 
 def _add_server(parser: argparse.ArgumentParser, *, model: bool = True) -> None:

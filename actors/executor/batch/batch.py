@@ -30,7 +30,7 @@ TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
 grammar, which gives a mask anew for each token.
 Rules (bias, bans) end at an index of their own."""
 RANDOM = 32
-"""Beside them, but no extra: whether the slot samples at random."""
+"""A further bit, which is no extra: whether the slot samples at random."""
 ID, TOKENS, COMPUTED, PROMPT, BLOCKS, MAX_TOTAL, MIN_TOKENS, KINDS, RULED_UNTIL = range(9)
 """Rows of the table of slots; kinds are the bits above."""
 
@@ -46,9 +46,10 @@ class _Entering:
 
 
 class PersistentBatch:
-    """Mirrors of ``max_num_seqs`` slots (and of the dummy slot, always empty). Not thread-safe: one thread applies.
+    """Mirrors of ``max_num_seqs`` slots and of the dummy slot, which is always empty. Not thread-safe: one thread
+    applies plans.
 
-    Without ``decodes_apart`` a decode is a prompt of one token: work of this batch has none.
+    Without ``decodes_apart`` a decode counts as a prompt of one token, and the work of this batch has no decodes.
     """
 
     def __init__(self, limits: BatchLimits, *, decodes_apart: bool = True) -> None:
@@ -76,7 +77,7 @@ class PersistentBatch:
         self._scored = LogprobSlots(self._size)
 
     def reset(self) -> None:
-        """Empty every slot: a new scheduler starts from nothing. Rows of rules stay on the device until overwritten."""
+        """Empty every slot for a new scheduler. Rows of logit biases stay on the device until overwritten."""
         self._fill()
 
     @property
@@ -85,7 +86,7 @@ class PersistentBatch:
         return int(np.count_nonzero(self.sequence_ids))
 
     def apply(self, plan: StepPlan) -> StepWork:
-        """Bring the mirrors up to date with ``plan`` and return what the device has to do.
+        """Apply ``plan`` to the mirrors, and return the device's work.
 
         Raises:
             PlanError: the plan breaks a rule of :class:`pagebus.bus.messages.StepPlan`. The batch is then undefined.
@@ -171,7 +172,7 @@ class PersistentBatch:
         self._end_ids[slot, : len(end_ids)] = [i if 0 <= i < self.limits.vocab_size else -1 for i in end_ids]
 
     def _choose(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> None:
-        """The last token of some slots is another one than was sampled."""
+        """Replace the last tokens of slots whose beams were assigned others than they sampled."""
         slots = plan.chosen_slots
         checks.chosen_tokens(plan, self.limits, self.sequence_ids, self.num_tokens)
         layout = self._layout
@@ -179,7 +180,7 @@ class PersistentBatch:
         deltas["chosen_places"], deltas["chosen_values"] = places, plan.chosen_tokens
 
     def _append_blocks(self, plan: StepPlan) -> Int32Array:
-        """Count the appended blocks; returns the words where they go [m]."""
+        """Count the appended blocks; returns the words of the block tables that they fill [m]."""
         slots, size = plan.appended_slots, self._size
         checks.appended_blocks(plan, self.sequence_ids, self.limits.num_blocks)
         counts = np.bincount(slots, minlength=size).astype(np.int32)
@@ -249,8 +250,8 @@ class PersistentBatch:
 
 
 def _mark_extras(work: StepWork, kinds: Int32Array, ruled_until: Int32Array) -> None:
-    """Which of the sampled rows, of these ``kinds`` [N] and with rules up to these indexes [N], need more than plain
-    sampling: ``deltas["extra_rows"]``, absent if none does."""
+    """Put the sampled rows that need more than plain sampling into ``deltas["extra_rows"]``, absent if there are none.
+    ``kinds`` [N] are the rows' bits, and ``ruled_until`` [N] the indexes up to which biases apply."""
     every_kind = int(np.bitwise_or.reduce(kinds))
     work.any_random = bool(every_kind & RANDOM)
     ruled = work.indexes < ruled_until
@@ -282,7 +283,7 @@ def _kinds(sampling: SamplingParams, top_k: int, vocab_size: int) -> int:
 
 
 def _rank(values: Int32Array) -> Int32Array:
-    """How many equal values come before each: [5, 7, 5, 5] -> [0, 0, 1, 2]."""
+    """The number of equal values before each: [5, 7, 5, 5] -> [0, 0, 1, 2]."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     rank = np.empty(len(values), np.int32)

@@ -17,21 +17,23 @@ from pagebus.actors.executor.batch.step_work import StepWork
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
 SLOW_SIZES = frozenset({448})
-"""Of tokens or rows that are no size: cuBLAS (CUDA 13.0, H200) multiplies more of them faster. A step of llama8b with
-up to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, with up to 480 14.8."""
+"""Numbers of tokens or rows that are no bucket sizes, because cuBLAS (CUDA 13.0, H200) multiplies larger ones faster. A
+step of llama8b with up to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, and 14.8 ms from one
+of 480."""
 SPARE_SPANS = 32
-"""A row's last block of queries is seldom full: so many blocks are held ready beyond those that the tokens fill. Blocks
-whose keys are cut take what is left of them."""
+"""Blocks of queries held ready beyond those that the tokens fill, because a row's last block is seldom full. Blocks
+with divided keys use the rest of them."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
 """Attention of longer queries over longer contexts uses different launch shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Room for ``rows`` rows of ``tokens`` tokens together, ``spans`` blocks of queries of rows that are no decodes.
+    """Room for ``rows`` rows with ``tokens`` tokens in total, and ``spans`` blocks of queries of rows that are no
+    decodes.
 
-    Without spans it is for decodes alone, and has one token per row. In ``pieces`` it is for the tokens of any rows,
-    outside attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`).
+    Without spans it is for decodes alone, one token per row. With ``pieces`` it is for the tokens of any rows, outside
+    attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`).
     """
 
     rows: int
@@ -41,7 +43,7 @@ class Bucket:
 
 
 def decode_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, every multiple of 8 up to 256, then sixteen sizes per doubling but slow ones, up to and including
+    """1, 2, 4, 8, multiples of 8 up to 256, then sixteen sizes per doubling without slow ones, up to and including
     ``largest``."""
     sizes, size = [each for each in (1, 2, 4) if each < largest], 8
     while size < largest:
@@ -51,8 +53,8 @@ def decode_sizes(largest: int) -> list[int]:
 
 
 def token_sizes(largest: int) -> list[int]:
-    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%) but slow ones, up to and including
-    ``largest``."""
+    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%) without slow ones, up to and
+    including ``largest``."""
     sizes, size = [], LEAST_TOKENS
     while size < largest:
         sizes.append(size)
@@ -65,7 +67,7 @@ def _quick(sizes: list[int]) -> list[int]:
 
 
 def _shares(size: int, factor: int) -> list[int]:
-    """``size``, and again and again the part of it that is smaller by ``factor``."""
+    """``size``, repeatedly reduced by ``factor``."""
     sizes = [size]
     while sizes[-1] >= factor:
         sizes.append(sizes[-1] // factor)
@@ -73,10 +75,10 @@ def _shares(size: int, factor: int) -> list[int]:
 
 
 class Buckets:
-    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` of them are one block.
+    """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` queries form one block.
 
     Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
-    steps of up to ``largest_pieces`` tokens are for buckets in pieces.
+    steps of up to ``largest_pieces`` tokens use piecewise buckets.
     """
 
     def __init__(
@@ -99,31 +101,30 @@ class Buckets:
         self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
 
     def largest(self) -> Bucket:
-        """The largest of those for whole steps that are not for decodes alone."""
+        """The largest bucket for whole steps with prompts."""
         return self._mixed(self._rows[-1], self._tokens[-1])
 
     def largest_pieces(self) -> Bucket | None:
-        """The largest of those in pieces, if there are any."""
+        """The largest piecewise bucket; None if there is none."""
         return self._pieces[-1] if self._pieces else None
 
     def first(self) -> list[Bucket]:
-        """Few that hold any step that a bucket holds: those with prompts padded to at most twice its tokens, decodes to
-        at most eight times their rows; the largest before all."""
+        """A few buckets that together hold any step that a bucket holds: steps with prompts padded to at most twice
+        their tokens, decodes to at most eight times their rows. The largest comes first."""
         sizes = [size for size in _shares(self.largest().tokens, 2) if size >= self._tokens[0]]
         mixed = [self._mixed(self._most_rows(size), size) for size in sizes]
         decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
         return list(dict.fromkeys(mixed + decodes))
 
     def covering_kernels(self) -> list[Bucket]:
-        """The first, decodes of powers of two, and the largest pieces: together they need every kernel that there
-        is."""
+        """The first buckets, decodes of powers of two, and the largest pieces: together they launch every kernel."""
         powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
         return list(dict.fromkeys([*self.first(), *powers, *self._pieces[-1:]]))
 
     def later(self) -> list[Bucket]:
-        """The pieces of the largest steps, which prompts that come at once make; all others for decodes alone; the
-        pieces of what is too large for other graphs; and those of prompts beside a full batch and a nearly empty one.
-        """
+        """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
+        others for decodes alone; pieces of steps too large for other graphs; and prompts beside a full batch and a
+        nearly empty one."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
@@ -132,7 +133,7 @@ class Buckets:
         return [bucket for bucket in wanted if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
-        """The larger ones of its kind that may stand for it, those with the fewest tokens first."""
+        """Larger buckets of the same kind that can replace it, fewest tokens first."""
         if bucket.pieces:
             return []
         if not bucket.spans:
@@ -140,7 +141,7 @@ class Buckets:
         return [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
 
     def fitting(self, work: StepWork) -> Bucket | None:
-        """The smallest that holds the step; None if none does."""
+        """The smallest bucket that holds the step; None if none does."""
         num_rows = len(work.slots)
         if work.decode_only:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
@@ -161,7 +162,7 @@ class Buckets:
         return Bucket(size, size)
 
     def _most_rows(self, num_tokens: int) -> int:
-        """The most that so many tokens can fill, and so room for any step of them; the fewest there are at least."""
+        """The most rows that this many tokens can fill (any such step fits), at least the smallest size."""
         return max((size for size in self._rows if size <= num_tokens), default=self._rows[0])
 
     def _mixed(self, num_rows: int, num_tokens: int) -> Bucket:

@@ -29,7 +29,7 @@ def _same_length(name_a: str, a: Int32Array, name_b: str, b: Int32Array) -> None
 
 
 def occupied_slots(field: str, slots: Int32Array, sequence_ids: Int32Array) -> None:
-    """``slots`` are distinct and each holds a sequence; the last of ``sequence_ids`` is the dummy slot's."""
+    """``slots`` are distinct and each holds a sequence. The last of ``sequence_ids`` is the dummy slot's."""
     num_slots = len(sequence_ids) - 1
     _in_range(field, slots, num_slots)
     if np.count_nonzero(slots[1:] > slots[:-1]) < len(slots) - 1:  # they ascend in most plans
@@ -130,7 +130,7 @@ def swaps(plan: StepPlan, num_blocks: int, num_host_blocks: int) -> None:
 
 
 def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> None:
-    """Rows name distinct, occupied slots, the decodes are among them, and all keep the token budget."""
+    """Rows name distinct, occupied slots, decodes are among them, and the token budget is kept."""
     _same_length("slots", plan.slots, "num_scheduled", plan.num_scheduled)
     occupied_slots("slots", plan.slots, sequence_ids)
     num_rows = total = len(plan.slots)
@@ -148,9 +148,9 @@ def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> 
 def row_lengths(
     plan: StepPlan, limits: BatchLimits, ends: Int32Array, known: Int32Array, num_blocks: Int32Array
 ) -> None:
-    """Rows compute tokens that are known, into blocks that are there.
+    """Rows compute known tokens into existing blocks.
 
-    ``ends``, ``known`` and ``num_blocks`` [R]: computed count after the step, token count before it, blocks.
+    ``ends``, ``known`` and ``num_blocks`` [R]: computed tokens after the step, tokens before it, blocks.
     """
     room = num_blocks * limits.block_size
     if np.count_nonzero(ends > np.minimum(np.minimum(known, room), limits.max_model_len)):

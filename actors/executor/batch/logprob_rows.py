@@ -152,8 +152,7 @@ class LogprobSlots:
             if self._picked:
                 self._pick(requested, sample_slots[rows], deltas)
         if len(parts):
-            deltas["prompt_hidden"] = ranges(query_start[:-1][parts], requested.lengths)
-            deltas["prompt_index"] = ranges(slots[parts] * np.int32(row_tokens) + requested.starts, requested.lengths)
+            _put_prompts(requested, query_start[:-1][parts], slots[parts] * np.int32(row_tokens), deltas)
         return requested
 
     def _pick(self, requested: LogprobRows, slots: Int32Array, deltas: dict[str, Int32Array]) -> None:
@@ -175,6 +174,14 @@ def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
     before = np.cumsum(counts, dtype=np.int32) - counts
     total = int(counts.sum())
     return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)
+
+
+def _put_prompts(
+    requested: LogprobRows, hidden_starts: Int32Array, table_starts: Int32Array, deltas: dict[str, Int32Array]
+) -> None:
+    """Put rows of prompts into ``deltas``: from the first of each [p] in the hidden states and in the token table."""
+    deltas["prompt_hidden"] = ranges(hidden_starts, requested.lengths)
+    deltas["prompt_index"] = ranges(table_starts + requested.starts, requested.lengths)
 
 
 def result_columns(requested: LogprobRows, late: BoolArray) -> dict[str, Int32Array]:

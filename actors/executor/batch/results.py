@@ -40,11 +40,7 @@ class ResultBuilder:
         Raises:
             EngineError: a token lies outside the vocabulary, so the device computed nonsense.
         """
-        if scheduler_epoch != self._epoch:  # another scheduler: its ids are its own
-            self._epoch = scheduler_epoch
-            self._ended.fill(0)
-        if work.new_slots:  # perhaps one that ended here, and does its last step again
-            self._ended[work.new_slots] = 0
+        self._forget_ended(work, scheduler_epoch)
         if len(tokens) and np.maximum.reduce(tokens.view(np.uint32)) >= self._vocab_size:  # negative ones: the largest
             raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
         sequence_ids, indexes, ends = work.sequence_ids, work.indexes, _ends(work, tokens)
@@ -68,8 +64,16 @@ class ResultBuilder:
             **({} if work.logprob_rows is None else result_columns(work.logprob_rows, late)),
         )
 
+    def _forget_ended(self, work: StepWork, scheduler_epoch: int) -> None:
+        """Forget ends of sequences that begin anew: of another scheduler's, and of those that enter with this step."""
+        if scheduler_epoch != self._epoch:  # another scheduler reuses ids
+            self._epoch = scheduler_epoch
+            self._ended.fill(0)
+        if work.new_slots:  # perhaps a sequence that ended here and repeats its last step
+            self._ended[work.new_slots] = 0
+
     def _latch(self, work: StepWork, ends: Int32Array) -> BoolArray:
-        """Note which sequences end; returns the rows [N] of those that had ended before."""
+        """Record which sequences end; returns a mask of rows [N] whose sequences had ended before."""
         late: BoolArray = self._ended.take(work.sample_slots) == work.sequence_ids
         if np.count_nonzero(ends):
             ended = ends != 0
@@ -78,7 +82,7 @@ class ResultBuilder:
 
 
 def _ends(work: StepWork, tokens: Int32Array) -> Int32Array:
-    """For each row [N] how its sequence ends with this token, see ``StepResult.ends``."""
+    """How each row's [N] sequence ends with this token, see ``StepResult.ends``."""
     ends = np.zeros(len(tokens), np.int32)
     if len(tokens):
         ends[work.length_ended] = END_LENGTH

@@ -16,11 +16,12 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is done to the logits of some rows of a step beyond plain sampling; temperatures count where they are set.
+    """Changes to the logits of some rows beyond plain sampling.
 
-    ``ruled``: bans and biases. ``masked``: masks that a sequence has for good. ``constrained``: masks of grammars, anew
-    for each step. ``worded``: bad words of several tokens. ``penalized``: any penalty. ``truncated``: top-k, top-p or
-    min-p."""
+    ``ruled``: bans and biases. ``masked``: permanent masks of a sequence. ``constrained``: masks of grammars, new for
+    each step. ``worded``: bad words of several tokens. ``penalized``: any penalty. ``truncated``: top-k, top-p or
+    min-p.
+    """
 
     ruled: bool = False
     masked: bool = False

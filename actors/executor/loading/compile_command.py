@@ -24,7 +24,7 @@ def add_compile(commands: Commands) -> None:
     parser = commands.add(
         "compile-kernels",
         run_compile,
-        help="compile a model's kernels ahead, so that no start has to",
+        help="compile a model's kernels ahead of its start",
         description="Compile every kernel that an executor launches for this model with these options into Triton's "
         "cache (TRITON_CACHE_DIR, by default ~/.triton/cache). No GPU is needed, only the same version of Triton. "
         "A start with the same options finds them there and compiles nothing.",
@@ -33,8 +33,8 @@ def add_compile(commands: Commands) -> None:
     parser.add_argument(
         "--target", nargs="+", metavar="SM", default=[], help="kinds of GPU, such as sm_90 (default: the one here)"
     )
-    parser.add_argument("--multiprocessors", type=int, metavar="N", help="how many the target has")
-    parser.add_argument("--jobs", type=int, metavar="N", help="compilers at a time (default: as many as cores)")
+    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
+    parser.add_argument("--jobs", type=int, metavar="N", help="parallel compilers (default: the number of cores)")
     add_arguments(parser)
 
 

@@ -103,7 +103,7 @@ class _CopyThread:
         self._stream = None
         if ready is not None:
             self._stream = new_stream(device)
-            self._stream.wait_event(ready)  # whoever had the tensors' memory before is done with it
+            self._stream.wait_event(ready)  # earlier users of the tensors' memory are done with it
         self._buffers = [
             torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=ready is not None) for _ in range(BUFFERS)
         ]

@@ -35,7 +35,7 @@ def _available_bytes() -> float:
         with open("/proc/meminfo") as lines:
             return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
-        return float("inf")  # not Linux: nobody knows
+        return float("inf")  # not Linux: unknown
 
 
 class HostMemory:

@@ -121,7 +121,7 @@ class Grammars:
         """Apply the tokens [N] of a launched step, in the order of :meth:`launched`. If the device thread waits for
         them it goes first: this method returns soon, when that thread no longer needs Python."""
         self._filling.clear()
-        waits = self._waits  # read behind the line above: whoever stops waiting from here on sets the event
+        waits = self._waits  # read after the line above: a thread that stops waiting from now on sets the event
         self._tokens.put(tokens)
         if waits:
             self._filling.wait(MAX_YIELD_S)

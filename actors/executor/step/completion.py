@@ -29,16 +29,16 @@ class EngineStats:
     ready_s: float = 0.0
     steps: int = 0
     busy_s: float = 0.0
-    """Seconds in which the device worked on a step: by events on CUDA, by the clock on a CPU."""
+    """Seconds in which the device worked on steps: by events on CUDA, by the clock on a CPU."""
     host_s: float = 0.0
-    """Seconds that the device thread took to check and launch steps."""
+    """Seconds in which the device thread validated and launched steps."""
     kernels: dict[StepKernels, int] = field(default_factory=dict)
-    """How many steps ran what. Written by the device thread."""
+    """Number of steps by the kernels that they ran. Written by the device thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A plan, and when it came: seconds of the wall clock."""
+    """A plan and its time of arrival, in seconds of the wall clock."""
 
     plan: StepPlan
     scheduler_epoch: int
@@ -47,7 +47,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way through the device. ``copied``: when its copies between the tiers are done."""
+    """A step in flight on the device. ``copied``: set when its copies between the tiers are done."""
 
     queued: Queued
     work: StepWork
@@ -70,11 +70,11 @@ class Completion:
         self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
 
     def put(self, launched: Launched | None) -> None:
-        """A step that is launched; None after the last one. Device thread."""
+        """Add a launched step, or None after the last one. Device thread."""
         self._launched.put(launched)
 
     def run(self, pool: ReadbackPool, grammars: Grammars) -> None:
-        """Wait for the event behind each step's read-back, and finish the step; until the last."""
+        """Wait for the event behind each step's read-back and complete the step, until the last."""
         watch, origin = CopyWatch(), Origin() if self._spans is not None else None
         while (launched := self._launched.get()) is not None:
             readback = launched.readback
@@ -98,7 +98,7 @@ class Completion:
         busy_s: float,
         copied_step: int,
     ) -> None:
-        """Hand the step's result on."""
+        """Pass on the step's result."""
         result = self._results.build(
             work,
             tokens,
@@ -116,6 +116,6 @@ class Completion:
 
 
 def give_scores(scores: Scores | None, work: StepWork) -> None:
-    """Put what has come to the host beside the step's work."""
+    """Store the log probabilities that were read back in the step's work."""
     if scores is not None and work.logprob_rows is not None:
         scores.give(work.logprob_rows)

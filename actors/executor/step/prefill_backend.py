@@ -29,12 +29,12 @@ from pagebus.kernels.attention.cudnn_prefill import (
 )
 
 PLAN_S = 0.06
-"""What a plan takes: 35 to 65 ms were measured on an H200."""
+"""Time of a plan: 35 to 65 ms were measured on an H200."""
 
 
 class PrefillBackend:
-    """Which parts of prompts are left to the library, and the shapes that are still to be made ready for it; none where
-    it is not used. Device thread."""
+    """Divides prompts between the library and our kernels, and prepares the library for missing shapes. It leaves the
+    library nothing where it is not used. Device thread."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -51,12 +51,13 @@ class PrefillBackend:
         return len(self._batches)
 
     def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
-        """The rows that our kernel for long prompts takes, where there is one. Else the parts of these rows that are
-        left to the library, because it is faster: what fills the smallest pieces, or, if its rows, or ``decodes``
-        beside them, would wait longer for plans that are missing than these save, the smallest for which there are
-        plans.
+        """The parts of prompts that another backend than the default attends.
 
-        What is lost in that way adds up: once it is more than the plans cost, they are made.
+        With our kernel for long prompts: the rows that it takes. Otherwise: the parts that the library computes faster.
+        These fill the smallest pieces. If the step's rows, or ``decodes`` beside them, would wait longer for missing
+        plans than the parts save, they fill the smallest pieces that have plans.
+
+        The time lost in that way adds up; once it exceeds the cost of the plans, they are made.
         """
         if self._own:
             config = self._runner.model.config
@@ -80,7 +81,7 @@ class PrefillBackend:
         return wanted
 
     def prepare_next(self) -> None:
-        """Attend one batch, over whatever the cache holds. Between two steps."""
+        """Run attention on one batch, over any content of the cache, between two steps."""
         self._batches = [batch for batch in self._batches if not problems(batch) <= self._planned]
         if not self._batches:
             return
@@ -122,8 +123,8 @@ def _batches(runner: Runner) -> list[Batch]:
 
 
 def _projected(runner: Runner, count: int) -> tuple[torch.Tensor, ...]:
-    """Queries [count, Hq, D], keys and values [count, Hkv, D] beside each other as in a pass: cuDNN plans for strides
-    too."""
+    """Queries [count, Hq, D], keys and values [count, Hkv, D] in one tensor as in a pass: cuDNN's plans depend on
+    strides."""
     config, dtype = runner.model.config, runner.model.parameters.dtype
     heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
     qkv = torch.zeros((count, sum(heads), config.head_dim), dtype=dtype, device=runner.kv_cache.device)

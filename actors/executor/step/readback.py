@@ -14,7 +14,7 @@ from pagebus.bus.messages import Int32Array
 
 
 class Origin:
-    """A moment that the device's clock and the wall clock have in common."""
+    """One moment on the device's clock and on the wall clock."""
 
     def __init__(self) -> None:
         self.event = new_event(timing=True)
@@ -30,11 +30,11 @@ class Readback:
         self._tensor = torch.zeros(max_num_seqs, dtype=torch.int32, pin_memory=True)
         self._array: Int32Array = self._tensor.numpy()
         self._parts: dict[int, torch.Tensor] = {}
-        """The first so many tokens, of sizes met before."""
+        """Views of the first tokens, by sizes met before."""
         self._stream = stream  # named for each event: torch takes longer to find out which one is current
         self._count = 0
         self.scores: Scores | None = None
-        """Log probabilities that come with the tokens, if any row asked for them."""
+        """Log probabilities that come with the tokens, if requested by any row."""
         self.started = new_event(timing=True)
         self.done = new_event(timing=True)
 
@@ -43,8 +43,8 @@ class Readback:
         self.started.record(self._stream)
 
     def fetch(self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None) -> None:
-        """Queue the copy of ``sampled``, the first ``count`` of which are the step's tokens, and of ``scores``, and the
-        event behind it. Device thread."""
+        """Queue the copy of ``sampled``, whose first ``count`` are the step's tokens, and of ``scores``, and the event
+        behind it. Device thread."""
         self.scores = None if scores is None else scores.to_pinned()
         self._count = count if sampled is not None else 0
         if sampled is not None and count:
@@ -55,7 +55,7 @@ class Readback:
         self.done.record(self._stream)
 
     def span(self, origin: Origin) -> tuple[float, float]:
-        """When the step began and ended on the device, by the wall clock."""
+        """Begin and end of the step on the device, by the wall clock."""
         began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
         return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
 
@@ -66,7 +66,8 @@ class Readback:
 
 
 class ReadbackPool:
-    """The buffers of the steps in flight; :meth:`take` waits while all are in use, which bounds how many there are."""
+    """The buffers of steps in flight. :meth:`take` waits while all are in use, which bounds the number of steps in
+    flight."""
 
     def __init__(self, max_num_seqs: int, size: int, stream: torch.cuda.Stream) -> None:
         self._free: queue.SimpleQueue[Readback | None] = queue.SimpleQueue()
@@ -76,7 +77,7 @@ class ReadbackPool:
 
     @property
     def is_full(self) -> bool:
-        """No step is in flight."""
+        """Whether no step is in flight."""
         return self._free.qsize() >= self._size
 
     def take(self) -> Readback:
@@ -91,7 +92,7 @@ class ReadbackPool:
         return readback
 
     def give_back(self, readback: Readback) -> None:
-        """The buffer's tokens have been copied out."""
+        """Return a buffer whose tokens have been copied out."""
         self._free.put(readback)
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_
 
 
 class Launch(NamedTuple):
-    """How a step runs: from the graph of a ``whole`` bucket, or outside attention from that of ``pieces``, or without;
-    which parts of prompts are left to the ``long_rows``; what its ``rows`` are, and what it runs, None without any."""
+    """How a step runs: from the graph of the ``whole`` bucket, from piecewise graphs of the bucket ``pieces``, or
+    without graphs; the ``long_rows`` left to another backend; its ``rows``; and its kernels, None without rows."""
 
     whole: Bucket | None
     pieces: Bucket | None
@@ -44,13 +44,13 @@ class Launch(NamedTuple):
 
 
 class Runner:
-    """Model, caches and device state of one executor. All methods belong to the device thread.
+    """The model, caches and device state of one executor. All methods belong to the device thread.
 
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
-        pieces_tokens: the most of one that may run from graphs of its pieces.
+        pieces_tokens: the most tokens of a step that may run from piecewise graphs.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
-            computes all tokens, not only those that are sampled from: these would be decodes.
+            computes all tokens, not only the sampled ones, which would be decodes.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Runner:
         self._sampler = Sampler(ops, self.state)
         self._logprobs = LogprobComputer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
-        """Gives the masks of a step's constrained rows, on the host; may wait for the step before."""
+        """Returns the masks of a step's constrained rows, on the host; may wait for the step before."""
         self.select_long_rows: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
-        """Gives the parts of prompts whose attention is left to a library, or to our kernel for long prompts, perhaps
-        beside ``decodes``."""
+        """Returns the parts of prompts whose attention is left to the library, or to our kernel for long prompts,
+        perhaps beside ``decodes``."""
         self.scores: Scores | None = None
-        """What the last step reports besides tokens, if any of its rows asked for it."""
+        """Log probabilities of the last step, if requested by any of its rows."""
         self.from_graph = False
-        """Whether the last step was, whole or in pieces."""
+        """Whether the last step ran from graphs, whole or piecewise."""
         self.kernels: StepKernels | None = None
-        """What the last step ran; None if it had no rows."""
+        """Kernels of the last step; None if it had no rows."""
         self.chooser = KernelChooser(model.chooser, model.config)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
@@ -138,7 +138,7 @@ class Runner:
         return sampled
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
-        """How a step that is padded to ``bucket`` runs."""
+        """Choose how a step padded to ``bucket`` runs."""
         whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
         if whole is not None:
             rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
@@ -151,13 +151,14 @@ class Runner:
         return Launch(None, pieces, long_rows, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
-        """What the step is padded to; None if it runs without a graph, as one whose prompts are scored must."""
+        """The bucket to which the step is padded; None if it runs without a graph, as steps with scored prompts
+        must."""
         if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
             return None
         return self.graphs.bucket(work)
 
     def _cut(self, work: StepWork, bucket: Bucket | None, long_rows: tuple[LongRow, ...]) -> QuerySpans:
-        """How the prompts of the step, but what is left to the ``long_rows``, are cut for attention."""
+        """The division for attention of the step's prompts, except ``long_rows``."""
         most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
         lens = work.starts + np.diff(work.query_start)
         cut = self._ops.cut_prompts(
@@ -167,8 +168,8 @@ class Runner:
         return cut
 
     def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
-        """Inputs from the slots, then the model: hidden states [T, H] if prompts are scored, else [N, H] of the tokens
-        behind which one is sampled."""
+        """Prepare inputs from the slots and run the model. Returns hidden states [T, H] if prompts are scored, else [N,
+        H] of the tokens behind which one is sampled."""
         spans, header, in_pieces = None, self.uploader.header, launch.pieces
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
@@ -183,7 +184,7 @@ class Runner:
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
-        """The same for whatever step is padded to ``bucket``: hidden states [rows, H]."""
+        """:meth:`forward` for any step padded to ``bucket``: hidden states [rows, H]."""
         spans, header = None, self.uploader.header
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
@@ -205,23 +206,12 @@ class Runner:
         pieces: PiecewiseGraphs | None = None,
         sampled: int | None,
     ) -> torch.Tensor:
-        """``sampled``: how many tokens are sampled from, if their hidden states are all that is wanted."""
+        """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
         slot_mapping = self._slot_mapping[:num_tokens]
-        self._ops.prepare_inputs(
-            state.tokens,
-            state.block_tables,
-            slots,
-            header.starts[:num_rows],
-            query_start,
-            self.limits.block_size,
-            input_ids=tokens.ids,
-            positions=tokens.positions,
-            slot_mapping=slot_mapping,
-            context_lens=context_lens,
-        )
+        self._prepare_inputs(tokens, num_rows)
         index = None if sampled is None else header.hidden_index[:sampled]
         last = None
         if index is not None and self._decodes_apart:
@@ -244,12 +234,28 @@ class Runner:
             hidden = pieces.forward(self.model, tokens, batch)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
+    def _prepare_inputs(self, tokens: Tokens, num_rows: int) -> None:
+        """Fill the pass's token ids, positions, cache slots and context lengths on the device."""
+        header, state = self.uploader.header, self.state
+        self._ops.prepare_inputs(
+            state.tokens,
+            state.block_tables,
+            header.slots[:num_rows],
+            header.starts[:num_rows],
+            header.query_start[: num_rows + 1],
+            self.limits.block_size,
+            input_ids=tokens.ids,
+            positions=tokens.positions,
+            slot_mapping=self._slot_mapping[: len(tokens.ids)],
+            context_lens=self._context_lens[:num_rows],
+        )
+
     def tokens(self, count: int) -> Tokens:
-        """The first ``count`` of a pass, where every pass has them."""
+        """The first ``count`` tokens of a pass, at addresses common to all passes."""
         return Tokens(self._input_ids[:count], self._positions[:count], self._slot_mapping[:count], self.kv_cache)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
-        """Tokens [N] int32 of ``logits`` [N, V] of the rows that sample, stored as the next ones of their slots."""
+        """Sample tokens [N] int32 from ``logits`` [N, V] of the sampling rows, and store them in their slots."""
         header, count = self.uploader.header, len(logits)
         slots = header.sample_slots[:count]
         sampled = self._sampler.plain(logits, slots, header.indexes[:count], any_random=any_random)
@@ -276,7 +282,7 @@ class Runner:
         return logits, self.sample_plainly(logits, any_random=work.any_random)
 
     def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
-        """The same with ``extras``, for which ``logits`` change."""
+        """:meth:`sample_plainly` with ``extras``, which change ``logits``."""
         header, count = self.uploader.header, len(logits)
         slots, indexes = header.sample_slots[:count], header.indexes[:count]
         places = header.mask_places[:count]
@@ -292,8 +298,8 @@ class Runner:
         logits: torch.Tensor,
         sampled: torch.Tensor,
     ) -> torch.Tensor:
-        """``sampled`` with other tokens in the extra rows, which are also put into the token store: from a graph, if
-        there is one behind that of ``bucket``."""
+        """``sampled`` with other tokens in the extra rows, which are also stored in the slots; from a graph, if there
+        is one behind that of ``bucket``."""
         if len(work.constrained):
             self.state.step_masks.make()
         if self.graphs is not None and bucket is not None:
@@ -304,15 +310,15 @@ class Runner:
         return self._resample(work, deltas, logits, sampled)
 
     def _send_masks(self, work: StepWork) -> None:
-        """Masks come as late as they can: the host may have to wait for them, and what it launches behind them, the
-        device waits for."""
+        """Send masks as late as possible: the host may have to wait for them, and the device waits for launches behind
+        them."""
         if len(work.constrained):
             self.state.step_masks.send(self.fill_masks(work))
 
     def _resample(
         self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        """The same, kernel by kernel."""
+        """:meth:`_sample_again` kernel by kernel."""
         header, rows = self.uploader.header, deltas["extra_rows"]
         every_row = len(rows) == len(work.positions)
         may_change = every_row and work.logprob_rows is None
@@ -330,7 +336,7 @@ class Runner:
 
 
 def _all_wanted(work: StepWork) -> bool:
-    """Whether the hidden states of all tokens are."""
+    """Whether the hidden states of all tokens are needed."""
     scored = work.logprob_rows is not None and work.logprob_rows.reads_prompts
     return scored or len(work.hidden_index) == work.num_tokens
 
@@ -340,7 +346,7 @@ def _no_masks(work: StepWork) -> torch.Tensor:
 
 
 def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
-    """The rows after the decodes, by the host's numbers."""
+    """The rows after the decodes, from the host's numbers."""
     rows = range(work.num_decodes, len(work.slots))
     counts = np.diff(work.query_start)
     found = (

@@ -18,13 +18,13 @@ from pagebus.kernels.linear.dispatch import (
 )
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
-"""The products of a model, as each layer but the first and the last computes them, and the head."""
+"""The matrix products of a model: those of each layer but the first and the last, and the head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepKernels:
-    """What a step runs: its attention path, and what each of the `PRODUCTS` gets. Chosen once for all steps alike, so
-    equal values are the same object."""
+    """The kernels of a step: its attention path, and the kernel of each of the `PRODUCTS`. Steps with equal kernels
+    share one object."""
 
     attention: AttentionPath
     products: Mapping[str, LinearChoice]
@@ -39,14 +39,14 @@ class KernelChooser:
         self._chosen: dict[tuple[AttentionPath, int, int], StepKernels] = {}
 
     def choose(self, rows: StepRows, num_tokens: int, num_sampled: int) -> StepKernels:
-        """For a step of so many tokens, of which ``num_sampled`` go through the head; padding included."""
+        """The kernels of a step of this many tokens, of which ``num_sampled`` go through the head; padding included."""
         key = self.attention.choose(rows), tokens_class(num_tokens), tokens_class(num_sampled)
         if key not in self._chosen:
             self._chosen[key] = StepKernels(key[0], self.products(num_tokens, num_sampled))
         return self._chosen[key]
 
     def products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
-        """What each product gets, from what the one before leaves to it."""
+        """The kernel of each product, given what the product before leaves to it."""
         config, setup = self._config, self.attention.setup
         heads = config.num_heads * config.head_dim
         if setup.deterministic and setup.target is not None:
@@ -65,7 +65,7 @@ class KernelChooser:
         return dict(zip(PRODUCTS, (qkv, out, gate_up, down, head), strict=True))
 
     def summary(self) -> dict[str, str]:
-        """A line for the attention paths that steps may take, and one for each product: its kernels, by tokens."""
+        """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""
         lines = {"attention": ", ".join(self.attention.possible)}
         by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, MANY)}
         for name in PRODUCTS:

@@ -54,15 +54,20 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
             if num_awaiting == MOST_AWAITING:
                 break
             continue
-        if sequence.swapped is not None and sequence.swapped.replica != replica.name:
-            fleet.named(sequence.swapped.replica).host_tier.forget(sequence)
-        replica.bind(sequence, offer)
+        _bind(sequence, replica, offer, fleet)
         admitted.append(sequence)
-        fleet.touch(replica)
-        fleet.refresh()
         row = fleet.row(replica.name)
         candidates[row] &= fleet.open[priority_class, row]
     return admitted
+
+
+def _bind(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> None:
+    """Give the sequence a slot of the replica; its blocks in another replica's host tier are released."""
+    if sequence.swapped is not None and sequence.swapped.replica != replica.name:
+        fleet.named(sequence.swapped.replica).host_tier.forget(sequence)
+    replica.bind(sequence, offer)
+    fleet.touch(replica)
+    fleet.refresh()
 
 
 def _without_suspect(fleet: Fleet) -> Rows:

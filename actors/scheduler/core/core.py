@@ -144,8 +144,7 @@ class Core:
             case CancelRequest():
                 self.lifecycle.cancel(message.request_id)
             case RequestsDone():
-                for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
-                    self.lifecycle.settle(request_id, attempt)
+                self._settle(message)
             case StopSequence():
                 self.lifecycle.stop(message)
             case ReplicaJoined():
@@ -157,10 +156,7 @@ class Core:
             case ReplicaSuspended():
                 self.planner.suspend(message.replica)
             case ReplicaLost():
-                for request in self.planner.lose(message.replica, message.reason):
-                    self.lifecycle.give_up(request)
-                for detokenizer in message.deaf:
-                    self.lifecycle.lose_listener(detokenizer)
+                self._lose_replica(message)
             case IngressLost():
                 self.lifecycle.lose_ingress(message.ingress)
             case DetokenizersLive():
@@ -202,6 +198,16 @@ class Core:
             self.lifecycle.keep_scores(message.result)
         for sequence, end in ended:
             self.lifecycle.finish(sequence, end, message.result.done_s)
+
+    def _lose_replica(self, message: ReplicaLost) -> None:
+        for request in self.planner.lose(message.replica, message.reason):
+            self.lifecycle.give_up(request)
+        for detokenizer in message.deaf:
+            self.lifecycle.lose_listener(detokenizer)
+
+    def _settle(self, message: RequestsDone) -> None:
+        for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
+            self.lifecycle.settle(request_id, attempt)
 
     def _hold(self, mode: str) -> None:
         self.lifecycle.held = mode

@@ -74,7 +74,7 @@ class Delivery:
         requests, self._unannounced = self._unannounced, {}
         for request in requests.values():
             if request.sampling.returns_prompt and not _has_begun(request.sequences[0]):
-                self._unannounced[request.id] = request  # the first choice tells the prompt, which comes before any end
+                self._unannounced[request.id] = request  # the first choice carries the prompt, which precedes any end
                 continue
             for sequence in request.sequences:
                 if sequence.state is State.ENDED:

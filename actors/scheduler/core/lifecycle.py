@@ -305,7 +305,7 @@ class Lifecycle:
             return
         self._delivery.keep(request)
         if sequence.scores_again and not sequence.started and not request.away and request.sampling.scores_prompt:
-            self._score_again(request)  # its last token was on its way when nobody listened to it any more
+            self._score_again(request)  # its last token arrived after its detokenizer was lost
 
     def _fail(self, request: Request, failure: RequestFailed) -> None:
         self._out += [ToIngress(ingress, failure) for ingress in request.readers.ingresses]

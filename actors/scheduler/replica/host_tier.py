@@ -105,7 +105,7 @@ class HostTier:
             self.pool.release(reversed(shared))
             return False
         fresh = self.pool.allocate(num_new)
-        # The last blocks first: in this order they are given to others, who then need not wait for all copies.
+        # The last blocks first: they are reallocated in this order, so the next owners need not wait for all copies.
         for i in reversed(range(num_blocks)):
             if hosts[i] is None:
                 hosts[i] = host = fresh.pop()

@@ -81,7 +81,7 @@ class Snapshot:
         self._over: deque[tuple[int, float, Request]] = deque(maxlen=KEPT_OVER)
         self._num_steps = self._num_over = 0
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
     def is_watched(self, now_s: float) -> bool:
         """Whether events must be collected; drops all of them once there is no observer."""
         if now_s < self._until_s:
@@ -127,7 +127,7 @@ class Snapshot:
         self._num_over += 1
         self._over.append((self._num_over, now_s, request))
 
-    # -- what is told -------------------------------------------------------------------------------------------------
+    # -- snapshots ----------------------------------------------------------------------------------------------------
     def build(self, asked: StateRequested, now_s: float) -> SchedulerState:
         """The whole state, and the events since the observer's last request."""
         began_s = time.thread_time()

@@ -107,7 +107,7 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument(
         "--plot", type=Path, required=True, metavar="FOLDER", help="draw pictures (SVG) into this folder"
     )
-    parser.add_argument("--replica", default="", metavar="NAME", help="whose (default: the first one's)")
+    parser.add_argument("--replica", default="", metavar="NAME", help="replica to draw (default: the first)")
     arguments = parser.parse_args(None if argv is None else list(argv))
     try:
         run, tables = read_run(arguments.recording, arguments.replica)

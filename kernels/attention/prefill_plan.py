@@ -19,9 +19,9 @@ from pagebus.kernels.common.triton import next_power_of_2
 Ints = NDArray[np.int32]
 
 PIECE_KEYS = 128
-"""Pieces begin at multiples of it, and so of every tile."""
+"""Pieces begin at multiples of this, and hence of every tile."""
 LEAST_KEYS = 512
-"""Of a piece: a shorter one would take about as long to merge as it saves."""
+"""The fewest keys of a piece: a shorter one would take about as long to merge as it saves."""
 SPAN_FIELDS, MERGE_FIELDS = 5, 4
 
 
@@ -86,7 +86,7 @@ def most_pieces(shares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class QuerySpans:
-    """What a step's prompts are cut into.
+    """The spans of a step's prompts.
 
     ``spans`` [N, 5]: row, first query of the block in the row, first key, end of the keys, number of the piece (-1: the
     block is whole). ``merges`` [M, 4], one entry per block that is cut: its first token in the pass, its first piece,

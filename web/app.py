@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -234,12 +235,7 @@ class IngressActor(Actor):
             await self.bus.publish([(self.names.jobs, batch)])
 
         facts = facts_of(self.settings, model, self.name)
-        own = self.name, self.metrics.snapshot
         keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
-        observatory = Observatory(
-            self.bus, self.names, inbox.queries, lambda: membership.leases, own, facts,
-            lambda: ("bus",) if self.bus_trouble else membership.missing(),
-        )  # fmt: skip
         return Context(
             settings=self.settings,
             address=address,
@@ -253,7 +249,7 @@ class IngressActor(Actor):
             admission=Admission(self.settings.max_num_queued_requests, self.settings.max_num_queued_tokens),
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
-            observatory=observatory,
+            observatory=self._make_observatory(inbox, membership, facts),
             sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
             holding=Holding(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
@@ -268,6 +264,12 @@ class IngressActor(Actor):
             tracing=tracing,
             request_log=request_log,
         )
+
+    def _make_observatory(self, inbox: Inbox, membership: Membership, facts: dict[str, Any]) -> Observatory:
+        return Observatory(
+            self.bus, self.names, inbox.queries, lambda: membership.leases, (self.name, self.metrics.snapshot), facts,
+            lambda: ("bus",) if self.bus_trouble else membership.missing(),
+        )  # fmt: skip
 
     def _make_responses(self) -> Responses:
         settings = self.settings

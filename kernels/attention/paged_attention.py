@@ -209,17 +209,9 @@ def paged_attention(
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
     num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
-    assert k_cache.shape == v_cache.shape
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.shape[3] == head_dim
-    assert q_heads % k_cache.shape[2] == 0
-    assert q.stride(2) == 1
-    assert k_cache.stride(3) == 1
-    assert v_cache.stride(3) == 1
-    assert block_tables.stride(1) == 1
-    assert query_start.shape == (num_rows + 1,)
-    assert context_lens.shape == (num_rows,)
+    _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
+    assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     assert not long_rows or (sliding_window == 0 and not invariant)
@@ -252,6 +244,22 @@ def paged_attention(
     elif long_rows:  # after it: blocks of queries that begin before a part end inside
         cudnn_attention(q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected)
     return out
+
+
+def _check_tensors(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, query_start: torch.Tensor,
+    context_lens: torch.Tensor, block_tables: torch.Tensor,
+) -> None:  # fmt: skip
+    """Check the shapes and strides that the kernels rely on."""
+    assert k_cache.shape == v_cache.shape
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.shape[3] == q.shape[2]
+    assert q.shape[1] % k_cache.shape[2] == 0
+    assert q.stride(2) == 1
+    assert k_cache.stride(3) == 1
+    assert v_cache.stride(3) == 1
+    assert block_tables.stride(1) == 1
+    assert query_start.shape == (len(context_lens) + 1,)
 
 
 def _own_plan(

@@ -18,7 +18,7 @@ from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
 from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, set_details
 from pagebus.web.answers.keep_alive import changes_of
-from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, read_resumption
+from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, Seen, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
 from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
@@ -66,7 +66,7 @@ async def generate(
 async def answer(
     request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, resumption: Resumption | None, charge: Charge
 ) -> web.StreamResponse:
-    """Send what was asked, and answer. However this ends, what still runs then is aborted."""
+    """Submit the requests of a call and send its answer. Whatever still runs at the end is aborted."""
     context = request.app[CONTEXT]
     if resumption is None:
         public_id = endpoint.id_prefix + request[REQUEST_ID]
@@ -93,18 +93,7 @@ async def answer(
     try:
         await asyncio.sleep(0)  # the outbox sends it
         set_details(call, parsed)
-        response: web.StreamResponse
-        if parsed.stream:
-            chunks = make_chunks(endpoint, parsed, public_id, int(arrived_s))
-            chunks = endpoint.translated(chunks, public_id, parsed.model)
-            if seen is not None:
-                chunks = ReturningChunks(chunks, call.choices, seen)
-            response = await stream(request, context, call, chunks)
-        else:
-            await call.finished()
-            write = partial(endpoint.response, call, public_id, int(arrived_s), parsed.model)
-            is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
-            response = await send(request, await offload(write, long=is_long))
+        response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
         delivered = call.done
         return response
     finally:
@@ -113,6 +102,22 @@ async def answer(
         goes_on = context.inbox.close(call, delivered=delivered)
         charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+
+
+async def _respond(
+    request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, call: Call, seen: Seen | None, created_s: int
+) -> web.StreamResponse:
+    """Send the answer of a call, as a stream or whole. ``seen``: what a returning client has of it."""
+    if parsed.stream:
+        chunks = make_chunks(endpoint, parsed, call.public_id, created_s)
+        chunks = endpoint.translated(chunks, call.public_id, parsed.model)
+        if seen is not None:
+            chunks = ReturningChunks(chunks, call.choices, seen)
+        return await stream(request, request.app[CONTEXT], call, chunks)
+    await call.finished()
+    write = partial(endpoint.response, call, call.public_id, created_s, parsed.model)
+    is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
+    return await send(request, await offload(write, long=is_long))
 
 
 def num_numbers(call: Call) -> int:

@@ -114,7 +114,7 @@ def _read(
 
 
 def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *, wanted: bool) -> tuple[int, ...]:
-    """The tokens whose log probabilities are told in place of the most likely ones'."""
+    """The tokens whose logprobs are shown in place of those of the most likely tokens."""
     ids = fields.array("logprob_token_ids", max_items=MAX_LOGPROB_TOKEN_IDS, items=token_id(model.vocab_size)) or []
     check_token_ids(ids, "logprob_token_ids", model.vocab_size)
     if ids and not wanted:
@@ -127,7 +127,7 @@ def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *
 def _read_count(
     fields: Fields, name: str, default: int | None, model: ServedModel, *, most: int = INT32_MAX
 ) -> int | None:
-    """How many alternatives per token; -1: as many as there are tokens."""
+    """The number of alternatives per token; -1: the whole vocabulary."""
     allowed = model.max_logprobs if model.max_logprobs >= 0 else model.vocab_size or INT32_MAX
     most = min(most, allowed)
     value = fields.integer(name, default, -1, INT32_MAX)

@@ -34,11 +34,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
 }
 TEXTS = ("stop", "bad_words", "structured_outputs", "thinking_token_budget")
-"""What only a tokenizer understands."""
+"""Fields that need a tokenizer."""
 
 
 def parse_generate(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
-    """What is asked for; answers tell token ids."""
+    """Parse the body; answers return token ids."""
     fields = Fields(data)
     ids = fields.take("token_ids")
     if ids is None:

@@ -39,8 +39,8 @@ async def generate(
     *,
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is;
-    ``before``: what is to be looked at besides, once that is known."""
+    """Check for room, parse, submit, and answer whole or as a stream. ``endpoint_of`` finds the endpoint of a body;
+    ``before`` is a further check, once that is known."""
     context = request.app[CONTEXT]
     context.check_ready()
     key = request[API_KEY]
@@ -121,7 +121,7 @@ async def _respond(
 
 
 def num_numbers(call: Call) -> int:
-    """About how many log probabilities and token ids an answer tells."""
+    """Approximate number of logprobs and token ids in an answer."""
     if (details := call.details) is None:
         return 0
     per_token = 1 + max(details.logprobs or 0, details.prompt_logprobs or 0)
@@ -129,7 +129,7 @@ def num_numbers(call: Call) -> int:
 
 
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
-    """Write chunks as text comes. An error before the first one is a status, after it an event."""
+    """Write chunks as text arrives. An error before the first chunk sets the status; after it, it is an event."""
     events = EventStream(request, context.streams)
     changes = changes_of(call, events, context.settings.sse_keep_alive_interval)
     try:
@@ -151,7 +151,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Continue one prompt or several.
+    """Complete one prompt or several.
 
     With `stream`, as server-sent events that end with `data: [DONE]`.
     """

@@ -38,7 +38,7 @@ async def state(request: web.Request) -> web.Response:
 
 
 def installed() -> dict[str, str]:
-    """The versions of what is installed beside this ingress, of what matters."""
+    """Versions of the relevant installed packages."""
     return {name: found for name in PACKAGES if (found := _version(name)) is not None}
 
 

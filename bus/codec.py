@@ -152,7 +152,7 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
         raise CodecError(f"{layout.cls.__name__}: {error!s:.300}") from None
     for key, array in frame.items():
         if (name := layout.arrays.get(key)) is not None:
-            force_setattr(message, name, _decode_array(layout.cls, name, array))  # nobody else has seen it yet
+            force_setattr(message, name, _decode_array(layout.cls, name, array))  # not shared yet
     return cast(Message, message)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # who only watches over processes does without messages, and numpy
+if TYPE_CHECKING:  # supervisors do without messages, and so without numpy
     from pagebus.bus.messages import JsonValue, Message
 
 

@@ -88,7 +88,7 @@ async def requeue(bus: Bus, names: Names, letter: DeadLetter) -> None:
         BusError: it cannot be decoded, or it belongs to a log, whose writer alone gives entries their places.
     """
     if letter.message is None:
-        raise BusError(f"{letter.id} of {letter.stage} cannot be decoded: nobody can process it")
+        raise BusError(f"{letter.id} of {letter.stage} cannot be decoded, so no actor can process it")
     if letter.source not in (names.requests, names.tokenized, names.control):
         raise BusError(f"{letter.id} of {letter.stage} comes from {letter.source}: only work can be done again")
     await bus.publish([(letter.source, letter.message)])

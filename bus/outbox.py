@@ -173,7 +173,7 @@ class Outbox:
                     await self._check_survival()
                     await self._send_next()
                     if self._queue:
-                        await asyncio.sleep(0)  # a bus that answers at once would let nobody else have a turn
+                        await asyncio.sleep(0)  # yield: a bus that answers at once would starve other tasks
                 except BusUnavailable as error:
                     self.retries += 1
                     self.trouble = str(error)

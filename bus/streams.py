@@ -68,7 +68,7 @@ class Names:
         """The journal of the scheduler, for its successor."""
         return self.key("journal")
 
-    # Mailboxes: many writers, one reader, who remembers its position and trims what it has passed.
+    # Mailboxes: many writers, one reader, which remembers its position and trims what it has passed.
     def replies(self, ingress: str) -> str:
         return self.key("replies", ingress)
 

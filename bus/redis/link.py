@@ -218,7 +218,7 @@ class RedisLink:
     # -- in -----------------------------------------------------------------------------------------------------------
     def _replied(self, reply: Reply) -> None:
         if not self._under_way:
-            self._lost(ConnectionError("it answers what nobody asked"))
+            self._lost(ConnectionError("it sent a reply without a command"))
             return
         call = self._under_way[0]
         call.replies.append(reply)

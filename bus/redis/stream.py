@@ -27,7 +27,7 @@ class RedisStream(asyncio.Protocol):
         on_reply: Callable[[Reply], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
-        self._writer = writer  # which closes its transport when nobody has it any more
+        self._writer = writer  # which closes its transport when collected
         self._transport = writer.transport
         self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=ResponseError)
         self._on_reply = on_reply
@@ -39,7 +39,7 @@ class RedisStream(asyncio.Protocol):
         """Send the data together with everything else written in this turn of the loop."""
         try:
             self._transport.write(packed)
-        except (OSError, RuntimeError) as error:  # closed, and nobody has been told yet
+        except (OSError, RuntimeError) as error:  # closed, and not reported yet
             self._lose(ConnectionError(str(error)))
 
     def drop(self) -> None:

@@ -287,7 +287,7 @@ def _decode_kernel(
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
     if PDL:
-        gdc_wait()  # also without any item: who waits for this kernel, waits for those before it
+        gdc_wait()  # even without any item: waiting is transitive
 
 
 @triton.jit

@@ -147,7 +147,7 @@ def _tiles_kernel(
             return
         tl.store(counter, 0)
         acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
-        for other in tl.static_range(1, SPLITS):  # in one order, whoever is last
+        for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
     if squares_ptr is not None:
         scale = inverse_rms(squares, size, eps)[None, :]

@@ -74,7 +74,7 @@ class KeyFile:
         return keys
 
     def _read_key(self, name: str, table: Any) -> ApiKey:
-        if not name or GIVEN_NAME.fullmatch(name):  # else it would own what nobody owns, or a key of --api-key
+        if not name or GIVEN_NAME.fullmatch(name):  # reserved: no owner, and the keys of --api-key
             raise self._wrong(f"[{name}] cannot be the name of a key")
         if not isinstance(table, dict):
             raise self._wrong(f"{name} must be a table: [{name}]")

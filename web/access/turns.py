@@ -82,7 +82,7 @@ class Turns:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # the turn has come to somebody who is gone
+            if future.done() and not future.cancelled():  # the turn came after its client had left
                 self._next(client)
             elif future in waiting:
                 waiting.remove(future)
@@ -178,5 +178,5 @@ class Turn:
             self._working.add_done_callback(self._worked)
 
     def _worked(self, working: asyncio.Future[Any]) -> None:
-        working.exception()  # nobody is there to be told
+        working.exception()  # retrieve the exception: the client has left
         self.end()

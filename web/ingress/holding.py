@@ -52,7 +52,7 @@ class Holding:
         runs is kept."""
         await self._bus.put_state(HOLD_STATE, {"mode": mode})
         state = await self._ask(mode)
-        while not state.at_rest and state.mode == mode:  # whoever asks next may be told by another scheduler
+        while not state.at_rest and state.mode == mode:  # another scheduler may answer the next query
             await asyncio.sleep(LOOK_S)
             state = await self._ask(None)
         if resets and mode != HOLD_KEEP:
@@ -100,9 +100,9 @@ class Holding:
                 order = {"epoch": epoch, "order": "drain"}
                 await self._bus.put_state(orders_state("executor", name), order, ttl_s=ORDER_TTL_S)
             await asyncio.sleep(LOOK_S)
-        with contextlib.suppress(TimeoutError):  # nobody need start them again
+        with contextlib.suppress(TimeoutError):  # no need to start them again
             async with asyncio.timeout(BACK_S):
-                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus tells nobody)
+                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus does not notify)
                     await asyncio.sleep(LOOK_S)
 
     async def wake(self, tags: Collection[str]) -> bool:

@@ -322,14 +322,14 @@ class Inbox:
         held_batches = finish is not None and request.needs_prompt and request.prompt is None
         gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
         if request.attempt and (gap or (held_batches and is_first)):
-            return True  # meant for the connection before this one, which had more: everything is told again
+            return True  # for the previous connection, which had more: everything is sent again
         if finish in ("error", "abort"):
             self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
             return True
         if held_batches and not is_first:
             request.held_batches.append(
                 batch
-            )  # the first choice brings the prompt, and may be told again after this one
+            )  # the first choice brings the prompt, and may be sent again after this one
         elif held_batches:
             self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
             self._fail(request, internal(), others_run=request.num_unfinished > 1)

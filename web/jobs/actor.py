@@ -271,7 +271,7 @@ class JobsActor(Actor):
     async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:
         """Those of these batches that are not wanted any more."""
         names = [name for name in batches if BATCH_NAME.fullmatch(name)]
-        try:  # however long it takes: what has been read must be begun, nobody else gets it
+        try:  # without a timeout: entries that were read must be begun, since no other actor gets them
             found = await self._bus_retry.until_taken(
                 lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
             )

@@ -33,7 +33,7 @@ def read_completion_details(
     if sampling.beam_width:  # the search itself gives the best
         adjusted, best_of = structs.replace(adjusted, beam_width=best_of), sampling.n
     if best_of > sampling.n:
-        # How likely each is tells which are the best.
+        # The logprobs decide which are the best.
         adjusted = structs.replace(adjusted, n=best_of, logprobs=0 if logprobs is None else adjusted.logprobs)
     if prompt_only:
         details = replace(details, prompt_only=True)
@@ -134,7 +134,7 @@ def _read_count(
     if value == -1:
         value = model.vocab_size or INT32_MAX
         if value > most:
-            problem = f"-1 asks for the {value} tokens of the vocabulary, but at most {most} are told (--max-logprobs)"
+            problem = f"-1 asks for the {value} tokens of the vocabulary, but at most {most} are shown (--max-logprobs)"
             raise bad_field(name, problem)
     if value is not None and value > most:
         raise bad_field(name, f"must be at most {most} (--max-logprobs), got {shown(value)}")

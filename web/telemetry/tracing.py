@@ -132,7 +132,7 @@ class Tracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(stopped.set)
 
         threading.Thread(target=shut_down, daemon=True).start()

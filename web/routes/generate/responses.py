@@ -66,7 +66,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
-            charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
+            charge.used_tokens = 0  # charged where it is computed; this only checked for room
             record = {**kept, "response": events.response}
             await context.responses.reserve(record, parsed.sampling.max_tokens)
             await context.responses.queue(record)

@@ -20,7 +20,7 @@ def to_cache_reference(heads: torch.Tensor, dtype: torch.dtype, scales: torch.Te
 
 @triton.jit
 def float8_query(q):
-    """Queries as they meet a float8 cache: in float16, where its numbers are exact and their conversion is cheapest."""
+    """Queries as multiplied with a float8 cache: in float16, where its numbers are exact and conversion is cheapest."""
     if q.dtype == tl.bfloat16:
         q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     return q
@@ -45,7 +45,7 @@ def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def largest_number(dtype: torch.dtype) -> float:
-    """Of a cache's format."""
+    """The largest number of a cache's format."""
     return torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
 
 

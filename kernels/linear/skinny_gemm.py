@@ -50,11 +50,11 @@ class TileConfig:
     tma: bool = False
 
     def tiles(self, num_rows: int) -> int:
-        """How many tiles so many rows of weights are cut into."""
+        """The number of tiles for so many rows of weights."""
         return -(-num_rows // self.rows)
 
     def fits(self, num_inputs: int) -> bool:
-        """Whether K can be cut so."""
+        """Whether K can be divided in this way."""
         return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
 
 
@@ -176,7 +176,7 @@ def _tiles_kernel(
 
 
 def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
-    """How many inputs of each row, from where each split begins, are called into the L2 cache."""
+    """The inputs of each row, from the beginning of each split, that are prefetched into the L2 cache."""
     part = weight.shape[1] // config.splits
     if weight.nbytes > PARTLY_PREFETCHED:
         return 0

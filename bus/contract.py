@@ -40,7 +40,7 @@ class EntryId:
 
 
 Counts = Mapping[str, Mapping[str, int]]
-"""What to add to counters: key -> counter -> how much."""
+"""Increments of counters: key -> counter -> increment."""
 START = EntryId(0, 0)
 FENCE_INDEX = 2**62
 """Index of a fence entry: beyond everything a writer of that epoch could write, so its late writes are refused."""

@@ -75,7 +75,7 @@ TEXT_ROUTES = (
     *tokens.ROUTES,
     *rendering.ROUTES,
 )
-"""Those that need a tokenizer, or lead to such: not there with ``--tokens-only``."""
+"""Routes that need a tokenizer, or lead to such; absent with ``--tokens-only``."""
 ROUTES = (
     *page.ROUTES,
     *service.ROUTES,
@@ -89,7 +89,7 @@ ROUTES = (
     *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
-"""How long handlers get to tell their clients that the server stops."""
+"""Seconds that handlers have to tell their clients that the server stops."""
 TICK_S = 0.5
 SWITCH_INTERVAL_S = 0.001
 """Python's turn between threads: at the default of 5 ms what is read aside would hold up each turn of the event loop by

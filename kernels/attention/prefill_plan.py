@@ -67,7 +67,7 @@ def packed_config(config: PrefillConfig, group: int) -> PrefillConfig:
 
 
 def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
-    """Of equal size, into which all keys are divided: so many that every multiprocessor has the programs it holds."""
+    """The number of equal shares of all keys: as many as make every multiprocessor hold as many programs as fit."""
     if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
     held = 1 if config.block_queries > 64 else 2

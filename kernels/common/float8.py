@@ -34,7 +34,8 @@ _EVEN_ODD_E4M3 = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $1, odd;
 }""")
 _EVEN_ODD_E5M2 = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")
-"""Of four numbers in 32 bits, the two even and the two odd ones. Those of e5m2 are upper halves of float16."""
+"""Instructions that split four numbers in 32 bits into the two even and the two odd ones. Those of e5m2 are upper
+halves of float16."""
 
 
 def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:

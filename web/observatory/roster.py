@@ -177,7 +177,7 @@ def _by_label(snapshot: Mapping[str, Any] | None, wanted: str, label: str) -> di
 
 
 def _shares(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Of each in what was counted meanwhile, the largest first; none if that was nothing."""
+    """Each label's share of what was counted meanwhile, the largest first; empty if that was nothing."""
     counted = {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
     total = sum(counted.values())
     return {key: round(count / total, 3) for key, count in sorted(counted.items(), key=lambda each: -each[1]) if count}

@@ -23,7 +23,7 @@ SAMPLING = (
     "allowed_token_ids", "structured_outputs", "truncate_prompt_tokens", "detokenize",
     "thinking_token_budget",
 )  # fmt: skip
-"""Of ``sampling_params``: those that mean what the field of a completion does."""
+"""Fields of ``sampling_params`` with the same meaning as in a completion."""
 COMMON = ("model", "request_id", "cache_salt", "priority", "stream", "stream_options")
 """Beside them."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

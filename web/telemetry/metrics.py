@@ -23,7 +23,7 @@ OLD_NAMES = {
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
     "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
 }
-"""What dashboards for earlier versions of vLLM call a metric."""
+"""Names of metrics in dashboards for earlier versions of vLLM."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_TOKENS = 131072
@@ -34,7 +34,7 @@ REJECTIONS = {
     "tokens per minute": "tokens_per_minute",
     "": "other",
 }
-"""What vLLM calls a limit, by what there was too much of here."""
+"""vLLM's name of a limit, by the quantity that exceeded it here."""
 
 
 class IngressMetrics:

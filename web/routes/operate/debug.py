@@ -43,7 +43,7 @@ def installed() -> dict[str, str]:
 
 
 def _version(package: str) -> str | None:
-    """Of a package as it is installed beside this ingress."""
+    """The version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

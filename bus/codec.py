@@ -34,7 +34,8 @@ from pagebus.bus.messages.field_types import NO_INTS
 from pagebus.bus.messages.record import Record
 
 VERSIONS: Mapping[type, int] = {StepPlan: 2, SequenceStarted: 2}
-"""Of the layout of each message; 1 where it is not named. 2: sampling parameters travel as one object."""
+"""The version of each message that has changed; 1 where it is not named. 2: sampling parameters travel as one
+object."""
 HEADER = b"h"
 
 _INT32 = np.dtype("<i4")
@@ -45,20 +46,20 @@ Frame = dict[bytes, bytes]
 # -- how each message lies in a frame ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the fields of a message lie in a frame: ``arrays`` beside the header, by their keys; the rest in it."""
+    """The layout of a message in a frame: ``arrays`` beside the header, by their keys; the other fields in it."""
 
     cls: type[Record]
     version: int
     arrays: Mapping[bytes, str]
     header: Callable[..., Struct]
-    """Makes the header of a message, from its version and the values that ``get`` takes out of the message."""
+    """Builds the header of a message from its version and the values that ``get`` reads from it."""
     get: Callable[[Any], tuple[Any, ...]]
     decode: Callable[[bytes], Record]
     """The message of a header, without its arrays."""
 
 
 class _Opening(Struct):
-    """What says how to read the rest of a header."""
+    """The part of a header that tells how to decode the rest."""
 
     v: Any = None
     t: Any = None
@@ -81,7 +82,7 @@ def _layout_of(cls: type[Record]) -> _Layout:
 
 
 def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
-    """Headers are made from messages only, so their fields need no types; those of a message check what is read."""
+    """Makes the types of a message's header. Encoding needs no types for its fields; decoding checks them."""
     if spec.required:
         return (spec.name, Any)
     factory = spec.default_factory
@@ -89,7 +90,7 @@ def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """All these attributes of an object, in one call where there are several."""
+    """A getter of these attributes, in one call where there are several."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
@@ -151,7 +152,7 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
         raise CodecError(f"{layout.cls.__name__}: {error!s:.300}") from None
     for key, array in frame.items():
         if (name := layout.arrays.get(key)) is not None:
-            force_setattr(message, name, _decode_array(layout.cls, name, array))  # nobody else has seen it yet
+            force_setattr(message, name, _decode_array(layout.cls, name, array))  # not shared yet
     return cast(Message, message)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # who only watches over processes does without messages, and numpy
+if TYPE_CHECKING:  # supervisors do without messages, and so without numpy
     from pagebus.bus.messages import JsonValue, Message
 
 
@@ -40,7 +40,7 @@ class EntryId:
 
 
 Counts = Mapping[str, Mapping[str, int]]
-"""What to add to counters: key -> counter -> how much."""
+"""Increments of counters: key -> counter -> increment."""
 START = EntryId(0, 0)
 FENCE_INDEX = 2**62
 """Index of a fence entry: beyond everything a writer of that epoch could write, so its late writes are refused."""
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How a work entry ends: ``message`` is added to ``stream`` and, unless it is "", the counter of this name of those
+    """The completion of a work entry: ``message`` is added to ``stream`` and, unless ``counter`` is "", that counter
     under the key ``counters`` grows by one."""
 
     entry: Entry
@@ -75,7 +75,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A live actor: ``kind`` and ``name``, the epoch its lease was granted under, and what it says of itself."""
+    """A live actor: its ``kind`` and ``name``, the epoch of its lease, and the ``info`` it publishes."""
 
     kind: str
     name: str
@@ -93,7 +93,7 @@ class LogEntry:
 
 
 class BusError(Exception):
-    """Base of everything the bus raises on purpose; the text says cause and remedy."""
+    """Base of all errors that the bus raises deliberately. The text gives cause and remedy."""
 
 
 class BusUnavailable(BusError):
@@ -109,7 +109,7 @@ class Fenced(BusError):
 
 
 class ServerRolledBack(BusError):
-    """The server does not have any more what it had confirmed: it was restarted without it."""
+    """The server was restarted and has lost entries that it had confirmed."""
 
 
 class LeaseTaken(BusError):
@@ -117,7 +117,7 @@ class LeaseTaken(BusError):
 
 
 class CodecError(BusError):
-    """A frame that is not one of ours, of an unknown version, or with wrong fields."""
+    """A frame that is not of Pagebus, of an unknown version, or with invalid fields."""
 
 
 class Bus(ABC):
@@ -126,8 +126,8 @@ class Bus(ABC):
 
     def __init__(self) -> None:
         self.on_restart: Callable[[], None] = lambda: None
-        """Called when a connection finds that the server has been started anew, or is another one: what was written
-        last may be missing there."""
+        """Called when a connection finds that the server was restarted or replaced. The last writes may be missing
+        there."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
     @abstractmethod
@@ -145,17 +145,17 @@ class Bus(ABC):
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
     @abstractmethod
     async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
-        """Add messages, in order, to work streams or mailboxes, in one round trip. A repeat adds a duplicate. What is
-        for the mailbox of an actor (:meth:`Names.is_kept`) that is not there, is dropped."""
+        """Add messages, in order, to work streams or mailboxes, in one round trip. A repeat adds duplicates. Messages
+        to an actor's mailbox (:meth:`Names.is_kept`) that does not exist are dropped."""
 
     @abstractmethod
     async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
-        """Create an actor's mailbox, for ``ttl_s`` seconds; one that is there already is emptied. Returns the position
-        to read it from."""
+        """Create an actor's mailbox for ``ttl_s`` seconds, emptying an existing one. Returns the position to read it
+        from."""
 
     @abstractmethod
     async def keep_mailbox(self, stream: str, *, ttl_s: int) -> bool:
-        """Let a mailbox be there for ``ttl_s`` more seconds. False: it is not there any more."""
+        """Extend the life of a mailbox by ``ttl_s`` seconds. False: it no longer exists."""
 
     @abstractmethod
     async def create_group(self, stream: str, group: str) -> None:
@@ -165,20 +165,20 @@ class Bus(ABC):
     async def read_group(
         self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
     ) -> list[Entry]:
-        """Entries for this consumer: on the consumer's first call what it left pending, afterwards new ones.
+        """Entries for this consumer: on its first call the ones it left pending, then new ones.
 
         Waits at most ``block_ms`` for the first entry (0 returns at once). Re-creates a group that was lost.
         """
 
     @abstractmethod
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
-        """The effect of these entries is stored: ack and delete them, in one round trip. Idempotent."""
+        """Acknowledge and delete entries whose effect is stored, in one round trip. Idempotent."""
 
     @abstractmethod
     async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
-        """Give each entry its answer and ack it, in one transaction. An entry that is not pending any more has been
-        answered, by this call before or by another consumer: it gets no other answer, whatever is repeated, and whoever
-        else answers it at the same time.
+        """Add the message of each completion and acknowledge its entry, in one transaction. An entry that is no longer
+        pending has been completed, by an earlier call or by another consumer. It is not completed again, even by
+        repeats and by concurrent calls.
 
         Returns, for each, why its stream does not take the message ("": it has): nothing has happened then. A key of
         counters that is something else is left alone.
@@ -232,7 +232,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:
-        """Keep a message that cannot be processed, with its reason, in the stage's dead-letter stream (bounded)."""
+        """Store a message that cannot be processed, with the reason, in the stage's dead-letter stream (bounded)."""
 
     # -- small durable state ------------------------------------------------------------------------------------------
     @abstractmethod
@@ -258,7 +258,7 @@ class Bus(ABC):
     # -- leases -------------------------------------------------------------------------------------------------------
     @abstractmethod
     async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
-        """Become the holder of (kind, name) for ``ttl_s`` seconds; returns a fresh epoch, larger than any before it.
+        """Acquire the lease (kind, name) for ``ttl_s`` seconds; returns a new epoch, larger than all before it.
 
         Raises:
             LeaseTaken: somebody else holds it and it has not expired.
@@ -268,8 +268,9 @@ class Bus(ABC):
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
     ) -> bool:
-        """Extend one's lease and replace its info. An expired lease nobody took is taken back under the same epoch; so
-        is one that a server, set back, says to be of an earlier epoch. Returns whether it was still one's own.
+        """Extend the caller's lease and replace its info. An expired lease without a new holder is taken back under the
+        same epoch. So is a lease to which a restarted server assigns an earlier epoch. Returns whether the lease was
+        still the caller's.
 
         Raises:
             Fenced: the lease belongs to a later epoch now.
@@ -277,13 +278,13 @@ class Bus(ABC):
 
     @abstractmethod
     async def release_lease(self, kind: str, name: str, epoch: int) -> None:
-        """Give a lease up; nothing happens if it is no longer ours."""
+        """Release a lease; without effect if the caller no longer holds it."""
 
     @abstractmethod
     async def revoke_lease(self, kind: str, name: str, *, below: int = 0) -> int:
-        """Nobody holds this lease, or only under an epoch below ``below``: see to it that nobody who has had it can
-        take it back (:meth:`renew_lease` raises Fenced). Returns the epoch below which all are shut out; 0, and nothing
-        happens, if somebody does hold it."""
+        """Shut out all former holders of a lease that has no holder, or only one below the epoch ``below``: none of
+        them can take it back (:meth:`renew_lease` raises Fenced). Returns the epoch below which all are shut out; 0,
+        without any effect, if the lease is held."""
 
     @abstractmethod
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
@@ -291,7 +292,7 @@ class Bus(ABC):
 
 
 def fence_reason(entry: LogEntry, last: EntryId) -> str:
-    """Why a refused entry is not its writer's own repeat ("" if it is one); ``last`` is the stream's newest id.
+    """Why a refused entry is not a repeat by its own writer ("" if it is one); ``last`` is the stream's newest id.
 
     A fence that finds a newer writer is no failure: the old writer is shut out, which is all a fence is for.
     """

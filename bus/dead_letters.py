@@ -14,7 +14,7 @@ from pagebus.bus.messages import Message
 from pagebus.bus.streams import Names
 
 DEAD_LETTERS_KEPT = 1000
-"""Entries a stage's dead-letter stream keeps; the oldest go first."""
+"""The most entries of a stage's dead-letter stream; the oldest are dropped first."""
 
 REASON, SOURCE, SOURCE_ID, DELIVERIES = b"dead.reason", b"dead.stream", b"dead.id", b"dead.deliveries"
 
@@ -33,7 +33,7 @@ def dead_letter_frame(entry: Entry, reason: str) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One of them. ``id`` is its place among the stage's dead letters; ``message`` None: it cannot be decoded."""
+    """One dead letter. ``id`` is its position in the stage's stream; ``message`` is None if it cannot be decoded."""
 
     stage: str
     id: EntryId
@@ -46,18 +46,18 @@ class DeadLetter:
 
     @property
     def died_s(self) -> float:
-        """When it was put here, by the server's clock."""
+        """The time at which it was stored, by the server's clock."""
         return self.id.epoch / 1000
 
     @property
     def request_id(self) -> str | None:
-        """Whose it is, if it is one request's."""
+        """The id of its request, if it belongs to one."""
         found = getattr(self.message, "request_id", None)
         return found if isinstance(found, str) else None
 
 
 async def read_dead_letters(bus: Bus, names: Names, stage: str) -> list[DeadLetter]:
-    """Those of a stage, the oldest first."""
+    """The dead letters of a stage, the oldest first."""
     entries = await bus.read({names.dead_letters(stage): START}, count=DEAD_LETTERS_KEPT, block_ms=0)
     return [_dead_letter(stage, entry) for entry in entries]
 
@@ -82,13 +82,13 @@ def _dead_letter(stage: str, entry: Entry) -> DeadLetter:
 
 
 async def requeue(bus: Bus, names: Names, letter: DeadLetter) -> None:
-    """Send the message again to the stage that gave it up, and forget that it died.
+    """Send the message again to the stage that failed on it, and delete the dead letter.
 
     Raises:
         BusError: it cannot be decoded, or it belongs to a log, whose writer alone gives entries their places.
     """
     if letter.message is None:
-        raise BusError(f"{letter.id} of {letter.stage} cannot be decoded: nobody can process it")
+        raise BusError(f"{letter.id} of {letter.stage} cannot be decoded, so no actor can process it")
     if letter.source not in (names.requests, names.tokenized, names.control):
         raise BusError(f"{letter.id} of {letter.stage} comes from {letter.source}: only work can be done again")
     await bus.publish([(letter.source, letter.message)])

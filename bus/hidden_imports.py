@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def hide_imports(*packages: str) -> Iterator[None]:
-    """What is imported in this block does not find ``packages``; one that has been imported already stays."""
+    """Imports inside this block do not find ``packages``; packages that are already imported stay."""
     hidden = [package for package in packages if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: it cannot be imported
     try:

@@ -22,15 +22,15 @@ from pagebus.bus.contract import Bus, BusUnavailable, CodecError, EntryId, LogEn
 from pagebus.bus.messages import Message
 
 OUTBOX_LIMIT = 65_536
-"""Messages an outbox holds unless told otherwise; far beyond what a healthy actor ever queues."""
+"""Default limit of queued messages; far above what a healthy actor ever queues."""
 _BATCH = 128
 BATCH_BYTES = 2**18
-"""A batch ends with the message that makes it longer, as far as the sizes of messages are told: a batch is written and
-stored in one go, and whatever else the actor has to say to the bus waits for it."""
+"""Size in bytes above which a batch ends. A batch is written and stored as a whole, and the actor's other messages wait
+for it."""
 
 
 class OutboxFull(BusUnavailable):
-    """The bus has been unreachable, or too slow, for so long that the outbox is full; the message was not taken."""
+    """The outbox is full, because the bus has been unreachable or too slow for long; the message was not queued."""
 
 
 class Outbox:
@@ -61,9 +61,9 @@ class Outbox:
         self._queue: deque[LogEntry | tuple[str, Message, int]] = deque()
         self._indexes: dict[str, int] = {}
         self._stored: dict[str, EntryId] = {}
-        """By log stream, the last entry of this epoch that the server has confirmed."""
+        """The last entry of this epoch that the server has confirmed, by log stream."""
         self._restarts = self._survived = 0
-        """How often the server has been started anew, and the last time that nothing was found to be lost."""
+        """The number of server restarts, and the last one after which nothing was found to be lost."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -148,12 +148,12 @@ class Outbox:
             self._check_running()
 
     def bus_restarted(self) -> None:
-        """The server has been started anew: nothing more is sent before it has been asked what it still has."""
+        """Note that the server was restarted: nothing is sent before the outbox has checked what is still stored."""
         self._restarts += 1
         self._wake.set()
 
     def forget(self, streams: Iterable[str]) -> None:
-        """These log streams are deleted: that they are gone is no loss."""
+        """Forget deleted log streams, so that their loss is not reported."""
         for stream in streams:
             self._stored.pop(stream, None)
 
@@ -162,7 +162,8 @@ class Outbox:
 
         Raises:
             Fenced: another writer has replaced this one.
-            SetBack: the server has lost what it had confirmed. Readers may have read it, or wait for it for ever.
+            ServerRolledBack: the server has lost what it had confirmed. Readers may have read it, or may wait for it
+                for ever.
             CodecError: a message that cannot be encoded, and nobody to tell.
         """
         try:
@@ -172,7 +173,7 @@ class Outbox:
                     await self._check_survival()
                     await self._send_next()
                     if self._queue:
-                        await asyncio.sleep(0)  # a bus that answers at once would let nobody else have a turn
+                        await asyncio.sleep(0)  # yield: a bus that answers at once would starve other tasks
                 except BusUnavailable as error:
                     self.retries += 1
                     self.trouble = str(error)
@@ -185,7 +186,7 @@ class Outbox:
             self._tell(self.queued)
 
     async def _check_survival(self) -> None:
-        """Does the server that was started anew have all that it has confirmed? It may be, once more, meanwhile."""
+        """Check that a restarted server still has all that it had confirmed. It may restart again meanwhile."""
         while (restarts := self._restarts) > self._survived:
             for stream, last in self._stored.items():
                 if (found := await self._bus.last_id(stream)) < last:
@@ -229,7 +230,7 @@ class Outbox:
                 self._wake.clear()
 
     def _drop_unsendable(self, count: int, tell: Callable[[Message, CodecError], None]) -> None:
-        """Take what cannot be encoded out of the first ``count`` messages; the others are sent next."""
+        """Drop messages that cannot be encoded from the first ``count``; the others are sent next."""
         items = [self._queue.popleft() for _ in range(count)]
         for item in reversed(items):
             message = item.message if isinstance(item, LogEntry) else item[1]

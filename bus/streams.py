@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 
 def address_of(ingress: str, epoch: int) -> str:
-    """Where replies to one life of an ingress go: its next life knows nothing of the requests of this one."""
+    """The address for replies to one life of an ingress; its next life knows nothing of earlier requests."""
     return f"{ingress}@{epoch}"
 
 
 def is_address(text: str) -> bool:
-    """Whether replies there are for an actor that holds a lease (not for a test or a measurement)."""
+    """Whether this is the address of an actor that holds a lease, not of a test or a benchmark."""
     return "@" in text
 
 
@@ -65,15 +65,15 @@ class Names:
 
     @property
     def journal(self) -> str:
-        """What a scheduler needs to know of its predecessor."""
+        """The journal of the scheduler, for its successor."""
         return self.key("journal")
 
-    # Mailboxes: many writers, one reader, who remembers its position and trims what it has passed.
+    # Mailboxes: many writers, one reader, which remembers its position and trims what it has passed.
     def replies(self, ingress: str) -> str:
         return self.key("replies", ingress)
 
     def is_kept(self, stream: str) -> bool:
-        """Whether a stream is the mailbox of an actor, which creates and keeps it: nobody else brings it into being."""
+        """Whether a stream is the mailbox of an actor, which alone creates and renews it."""
         prefix = self.replies("")
         return stream.startswith(prefix) and is_address(stream[len(prefix) :])
 
@@ -83,12 +83,12 @@ class Names:
     # Jobs: keys that other programs use, so they carry nothing but the hash tag.
     @property
     def jobs(self) -> str:
-        """Work stream of queued jobs, written by anybody."""
+        """Work stream of queued jobs, written by any program."""
         return f"{{{self.deployment}}}:jobs"
 
     @property
     def job_results(self) -> str:
-        """Where results go that were not wanted elsewhere; their reader trims it."""
+        """The default stream of results; its reader trims it."""
         return f"{{{self.deployment}}}:results"
 
     def batch(self, name: str) -> str:
@@ -96,7 +96,7 @@ class Names:
         return f"{{{self.deployment}}}:batch:{name}"
 
     def batch_results(self, name: str) -> str:
-        """Where results of the batch ``name`` go when it was submitted from a file."""
+        """The stream of results of the batch ``name``, submitted from a file."""
         return f"{{{self.deployment}}}:batch:{name}:results"
 
     # State.
@@ -105,12 +105,12 @@ class Names:
 
     @property
     def leases(self) -> str:
-        """Hash-free index (a set) of lease keys, so that nobody scans the key space."""
+        """Index (a set) of lease keys, which avoids scans of the key space."""
         return self.key("leases")
 
     @property
     def epochs(self) -> str:
-        """Counter from which every lease takes its epoch."""
+        """Counter that gives every lease its epoch."""
         return self.key("epochs")
 
     def state(self, name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -74,7 +75,7 @@ TEXT_ROUTES = (
     *tokens.ROUTES,
     *rendering.ROUTES,
 )
-"""Those that need a tokenizer, or lead to such: not there with ``--tokens-only``."""
+"""Routes that need a tokenizer, or lead to such; absent with ``--tokens-only``."""
 ROUTES = (
     *page.ROUTES,
     *service.ROUTES,
@@ -88,7 +89,7 @@ ROUTES = (
     *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
-"""How long handlers get to tell their clients that the server stops."""
+"""Seconds that handlers have to tell their clients that the server stops."""
 TICK_S = 0.5
 SWITCH_INTERVAL_S = 0.001
 """Python's turn between threads: at the default of 5 ms what is read aside would hold up each turn of the event loop by
@@ -234,12 +235,7 @@ class IngressActor(Actor):
             await self.bus.publish([(self.names.jobs, batch)])
 
         facts = facts_of(self.settings, model, self.name)
-        own = self.name, self.metrics.snapshot
         keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
-        observatory = Observatory(
-            self.bus, self.names, inbox.queries, lambda: membership.leases, own, facts,
-            lambda: ("bus",) if self.bus_trouble else membership.missing(),
-        )  # fmt: skip
         return Context(
             settings=self.settings,
             address=address,
@@ -253,7 +249,7 @@ class IngressActor(Actor):
             admission=Admission(self.settings.max_num_queued_requests, self.settings.max_num_queued_tokens),
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
-            observatory=observatory,
+            observatory=self._make_observatory(inbox, membership, facts),
             sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
             holding=Holding(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
@@ -268,6 +264,12 @@ class IngressActor(Actor):
             tracing=tracing,
             request_log=request_log,
         )
+
+    def _make_observatory(self, inbox: Inbox, membership: Membership, facts: dict[str, Any]) -> Observatory:
+        return Observatory(
+            self.bus, self.names, inbox.queries, lambda: membership.leases, (self.name, self.metrics.snapshot), facts,
+            lambda: ("bus",) if self.bus_trouble else membership.missing(),
+        )  # fmt: skip
 
     def _make_responses(self) -> Responses:
         settings = self.settings

@@ -17,7 +17,7 @@ class SequencesNamed(Record, frozen=True, kw_only=True):
 
 
 class AlsoReads(Record, frozen=True, kw_only=True):
-    """One more client of a request, with an attempt of its own at another ingress."""
+    """A further client of a request, with its own attempt at another ingress."""
 
     ingress: str
     attempt: str

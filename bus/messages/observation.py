@@ -55,7 +55,7 @@ REQUEST_COLUMNS = (
     "is_job", "priority", "num_prompt", "num_cached", "max_tokens", "num_choices", "num_live", "num_preemptions",
     "num_output", "outcome",
 )  # fmt: skip
-"""Of :class:`SchedulerState`. ``outcome``: one of the values below. ``max_tokens`` -1: as many as fit."""
+"""Columns of :class:`SchedulerState`. ``outcome``: one of the values below. ``max_tokens`` -1: as many as fit."""
 REQUEST_MARKS = ("arrived", "taken", "tokenized", "started", "first_token", "ended", "over")
 """When a request arrived, was taken up by a tokenizer, was tokenized, entered a batch first, had its first token, its
 last, and was with its client."""

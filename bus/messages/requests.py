@@ -76,7 +76,7 @@ class TokenizedRequest(Record, frozen=True, kw_only=True):
     """When a tokenizer took it up; 0: not known."""
     client: str = ""
     weight: float = 1.0
-    """Of its client's share, beside others that have work."""
+    """The client's weight, relative to other clients that have work."""
     traced: bool = False
     asked: int = 0
     """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""

@@ -23,20 +23,20 @@ DAMAGE = re.compile(
     r"|Internal error in RDB|Short read or OOM loading DB|Wrong RDB checksum|Invalid AOF manifest file"
     r"|The AOF file .* doesn't exist"
 )
-"""What Redis logs of a file that it cannot load."""
+"""Redis's log message for a file that it cannot load."""
 OPEN_AGAIN = "Requests under way are asked for again"
 CHECK_TIMEOUT_S = 600.0
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
 def remedies() -> tuple[Callable[[Path], str], ...]:
-    """What can be done about a damaged file in the server's folder, the best first. Each says what it has done and
-    what is lost; "": it is no help."""
+    """Repairs of a damaged file in the server's folder, the best first. Each returns what it has done and what is lost;
+    "" if it does not help."""
     return fill_holes, cut_off, set_aside
 
 
 def fill_holes(folder: Path) -> str:
-    """Take runs of zeros between commands out of the files."""
+    """Remove runs of zeros between commands."""
     cured = 0
     for path in sorted((folder / AOF_FOLDER).glob("*.aof")):
         with contextlib.suppress(OSError, ValueError):  # ValueError: it is empty
@@ -47,7 +47,7 @@ def fill_holes(folder: Path) -> str:
 
 
 def _fill_holes_of(path: Path, folder: Path) -> int:
-    """How many bytes of holes were in a file."""
+    """Remove the holes of a file; returns their size in bytes."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         parts = list(parts_between_holes(data))
         holes = len(data) - sum(end - start for start, end in parts)
@@ -63,7 +63,7 @@ def _fill_holes_of(path: Path, folder: Path) -> int:
 
 
 def parts_between_holes(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
-    """(start, end) of what is not zeros between commands. What cannot be read as commands is left as it is."""
+    """(start, end) of the data between holes. Data that cannot be parsed as commands is left as it is."""
     start = place = 0
     while place < len(data):
         if data[place] != 0:
@@ -81,7 +81,7 @@ def parts_between_holes(data: bytes | mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _behind_command(data: bytes | mmap.mmap, place: int) -> int | None:
-    """Where the command at ``place``, or the note of a time there, ends; None: there is neither."""
+    """The end of the command, or time annotation, at ``place``; None if there is neither."""
     kind, (number, place) = data[place : place + 1], _number_line(data, place)
     if kind == b"#":
         return place or None
@@ -123,7 +123,7 @@ def cut_off(folder: Path) -> str:
 
 
 def set_aside(folder: Path) -> str:
-    """Begin without any data."""
+    """Start without any data."""
     path = folder / AOF_FOLDER
     if not path.is_dir():
         return ""

@@ -15,7 +15,7 @@ from pagebus.bus.backoff import Backoff
 
 LOOK_S = 1.0
 OVER = b"AOF write error looks solved"
-"""What Redis logs when it can write again."""
+"""Redis's log message when it can write again."""
 _LOG = logging.getLogger("bus")
 
 
@@ -36,7 +36,7 @@ class Rewriting:
         self._next_s = 0.0
 
     async def look(self) -> None:
-        """See whether there is something to do, and do it.
+        """Check the log, and rewrite the file if needed.
 
         Raises:
             OSError: the server does not answer.
@@ -59,7 +59,7 @@ class Rewriting:
         self._running = (await self._ask("BGREWRITEAOF")).startswith(b"+")
 
     def _new_lines(self) -> bytes:
-        """What has been logged since the last look, and the end of what had been before: it may be half a line."""
+        """Lines logged since the last check, beginning with the last, perhaps partial, line before."""
         with self._log_path.open("rb") as log:
             log.seek(max(self._position - len(OVER) + 1, 0))
             lines = log.read()

@@ -131,7 +131,7 @@ class PrivateRedis:
         self._watching = asyncio.create_task(self._watch(self._process, rewriting), name="redis watch")
 
     async def _watch(self, process: asyncio.subprocess.Process, rewriting: Rewriting) -> None:
-        """While the server runs."""
+        """Watch the process while the server runs."""
         while process.returncode is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), LOOK_S)

@@ -28,7 +28,7 @@ from pagebus.bus.redis.transaction import RedisTransaction
 
 _PAGE = 256
 LOOK_AGAIN_S = 5.0
-"""How often a consumer looks for entries that it was given and never got."""
+"""Seconds between checks for entries that were delivered but never received."""
 
 
 _Reader = tuple[str, str, str]
@@ -36,7 +36,7 @@ _Reader = tuple[str, str, str]
 
 
 class RedisGroups:
-    """The consumer-group half of the bus.
+    """The consumer-group part of the bus.
 
     ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` says when all left-over ones
     of a reader had been handed out. A failed read takes its streams out again, because what it was given, if anything,
@@ -65,7 +65,7 @@ class RedisGroups:
     async def read(
         self, reader: RedisLink, group: str, consumer: str, streams: tuple[str, ...], count: int, block_ms: int
     ) -> list[Entry]:
-        """One round: pending entries while there are any, else new ones; [] when ``block_ms`` (0: none) pass."""
+        """One round: pending entries if there are any, else new ones; [] after ``block_ms`` (0: no wait)."""
         key = (group, consumer, streams)
         with self._handing_out(streams, group, consumer) as entries:
             if (under_way := self._reading.get(key)) is None:
@@ -95,8 +95,8 @@ class RedisGroups:
 
     @contextmanager
     def _handing_out(self, streams: Iterable[str], group: str, consumer: str) -> Iterator[list[Entry]]:
-        """Entries collected inside are held at once, so that nobody else finds them. If it fails half-way nobody has
-        been given them: they are let go, and the next read has to look for them."""
+        """Mark entries collected inside the block as held, so that no other read returns them. On failure they are
+        released, and the next read looks for them again."""
         entries: list[Entry] = []
         try:
             yield entries
@@ -164,8 +164,8 @@ class RedisGroups:
             self._held.get((stream, group), set()).difference_update(entry.id for entry in acked)
 
     async def complete(self, group: str, completions: Sequence[Completion]) -> list[str]:
-        """Many in a transaction. Of two who answer the same entry, the later one finds that the other one has touched a
-        key which it watches, and looks again."""
+        """Many completions per transaction. Of two consumers that complete the same entry, the later one finds that a
+        key it watches was touched, and tries again."""
         told = [""] * len(completions)
         async with self._transaction.lock:
             for start in range(0, len(completions), _PAGE):
@@ -179,8 +179,8 @@ class RedisGroups:
         return told
 
     async def _complete(self, group: str, left: dict[int, Completion]) -> dict[int, str]:
-        """See what is still pending, and which streams there can be; then store the rest. What needs no more is taken
-        out of ``left``; returns why some of it cannot be stored."""
+        """Find what is still pending and which streams accept messages; then store the rest. Finished completions are
+        removed from ``left``. Returns why some cannot be stored."""
         streams = dict.fromkeys(each.stream for each in left.values())
         entries = [each.entry for each in left.values()]
         replies = await self._transaction.watch(
@@ -202,8 +202,8 @@ class RedisGroups:
         return refused | (await self._store(group, left) if left else {})
 
     async def _store(self, group: str, left: dict[int, Completion]) -> dict[int, str]:
-        """The transaction. Nothing happens, and all are left, if one of the entries has been answered meanwhile; if
-        some answers are refused, the others are left."""
+        """Run the transaction. It has no effect, and all are left, if one of the entries was completed meanwhile. If
+        some are refused, the others are left."""
         commands = {place: _completion_commands(group, each) for place, each in left.items()}
         ends = accumulate(map(len, commands.values()))
         spans = {place: slice(end - len(each), end) for (place, each), end in zip(commands.items(), ends, strict=True)}
@@ -219,7 +219,7 @@ class RedisGroups:
         return refused
 
     async def claim(self, stream: str, group: str, consumer: str, dead: str) -> list[Entry]:
-        """Take over by consumer name: idle times follow the server's wall clock and prove nothing."""
+        """Claim by consumer name, because idle times depend on the server's wall clock and prove nothing."""
         with self._handing_out([stream], group, consumer) as entries:
             while True:
                 (pending,) = await self._link.call(("XPENDING", stream, group, "-", "+", _PAGE, dead))
@@ -244,7 +244,7 @@ class RedisGroups:
     async def _claim_rows(
         self, stream: str, group: str, consumer: str, deliveries: Mapping[bytes, int], entries: list[Entry]
     ) -> int:
-        """Make pending entries ours, each with so many deliveries, and add them to ``entries``; returns how many."""
+        """Claim pending entries with their delivery counts and add them to ``entries``; returns how many."""
         by_count: dict[int, list[bytes]] = {}
         for raw, times in deliveries.items():
             by_count.setdefault(times, []).append(raw)
@@ -271,24 +271,24 @@ class RedisGroups:
         return {row[b"name"].decode(): int(row[b"pending"]) for row in rows}
 
     async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
-        """Of each entry, the consumer that has it pending."""
+        """The consumer that has each entry pending."""
         replies = await self._link.call(*(("XPENDING", stream, group, str(i), str(i), 1) for i in ids)) if ids else []
         found = [() if is_no_group(reply) else checked(reply, f"holders in {stream}") for reply in replies]
         return {each: rows[0][1].decode() for each, rows in zip(ids, found, strict=True) if rows}
 
 
 def _touched(entry: Entry) -> str:
-    """A key that is never there; but whoever answers this entry touches it, and who watches it learns that."""
+    """A key that never exists. Completing the entry touches it, so that watchers of the key notice."""
     return f"{entry.stream}:answered:{entry.id}"
 
 
 def _refusal(replies: Iterable[Reply], completion: Completion) -> str:
-    """Why one of the commands of an answer is refused for good; "" if none is."""
+    """Why one of the commands of a completion is refused for good; "" if none is."""
     return next(filter(None, (refusal(reply, f"completion of {completion.entry.id}") for reply in replies)), "")
 
 
 def _completion_commands(group: str, completion: Completion) -> list[Command]:
-    """The answer first. A key of counters that is no hash makes its own command alone fail."""
+    """The commands of a completion, its message first. Only the count fails if the key of counters is no hash."""
     stream, entry_id, touched = completion.entry.stream, str(completion.entry.id), _touched(completion.entry)
     frame = chain.from_iterable(encode(completion.message).items())
     count: list[Command] = [("HINCRBY", completion.counters, completion.counter, 1)] if completion.counter else []
@@ -303,5 +303,5 @@ def _completion_commands(group: str, completion: Completion) -> list[Command]:
 
 
 def _delivered_again(rows: Sequence[Reply]) -> dict[bytes, int]:
-    """Rows of XPENDING: how often each entry has been delivered once it is handed out now."""
+    """Delivery counts of entries once they are delivered now, from rows of XPENDING."""
     return {row[0]: int(row[3]) + 1 for row in rows}

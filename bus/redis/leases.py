@@ -33,7 +33,7 @@ def to_ms(seconds: float) -> int:
 
 
 class RedisLeases:
-    """The lease half of the bus, on a connection of its own."""
+    """The lease part of the bus, on a connection of its own."""
 
     def __init__(self, link: RedisLink, names: Names) -> None:
         self._link = link
@@ -118,7 +118,7 @@ class RedisLeases:
         return sorted(found, key=lambda lease: (lease.kind, lease.name))
 
     async def _forget(self, keys: Sequence[str]) -> None:
-        """Take expired leases out of the index; not one that was taken again meanwhile."""
+        """Remove expired leases from the index, except those acquired again meanwhile."""
         async with self._transaction.lock:
             values = await self._watch_lease(*keys)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
@@ -150,7 +150,7 @@ class RedisLeases:
 
 
 def _after(last: Reply) -> int:
-    """The epoch after ``last``, the value of the counter, which may be missing or have been set back."""
+    """The epoch after ``last``, the value of the counter, which may be missing or have been rolled back."""
     return max(int(last or 0) + 1, time.time_ns() // 1_000_000)
 
 

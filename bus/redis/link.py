@@ -28,7 +28,7 @@ COMMAND_TIMEOUT_S = 5.0
 """A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
 
 REPLICATION_TIMEOUT_MS = 1000
-"""How long a write may take to reach the replicas that it has to be on."""
+"""Timeout in seconds for a write to reach the required replicas."""
 
 Command = tuple[str | bytes | int, ...]
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)
@@ -40,11 +40,11 @@ def info_of(reply: bytes) -> dict[str, str]:
 
 
 class CredentialsRefused(BusUnavailable):
-    """The server does not know our user or password; trying again will not help."""
+    """The server rejects the user or password; retrying will not help."""
 
 
 class Servers:
-    """Which server the links of one bus have found last, by its run id ("": none yet, or it does not say).
+    """The server that the links of one bus found last, by its run id ("": none yet, or unknown).
 
     Args:
         on_other: called when a link finds another server than the one before, before anything is sent there.
@@ -55,7 +55,7 @@ class Servers:
         self._on_other = on_other
 
     def found(self, run_id: str) -> None:
-        """A link has a connection to this server."""
+        """Note that a link has connected to this server."""
         before, self.last = self.last, run_id
         if before not in ("", run_id):
             self._on_other()
@@ -107,11 +107,11 @@ class RedisLink:
         self._calls: list[_Call] = []
         """Not sent yet."""
         self._under_way: deque[_Call] = deque()
-        """Sent and not answered by the server, in this order."""
+        """Commands sent and not yet answered, in this order."""
         self._unconfirmed: list[_Call] = []
-        """Answered by the server, not known to be on its replicas."""
+        """Commands answered by the server but not known to be on its replicas."""
         self._is_demoted = False
-        """Whether the server does not take writes any more: the next connection asks again who is master."""
+        """Whether the server no longer accepts writes: the next connection looks for the master again."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.reserved = False
@@ -160,7 +160,7 @@ class RedisLink:
 
     # -- out ----------------------------------------------------------------------------------------------------------
     def _send(self) -> None:
-        """Send what is queued, if it can go now; else what hinders it calls this again."""
+        """Send what is queued, if possible; otherwise the end of what prevents it calls this again."""
         self._calls = [call for call in self._calls if not call.done.cancelled()]
         if not self._calls or self._closed or self._opening is not None:
             return
@@ -196,7 +196,7 @@ class RedisLink:
         stream.write(b"".join([call.packed for call in calls]))
 
     async def _open(self) -> None:
-        """Open a connection, ask which server that is, and send what is queued."""
+        """Open a connection, identify its server and send what is queued."""
         try:
             async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
                 writer = await self.target.open(self._client_name)
@@ -218,7 +218,7 @@ class RedisLink:
     # -- in -----------------------------------------------------------------------------------------------------------
     def _replied(self, reply: Reply) -> None:
         if not self._under_way:
-            self._lost(ConnectionError("it answers what nobody asked"))
+            self._lost(ConnectionError("it sent a reply without a command"))
             return
         call = self._under_way[0]
         call.replies.append(reply)
@@ -239,7 +239,7 @@ class RedisLink:
                 self._send()
 
     def _check_replicated(self, reached: Reply) -> None:
-        """What is not on enough replicas may be lost in a failover: to the caller it has not been written."""
+        """Check that writes are on enough replicas. If not, a failover may lose them, so callers get an error."""
         if not self._is_demoted and (not isinstance(reached, int) or reached < self._replicas):
             text = f"a write has reached {reached} of {self._replicas} replicas of {self.target.text}"
             self._lose(BusUnavailable(text))
@@ -274,7 +274,7 @@ class RedisLink:
         self._fail(calls, error)
 
     def _look_at_clock(self) -> None:
-        """Whether the first answer that is waited for is late."""
+        """Whether the oldest outstanding reply is late."""
         self._timer = None
         if not self._under_way:
             return

@@ -43,7 +43,7 @@ def checked(reply: Any, what: str) -> Any:
 
 
 def refusal(reply: Any, what: str) -> str:
-    """Why it is refused for good; "" if it is not.
+    """Why a command is refused for good; "" if it is not.
 
     Raises:
         BusRefused: it may pass.

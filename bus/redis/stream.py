@@ -10,7 +10,7 @@ import hiredis
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
 Reply = Any
-"""What hiredis makes of a RESP2 reply: bytes, int, None, lists of these, or a ResponseError in its place."""
+"""A RESP2 reply as hiredis parses it: bytes, int, None, lists of these, or a ResponseError in its place."""
 
 
 class RedisStream(asyncio.Protocol):
@@ -27,7 +27,7 @@ class RedisStream(asyncio.Protocol):
         on_reply: Callable[[Reply], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
-        self._writer = writer  # which closes its transport when nobody has it any more
+        self._writer = writer  # which closes its transport when collected
         self._transport = writer.transport
         self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=ResponseError)
         self._on_reply = on_reply
@@ -36,14 +36,14 @@ class RedisStream(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def write(self, packed: bytes) -> None:
-        """Send it with whatever else is sent in this turn of the loop."""
+        """Send the data together with everything else written in this turn of the loop."""
         try:
             self._transport.write(packed)
-        except (OSError, RuntimeError) as error:  # closed, and nobody has been told yet
+        except (OSError, RuntimeError) as error:  # closed, and not reported yet
             self._lose(ConnectionError(str(error)))
 
     def drop(self) -> None:
-        """End the connection at once; nobody is told. Idempotent."""
+        """Close the connection at once, without calling ``on_lost``. Idempotent."""
         self._is_over = True
         self._transport.abort()
 

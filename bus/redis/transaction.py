@@ -15,7 +15,7 @@ from pagebus.bus.redis.stream import Reply
 
 
 class RedisTransaction:
-    """One such connection: :meth:`watch`, then perhaps :meth:`exec`, with the ``lock`` held."""
+    """A connection for transactions: :meth:`watch`, then optionally :meth:`exec`, holding the ``lock``."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
@@ -23,7 +23,7 @@ class RedisTransaction:
         self._generation = 0
 
     async def watch(self, keys: Sequence[str], *commands: Command) -> list[Reply]:
-        """Watch keys, and no others any more; then the replies to commands."""
+        """Watch these keys, and only these; returns the replies to ``commands``."""
         unwatched, watched, *replies = await self._link.call(("UNWATCH",), ("WATCH", *keys), *commands)
         checked(unwatched, "unwatch")
         checked(watched, "watch")
@@ -31,8 +31,8 @@ class RedisTransaction:
         return replies
 
     async def exec(self, commands: Sequence[Command]) -> list[Reply]:
-        """The replies to MULTI, the commands, and EXEC, which is None if a watched key has changed: then nothing has
-        happened. Only on the connection that watches.
+        """Run the commands if no watched key has changed. Returns the replies to MULTI, the commands and EXEC; the last
+        is None if a key has changed, and then nothing was applied. Fails on any connection but the one that watches.
 
         Raises:
             BusUnavailable: that is lost.

@@ -108,7 +108,7 @@ class RedisTarget:
 
 
 def with_tls_files(url: str, *, ca: str | None = None, cert: str | None = None, key: str | None = None) -> str:
-    """The URL with certificates named; those that it names itself stay.
+    """The URL with TLS files added; those that it names already stay.
 
     Raises:
         BusError: files are named for a connection without TLS.
@@ -125,7 +125,7 @@ def with_tls_files(url: str, *, ca: str | None = None, cert: str | None = None, 
 
 
 def with_password(url: str, password: str | None) -> str:
-    """The URL with a password, written as URLs need it; one that it has itself stays."""
+    """The URL with a password, percent-encoded; a password in the URL stays."""
     parts = urlsplit(url)
     if password is None or parts.password is not None or parts.scheme not in SCHEMES:
         return url
@@ -134,7 +134,7 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def is_open(target: RedisTarget) -> bool:
-    """Whether a server on another machine would let anybody in who reaches it."""
+    """Whether the URL names a server on another machine and neither a password nor a client certificate."""
     hosts = [host for host, _ in target.sentinels] or [str(target.options.get("host", "localhost"))]
     remote = "path" not in target.options and not all(map(_is_local, hosts))
     return remote and not (target.options.get("password") or target.options.get("ssl_certfile"))

@@ -20,7 +20,7 @@ from pagebus.kernels.common.target import Target
 
 
 class AttentionPath(StrEnum):
-    """How the tokens of a step attend."""
+    """The ways in which the tokens of a step attend."""
 
     CPU = "cpu"
     REFERENCE = "reference"
@@ -34,7 +34,7 @@ class AttentionPath(StrEnum):
 
 
 class StepRows(NamedTuple):
-    """What the rows of a step are, as they are launched: padded, if they run from a graph.
+    """The rows of a step as launched: padded, if they run from a graph.
 
     ``decodes`` is how many rows have one token, ``prompts`` whether others may be there, ``long_rows`` whether a kernel
     for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet.
@@ -48,8 +48,8 @@ class StepRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """What an engine's attention is like, as far as a path depends on it. ``target`` None is a CPU; ``windows`` are
-    those of all layers (0: none); ``backend`` and ``deterministic`` are the settings of these names."""
+    """The properties of an engine's attention that paths depend on. ``target`` None is a CPU; ``windows`` are those of
+    all layers (0: none); ``backend`` and ``deterministic`` are the settings of these names."""
 
     target: Target | None
     dtype: torch.dtype
@@ -63,7 +63,7 @@ class AttentionSetup:
 
     @property
     def in_place(self) -> bool:
-        """Whether a CPU can attend to the cache where it lies."""
+        """Whether a CPU can attend to the cache without a copy."""
         return self.target is None and self.dtype == self.cache_dtype == torch.float32
 
     @property
@@ -73,7 +73,7 @@ class AttentionSetup:
 
     @property
     def long_prompts_apart(self) -> bool:
-        """Whether any kernel for long prompts may take some: they know no windows, and change a result's bits."""
+        """Whether kernels for long prompts may be used: they support no windows, and change the bits of a result."""
         return self.target is not None and not self.deterministic and not any(self.windows)
 
     @property
@@ -206,4 +206,4 @@ class AttentionChooser:
 
 
 NO_ROWS = StepRows(0, False)
-"""To which only rows of the table apply that apply to every step."""
+"""A step without rows, to which only unconditional rows of the table apply."""

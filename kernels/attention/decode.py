@@ -33,7 +33,7 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
 LEAST_DIM = 32
-"""Of products of int8."""
+"""The least inner dimension of products of int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DecodeConfig:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; a small number for a CPU (the interpreter)."""
+    """The number of multiprocessors of a GPU; a small number for a CPU (the interpreter)."""
     target = target_of(device)
     return target.num_multiprocessors if target is not None else 4
 
@@ -287,7 +287,7 @@ def _decode_kernel(
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
     if PDL:
-        gdc_wait()  # also without any item: who waits for this kernel, waits for those before it
+        gdc_wait()  # even without any item: waiting is transitive
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 MIN_TOKENS = 64
-"""Of a program at least, where there are enough: merging a piece costs about as much as reading so many tokens."""
+"""The fewest tokens of a program, if there are enough: merging a piece costs about as much as reading so many."""
 ITEM_FIELDS = 8
 MERGE_FIELDS = 4
 

@@ -22,7 +22,7 @@ def turn_group(
     GROUP: tl.constexpr,
     HALF: tl.constexpr,  # a power of two
     BLOCK_HEADS: tl.constexpr,
-    WAIT: tl.constexpr,  # for the token, after all else has been asked for
+    WAIT: tl.constexpr,  # wait for the token, after all other loads were issued
 ):
     """Both halves [BLOCK_HEADS, HALF] of the queries of a KV head and, in row GROUP, of its key, normed and rotated."""
     member = tl.arange(0, BLOCK_HEADS)[:, None]

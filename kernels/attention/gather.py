@@ -8,7 +8,7 @@ from pagebus.kernels.common.int8 import check_scales, from_int8_reference
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 INT8_TOKENS = 32
-"""Of a program that copies one head."""
+"""Tokens of a program that copies one head."""
 
 
 def gather_tokens_reference(

@@ -39,7 +39,7 @@ WORK_TILES = 2
 WORK_S, ROW_S, OVERHEAD_S = 45e-9, 4e-6, 10e-6
 """Costs of this kernel beside its rate: per block and head, per row, and per call."""
 COPIED_PER_S = 4e12
-"""Bytes of keys and values, read and written."""
+"""Bytes per second of copied keys and values, read and written."""
 
 
 def supports(dtype: torch.dtype, head_dim: int, target: Target | None) -> bool:
@@ -83,7 +83,7 @@ def _padded(count: int) -> int:
 
 @once_per_step
 def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
-    """Which rows go together."""
+    """Group rows."""
     found: list[list[LongRow]] = []
     room = 0
     for row in rows:
@@ -98,8 +98,8 @@ def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the kernel does for a group of rows: ``spans`` [N, 8] as in `hopper_attention`, and ``merges`` [M, 4] of
-    ``pieces`` of ROWS queries as in `QuerySpans`."""
+    """The work of the kernel for a group of rows: ``spans`` [N, 8] as in `launch_hopper_attention`, and ``merges`` [M,
+    4] of ``pieces`` of ROWS queries as in `QuerySpans`."""
 
     spans: Ints
     merges: Ints
@@ -107,8 +107,7 @@ class Work:
 
 
 def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int) -> Work:
-    """Cut the rows, whose keys lie one behind the other in whole tiles, such that no program has much more to do than
-    others."""
+    """Cut the rows, whose keys are contiguous whole tiles, so that the programs have about equal work."""
     blocks = np.concatenate([_blocks(row) for row in rows])
     keys = np.cumsum([0, *(_padded(row.context_len) for row in rows)])
     blocks[:, 2] = np.repeat(keys[:-1], [-(-row.num_queries // QUERIES) for row in rows])
@@ -212,7 +211,7 @@ def hopper_attention(
 
 @once_per_step
 def _lie_together(rows: tuple[LongRow, ...]) -> bool:
-    """Whether the rows' new tokens are all there is of them, and fill tiles one behind the other."""
+    """Whether the rows consist of new tokens only, and fill consecutive tiles."""
     first = rows[0].first_token
     starts = itertools.accumulate((row.num_queries for row in rows), initial=first)
     return all(
@@ -225,7 +224,7 @@ def _copied(
     k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
     rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Keys and values of the rows, one row behind the other in whole tiles."""
+    """Copy keys and values of the rows, one row after the other in whole tiles."""
     sizes = [_padded(row.context_len) for row in rows]
     copies = torch.empty((2, sum(sizes), *k_cache.shape[2:]), dtype=dtype, device=k_cache.device)
     k, v = copies.unbind()

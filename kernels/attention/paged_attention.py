@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a model's attention is like: heads, their size, bytes of an element of a query, windows (0: none)."""
+    """Shape of a model's attention: heads, their size, bytes per element of a query, windows (0: none)."""
 
     q_heads: int
     kv_heads: int
@@ -60,7 +60,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """`QuerySpans` on the device, filled up with negative rows and merges of no pieces in a pass of fixed shape."""
+    """`QuerySpans` on the device. In a pass of fixed shape they are padded with negative rows and empty merges."""
 
     config: PrefillConfig
     spans: torch.Tensor
@@ -73,15 +73,15 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers of a pass share: how decodes are shared out, by sliding window, and how prompts are cut."""
+    """The plan that all layers of a pass share: decodes by sliding window, and prompts in spans."""
 
     decodes: dict[int, DecodePlan]
     prefills: PrefillPlan | None = None
 
 
 def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> PrefillConfig:
-    """The launch shape for prompts of a pass whose lengths are not known when it is launched; ``invariant``: for all
-    rows of any pass, decodes as well, so that a token's result is the same whatever it is computed with."""
+    """The launch shape for prompts of a pass whose lengths are unknown at launch; ``invariant``: for all rows of any
+    pass, decodes included, so that a token's result does not depend on what it is computed with."""
     config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8)
     return packed_config(config, shape.q_heads // shape.kv_heads) if invariant else config
 
@@ -90,8 +90,8 @@ def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
     most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
-    """How the rows from first_row on, but what is left to the ``long_rows``, are cut for ``device``, into at most
-    ``most_spans`` spans; see `query_spans`."""
+    """Cut the rows from first_row on, except the parts in ``long_rows``, into at most ``most_spans`` spans for
+    ``device``; see `query_spans`."""
     ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
     config = prefill_config(
         int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
@@ -110,8 +110,8 @@ def cut_prompts_invariant(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
     most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
 ) -> QuerySpans:  # fmt: skip
-    """All rows, decodes as well, cut such that a query's result does not depend on what else is in the pass: in one
-    launch shape, and no keys are cut."""
+    """Cut all rows, decodes included, so that a query's result does not depend on the rest of the pass: in one launch
+    shape, without cutting keys."""
     assert not long_rows
     return query_spans(query_start, context_lens, query_ranges(query_start, 0), prompts_config(shape, invariant=True))
 
@@ -123,7 +123,8 @@ def plan_attention(
     slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
     *, settled: bool = True,
 ) -> AttentionPlan:  # fmt: skip
-    """What all layers of a pass share: decodes with slots and context_lens [R], and prompts cut into ``spans``.
+    """Make the plan that all layers of a pass share, of decodes with slots and context_lens [R], and prompts cut into
+    ``spans``.
 
     To be made before all else in the pass: the kernels read it before they wait (`DecodePlan.settled`).
     """
@@ -160,7 +161,7 @@ def plan_attention_invariant(
 def plan_attention_reference(
     slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
 ) -> AttentionPlan:
-    """Nothing: the reference needs no plan."""
+    """An empty plan, because the reference needs none."""
     return AttentionPlan({})
 
 
@@ -188,38 +189,29 @@ def paged_attention(
 
     q [T, Hq, D]; k_cache, v_cache [num_blocks, block_size, Hkv, D] (views with any block and token stride; Hq a
     multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
-    tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each;
-    the others any number. Query i of n sees keys up to position context_len - n + i, and with a
-    sliding_window only that many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv]
-    float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when given.
+    tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each; the
+    others any number. Query i of n sees keys up to position context_len - n + i, and with a sliding_window only that
+    many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv] float32, which others do
+    not have. -> [T, Hq, D], q's dtype, or `out` when given.
 
     Rows with context length 0 and tokens after query_start[R] give anything. Block ids past a row's context are never
     followed, negative ones read block 0.
 
-    ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how
-    long prompts are. What ``long_rows`` holds, parts of rows after the decodes, is left to `long_prefill`, or, if it is
-    marked as our own, to our kernel for long prompts; the plan was made without it. ``projected`` are keys and values
-    [T, Hkv, D] of the new tokens, if they are at hand outside the cache.
-    ``invariant``: a token's result has the same bits whatever the other rows are, and however many tokens of its
-    own row are computed with it: decodes are prompts of one token, and num_decodes does not matter.
-    A pass of fixed shape (a captured CUDA graph) learns on the device which rows are decodes: its plan was made of
-    decode_lens [R] int32, the context length of each decode and 0 for other rows, which the reference is given here.
-    num_decodes is then only an upper bound.
+    ``plan`` comes from `plan_attention`; without one the call makes its own, and waits for the device to learn how long
+    prompts are. What ``long_rows`` holds, parts of rows after the decodes, is left to `cudnn_attention` or, if it is
+    marked so, to `hopper_attention`; the plan was made without it. ``projected`` are keys and values [T, Hkv, D] of the
+    new tokens, if they are at hand outside the cache. ``invariant``: a token's result has the same bits whatever the
+    other rows are, and however many tokens of its own row are computed with it: decodes are prompts of one token, and
+    num_decodes does not matter. A pass of fixed shape (a captured CUDA graph) learns on the device which rows are
+    decodes: its plan was made of decode_lens [R] int32, the context length of each decode and 0 for other rows, which
+    the reference is given here. num_decodes is then only an upper bound.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
     num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
-    assert k_cache.shape == v_cache.shape
-    assert k_cache.stride() == v_cache.stride()
-    assert k_cache.shape[3] == head_dim
-    assert q_heads % k_cache.shape[2] == 0
-    assert q.stride(2) == 1
-    assert k_cache.stride(3) == 1
-    assert v_cache.stride(3) == 1
-    assert block_tables.stride(1) == 1
-    assert query_start.shape == (num_rows + 1,)
-    assert context_lens.shape == (num_rows,)
+    _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
+    assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     assert not long_rows or (sliding_window == 0 and not invariant)
@@ -254,11 +246,27 @@ def paged_attention(
     return out
 
 
+def _check_tensors(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, query_start: torch.Tensor,
+    context_lens: torch.Tensor, block_tables: torch.Tensor,
+) -> None:  # fmt: skip
+    """Check the shapes and strides that the kernels rely on."""
+    assert k_cache.shape == v_cache.shape
+    assert k_cache.stride() == v_cache.stride()
+    assert k_cache.shape[3] == q.shape[2]
+    assert q.shape[1] % k_cache.shape[2] == 0
+    assert q.stride(2) == 1
+    assert k_cache.stride(3) == 1
+    assert v_cache.stride(3) == 1
+    assert block_tables.stride(1) == 1
+    assert query_start.shape == (len(context_lens) + 1,)
+
+
 def _own_plan(
     slots: torch.Tensor, query_start: torch.Tensor, context_lens: torch.Tensor, num_decodes: int,
     shape: AttentionShape, long_rows: Sequence[LongRow], *, invariant: bool,
 ) -> AttentionPlan:  # fmt: skip
-    """The plan of one call."""
+    """Make the plan of a single call."""
     spans = None
     if len(slots) > num_decodes:
         cut = cut_prompts_invariant if invariant else cut_prompts
@@ -271,5 +279,6 @@ def _own_plan(
 
 
 def paged_attention_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
-    """`paged_attention` of each token alone; the plan must be `plan_attention_invariant`'s."""
+    """`paged_attention` with results independent of other tokens; the plan must come from
+    `plan_attention_invariant`."""
     return paged_attention(*args, **keywords, invariant=True)

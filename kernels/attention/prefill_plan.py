@@ -19,9 +19,9 @@ from pagebus.kernels.common.triton import next_power_of_2
 Ints = NDArray[np.int32]
 
 PIECE_KEYS = 128
-"""Pieces begin at multiples of it, and so of every tile."""
+"""Pieces begin at multiples of this, and hence of every tile."""
 LEAST_KEYS = 512
-"""Of a piece: a shorter one would take about as long to merge as it saves."""
+"""The fewest keys of a piece: a shorter one would take about as long to merge as it saves."""
 SPAN_FIELDS, MERGE_FIELDS = 5, 4
 
 
@@ -67,7 +67,7 @@ def packed_config(config: PrefillConfig, group: int) -> PrefillConfig:
 
 
 def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
-    """Of equal size, into which all keys are divided: so many that every multiprocessor has the programs it holds."""
+    """The number of equal shares of all keys: as many as make every multiprocessor hold as many programs as fit."""
     if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
     held = 1 if config.block_queries > 64 else 2
@@ -86,7 +86,7 @@ def most_pieces(shares: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class QuerySpans:
-    """What a step's prompts are cut into.
+    """The spans of a step's prompts.
 
     ``spans`` [N, 5]: row, first query of the block in the row, first key, end of the keys, number of the piece (-1: the
     block is whole). ``merges`` [M, 4], one entry per block that is cut: its first token in the pass, its first piece,

@@ -20,7 +20,7 @@ def to_cache_reference(heads: torch.Tensor, dtype: torch.dtype, scales: torch.Te
 
 @triton.jit
 def float8_query(q):
-    """Queries as they meet a float8 cache: in float16, where its numbers are exact and their conversion is cheapest."""
+    """Queries as multiplied with a float8 cache: in float16, where its numbers are exact and conversion is cheapest."""
     if q.dtype == tl.bfloat16:
         q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     return q
@@ -34,7 +34,8 @@ _EVEN_ODD_E4M3 = tl.constexpr("""{
     cvt.rn.f16x2.e4m3x2 $1, odd;
 }""")
 _EVEN_ODD_E5M2 = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")
-"""Of four numbers in 32 bits, the two even and the two odd ones. Those of e5m2 are upper halves of float16."""
+"""Instructions that split four numbers in 32 bits into the two even and the two odd ones. Those of e5m2 are upper
+halves of float16."""
 
 
 def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
@@ -45,7 +46,7 @@ def has_instructions(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def largest_number(dtype: torch.dtype) -> float:
-    """Of a cache's format."""
+    """The largest number of a cache's format."""
     return torch.iinfo(dtype).max if dtype == torch.int8 else torch.finfo(dtype).max
 
 

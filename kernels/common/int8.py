@@ -21,11 +21,11 @@ LARGEST, STEP, SMALLEST_SCALE = tl.constexpr(MOST), tl.constexpr(PER_MOST), tl.c
 ONES = tl.constexpr(0x3F803F80)
 """Two scales of 1."""
 FLIPS = (0, -128)
-"""What a number's bits are combined with (exclusive or) where it is stored: keys', values'."""
+"""The masks that stored bits are combined with (exclusive or): for keys, for values."""
 ROUNDING, ROUNDING_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)
 """1.5 * 2^23: a float32 that it is added to is rounded to a whole number, which its last bits are."""
 SCALE_BYTES = 4
-"""Of a token's key and value, of one head in one layer."""
+"""Bytes of the scales of a token's key and value, per head and layer."""
 
 
 def block_bytes(num_layers: int, block_size: int, kv_heads: int, head_dim: int) -> int:
@@ -46,8 +46,8 @@ def split_blocks(
 
 
 def check_scales(k_cache: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
-    """That a cache of one byte per number, and no other, has the scales that belong to it: [2, Hkv] float32 of a float8
-    cache, [2, num_blocks, block_size, Hkv] of one in int8, as `split_blocks` gives them."""
+    """Check that a cache with one byte per number, and no other, has its scales: [2, Hkv] float32 for a float8 cache,
+    [2, num_blocks, block_size, Hkv] for an int8 one, as `split_blocks` returns them."""
     num_blocks, block_size, kv_heads, _dim = k_cache.shape
     assert (kv_scales is None) == (k_cache.element_size() > 1)
     if kv_scales is None:
@@ -167,5 +167,5 @@ def unpack_value_pairs(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def value_pairs(x, TYPE: tl.constexpr):
-    """The same as numbers of another format, without what was added to them."""
+    """Convert to another format and remove the added 128."""
     return ((x & 0xFF) - 128).to(TYPE), (((x >> 8) & 0xFF) - 128).to(TYPE)

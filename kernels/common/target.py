@@ -52,7 +52,7 @@ def _present(device: torch.device) -> Target | None:
 
 
 def first_target() -> Target | None:
-    """The first GPU that this process may use, None if there is none: what the driver says, without torch."""
+    """The first GPU that this process may use, as the driver reports it, without torch; None if there is none."""
     found = _first_gpu()
     if found is None:
         return None
@@ -67,7 +67,7 @@ def first_target() -> Target | None:
 
 
 def open_first_gpu() -> None:
-    """Make the context that everything in this process shares, so that torch will find it made."""
+    """Create the CUDA context that all of this process shares, so that torch finds it ready."""
     found = _first_gpu()
     if found is not None:
         driver, device = found

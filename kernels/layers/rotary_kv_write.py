@@ -18,8 +18,8 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import rms_norm_reference
 
 MANY_TOKENS = 1024
-"""Of so many tokens a program has all heads of one, which moves memory faster; of fewer, some heads of one, so that
-there are programs enough."""
+"""With at least so many tokens, a program computes all heads of one token, which moves memory faster; with fewer, some
+heads of one, so that there are enough programs."""
 
 
 def rotate_reference(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def norm_halves(first, second, first_weight, second_weight, eps, HALF: tl.conste
 
 @triton.jit
 def rotate_halves(first, second, cos, sin):
-    """Turn heads given by their halves."""
+    """Rotate heads given by their halves."""
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     turned_first, turned_second = wide_first * cos - wide_second * sin, wide_second * cos + wide_first * sin
     return turned_first.to(first.dtype), turned_second.to(first.dtype)
@@ -95,7 +95,7 @@ def _norm(first, second, weight_ptr, eps, mask, HALF: tl.constexpr):
 
 @triton.jit
 def _rotate(first, second, angle_ptr, mask, HALF: tl.constexpr):
-    """By the angle whose cos | sin is at angle_ptr."""
+    """Rotate by the angle whose cos | sin is at angle_ptr."""
     cos, sin = tl.load(angle_ptr, mask=mask, other=0.0), tl.load(angle_ptr + HALF, mask=mask, other=0.0)
     return rotate_halves(first, second, cos, sin)
 
@@ -320,5 +320,5 @@ def rotary_kv_write(
 
 
 def rotary_kv_write_invariant(*args: Any, **keywords: Any) -> torch.Tensor:
-    """`rotary_kv_write` of each token alone."""
+    """`rotary_kv_write` with results independent of other tokens."""
     return rotary_kv_write(*args, **keywords, invariant=True)

@@ -28,7 +28,8 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 Config = TileConfig | VectorConfig | SpecializedConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-"""A choice holds for as many tokens and fewer, down to the bucket below. Above the last one the library always wins."""
+"""Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
+the library always wins."""
 FORMS = ("plain", "wide", "gated", "partial", "residual")
 TABLES = Path(__file__).with_name("tables")
 
@@ -39,7 +40,7 @@ def bucket_of(num_tokens: int) -> int:
 
 
 class LinearKernel(StrEnum):
-    """What multiplies."""
+    """The kernels that multiply."""
 
     GEMV = "gemv"
     SKINNY_GEMM = "skinny_gemm"
@@ -53,13 +54,13 @@ KERNELS: dict[type[Config], LinearKernel] = {
     TileConfig: LinearKernel.SKINNY_GEMM,
     SpecializedConfig: LinearKernel.HOPPER_GEMM,
 }
-"""Whose launch shape a configuration is."""
+"""The kernel of each type of launch shape."""
 MANY = BUCKETS[-1] + 1
-"""Stands for every number of tokens for which there is no bucket."""
+"""Stands for all token counts above the buckets."""
 
 
 class LinearChoice(NamedTuple):
-    """What one product gets: ``config`` is the launch shape of our own kernel, None for the library.
+    """The choice for one product: ``config`` is the launch shape of our own kernel, None for the library.
 
     ``form`` is what becomes of it: one of `FORMS`, or "added" for a product that the library adds to the residual.
     """
@@ -90,7 +91,7 @@ def choose_product(
     *,
     half_normed: bool = False,
 ) -> LinearChoice:
-    """What multiplies x [T, K] with weight [N, K]; ``half_normed``: x is the half of a norm, see `HalfNorm`."""
+    """The kernel for x [T, K] times weight [N, K]; ``half_normed``: x is the half of a norm, see `HalfNorm`."""
     return _product(form, num_rows, num_inputs, tokens_class(num_tokens), dtype, target, half_normed)
 
 
@@ -105,8 +106,8 @@ def choose_residual_product(
     adds: bool = True,
     norms: bool = True,
 ) -> LinearChoice:
-    """The same for a product that goes into the residual: whether it ``adds`` itself, and does half of the norm behind
-    that if it ``norms``, if these are allowed."""
+    """The same for a product into the residual: whether it ``adds`` itself and, with ``norms``, computes half of the
+    following norm, if these are allowed."""
     return _residual_product(
         num_rows, num_inputs, tokens_class(num_tokens), dtype, target, biased, adds, adds and norms
     )
@@ -119,7 +120,7 @@ def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> 
 
 
 def tokens_class(num_tokens: int) -> int:
-    """The same for numbers of tokens for which all choices are the same."""
+    """A token count that stands for all counts with the same choices."""
     return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
 
 
@@ -186,7 +187,8 @@ def invariant_config(num_tokens: int, dtype: torch.dtype) -> TileConfig:
 
 
 def guess(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target) -> TileConfig | None:
-    """For a shape that was not measured: tiles as did well for others on an H200, if they keep all processors busy."""
+    """A guess for a shape that was not measured: tiles that did well for others on an H200, if they occupy all
+    multiprocessors."""
     if bucket > 32 or target.capability != 90 or form == "residual":
         return None
     best, most = None, 0.45
@@ -199,7 +201,7 @@ def guess(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target
 
 
 def table_path(target: Target) -> Path:
-    """Where the choices for a kind of GPU are."""
+    """The path of the table for a kind of GPU."""
     return TABLES / f"sm_{target.capability}_{target.num_multiprocessors}.json"
 
 

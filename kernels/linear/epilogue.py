@@ -52,7 +52,7 @@ def load_squares(squares_ptr, token, num_tokens, PARTS: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def inverse_rms(squares, size, eps):
-    """What the products of each token [BLOCK_M] are multiplied by, from the squares of its ``size`` inputs."""
+    """Factors for the products of each token [BLOCK_M], from the squares of its ``size`` inputs."""
     return tl.rsqrt(tl.sum(squares, axis=0) / size + eps)
 
 
@@ -89,7 +89,7 @@ def store_residual(
 
 @triton.jit
 def prefetch_rows(weight_ptr, row, size, begin, LENGTH: tl.constexpr, PIECES: tl.constexpr):
-    """Ask for LENGTH inputs from ``begin`` on of each row of weights in the L2 cache, and do not wait for them."""
+    """Prefetch LENGTH inputs from ``begin`` on of each row of weights into the L2 cache, without waiting."""
     PIECE: tl.constexpr = LENGTH // PIECES
     first = weight_ptr + row.to(tl.int64)[:, None] * size + begin + (tl.arange(0, PIECES) * PIECE)[None, :]
     num_bytes = tl.full(first.shape, PIECE * weight_ptr.dtype.element_ty.primitive_bitwidth // 8, tl.int32)

@@ -39,7 +39,7 @@ class VectorConfig:
     ahead: int = 1
 
     def tiles(self, num_rows: int) -> int:
-        """How many tiles so many rows of weights are cut into."""
+        """The number of tiles for so many rows of weights."""
         return -(-num_rows // self.rows)
 
 

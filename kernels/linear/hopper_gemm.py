@@ -18,10 +18,12 @@ from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper
 
 GROUPS, GROUP_TOKENS, DEPTH = 2, 64, 64
-"""Multiplying warpgroups, tokens of each, and inputs of a stage: 128 bytes, as the accelerator likes them."""
+"""Multiplying warpgroups, tokens of each, and inputs of a stage: 128 bytes, which suit the tensor memory
+accelerator."""
 TOKENS = GROUPS * GROUP_TOKENS
 SHARED_BYTES = 226 * 1024
-"""For stages. What is left of 228 kB is enough for a norm beside this, which may then wait there for its turn."""
+"""Bytes of shared memory for stages. The rest of 228 kB suffices for a norm that may already wait on the same
+multiprocessor."""
 LOADING_REGISTERS = 24
 
 
@@ -34,39 +36,40 @@ class SpecializedConfig:
 
     @property
     def pieces(self) -> tuple[int, ...]:
-        """The powers of two that ``rows`` is made of, largest first."""
+        """The powers of two that add up to ``rows``, the largest first."""
         return tuple(1 << bit for bit in reversed(range(4, 9)) if self.rows >> bit & 1)
 
     def stages(self, num_inputs: int) -> int:
-        """As many as shared memory holds and a part of K has."""
+        """The number of stages: as many as shared memory holds and a part of K has."""
         return min(SHARED_BYTES // (2 * DEPTH * (self.rows + TOKENS)), num_inputs // self.splits // DEPTH)
 
     @property
     def launch_registers(self) -> int:
-        """Of any thread at first: what a multiplying one needs for accumulators, tokens and the rest, without what the
-        loading ones will not; the compiler wants some more than the accumulator of the largest instruction."""
+        """Registers of each thread at launch: what a multiplying thread needs for accumulators, tokens and the rest,
+        less what the loading threads give away. The compiler needs some more than the accumulator of the largest
+        instruction."""
         share = (GROUPS * (self.rows // 2 + 56) + LOADING_REGISTERS) // (GROUPS + 1)
         return -(-max(share, self.pieces[0] // 2 + 32) // 8) * 8
 
     @property
     def registers(self) -> int:
-        """Of a multiplying thread, once the loading ones have given theirs away."""
+        """Registers of a multiplying thread after the loading threads have given theirs away."""
         return ((GROUPS + 1) * self.launch_registers - LOADING_REGISTERS) // GROUPS // 8 * 8
 
     def fits(self, num_inputs: int) -> bool:
-        """Whether K can be cut so."""
+        """Whether K can be divided in this way."""
         return num_inputs % (self.splits * 2 * DEPTH) == 0
 
 
 @gluon.jit
 def _place(tile, token_tiles, row_tiles):
-    """Which tokens, rows of the weights and part of K are tile's: programs side by side share their weights."""
+    """The tokens, weight rows and part of K of a tile; neighbouring programs share their weights."""
     return tile % token_tiles, tile // token_tiles % row_tiles, tile // token_tiles // row_tiles
 
 
 @gluon.jit
 def _copy(source, row, k, full, shared):
-    """Have a box of ``source``, a descriptor, copied into ``shared``; ``full`` counts its bytes when they are there."""
+    """Start a copy of a box of ``source``, a descriptor, into ``shared``; ``full`` counts its bytes on arrival."""
     hopper.tma.async_copy_global_to_shared(source, [row, k], full, shared)
 
 

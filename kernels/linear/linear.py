@@ -224,14 +224,14 @@ def linear_invariant(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`linear`, of each token alone."""
+    """`linear` with results independent of other tokens."""
     return linear(x, weight, bias, dtype, config=_invariant_config(x))
 
 
 def gated_linear_invariant(
     x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`gated_linear`, of each token alone."""
+    """`gated_linear` with results independent of other tokens."""
     return gated_linear(x, weight, bias, config=_invariant_config(x))
 
 
@@ -247,5 +247,5 @@ def partial_linear_invariant(
     residual: torch.Tensor | None = None,
     norm: NextNorm | None = None,
 ) -> torch.Tensor | HalfNorm | None:
-    """`partial_linear`, of each token alone."""
+    """`partial_linear` with results independent of other tokens."""
     return partial_linear(x, weight, bias, config=_invariant_config(x))

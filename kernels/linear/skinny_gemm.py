@@ -50,11 +50,11 @@ class TileConfig:
     tma: bool = False
 
     def tiles(self, num_rows: int) -> int:
-        """How many tiles so many rows of weights are cut into."""
+        """The number of tiles for so many rows of weights."""
         return -(-num_rows // self.rows)
 
     def fits(self, num_inputs: int) -> bool:
-        """Whether K can be cut so."""
+        """Whether K can be divided in this way."""
         return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
 
 
@@ -147,7 +147,7 @@ def _tiles_kernel(
             return
         tl.store(counter, 0)
         acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
-        for other in tl.static_range(1, SPLITS):  # in one order, whoever is last
+        for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
     if squares_ptr is not None:
         scale = inverse_rms(squares, size, eps)[None, :]
@@ -176,7 +176,7 @@ def _tiles_kernel(
 
 
 def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
-    """How many inputs of each row, from where each split begins, are called into the L2 cache."""
+    """The inputs of each row, from the beginning of each split, that are prefetched into the L2 cache."""
     part = weight.shape[1] // config.splits
     if weight.nbytes > PARTLY_PREFETCHED:
         return 0

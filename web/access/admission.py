@@ -27,11 +27,11 @@ NEWEST_SHARE = 0.1
 """Weight of one more call in the mean of how long calls take."""
 MAX_RETRY_AFTER_S = 30.0
 FAR_TOO_LONG = 4
-"""Times the context: no text of so many estimated tokens fits."""
+"""Multiple of the context length beyond which no text of so many estimated tokens can fit."""
 
 
 class Load:
-    """What is under way of somebody. A limit of None is none."""
+    """The load of one key, or of all keys together. A limit of None means no limit."""
 
     def __init__(self, max_requests: int | None, max_tokens: int | None, clock: Callable[[], float]) -> None:
         self.max_requests = max_requests
@@ -39,12 +39,12 @@ class Load:
         self.requests = self.tokens = 0
         self._clock = clock
         self._mean_s: float | None = None
-        """How long calls take."""
+        """Mean duration of calls, in seconds."""
         self._promised_s = 0.0
-        """Until when there is room only for those who were told to come again."""
+        """Until this time, room is promised to clients that were told to retry."""
 
     def check(self, requests: int, tokens: int) -> None:
-        """Raises if so much more would be too much.
+        """Check whether this much more fits.
 
         Raises:
             ApiError: 429; 400 if it is too much for an empty server.
@@ -61,7 +61,7 @@ class Load:
             raise overloaded(what, limit, self.retry_after_s(tokens))
 
     def part(self, requests: int, tokens: int) -> float:
-        """So much as a part of all that may be."""
+        """This load as a fraction of the limits."""
         return max(requests / (self.max_requests or math.inf), tokens / (self.max_tokens or math.inf))
 
     def enter(self, requests: int, tokens: int) -> None:
@@ -69,13 +69,13 @@ class Load:
         self.tokens += tokens
 
     def leave(self, requests: int, tokens: int, seconds: float) -> None:
-        """What had entered is over, after so long."""
+        """Remove the load of a call that took ``seconds``."""
         self.requests -= requests
         self.tokens -= tokens
         self._mean_s = seconds if self._mean_s is None else self._mean_s + NEWEST_SHARE * (seconds - self._mean_s)
 
     def retry_after_s(self, tokens: int) -> int:
-        """When there will be room for one more who wants ``tokens`` (0: as many as others do)."""
+        """Seconds until there is room for another call of ``tokens`` tokens (0: as many as the average call)."""
         now_s = self._clock()
         share = tokens / self.tokens if tokens and self.tokens else 1 / max(self.requests, 1)
         wait_s = 1.0 if self._mean_s is None else share * self._mean_s
@@ -110,12 +110,12 @@ class Rate:
         self._tokens -= tokens
 
     def refund(self, tokens: int) -> None:
-        """Of a call that needed fewer."""
+        """Return tokens that a call was charged for but did not use."""
         self._tokens = min(self._tokens + tokens, self.per_minute)
 
 
 def of_client(parsed: ParsedRequest, key: ApiKey) -> ParsedRequest:
-    """The call with what is its key's: name, weight, and a salt of its own if its cache is private."""
+    """The call with the attributes of its key: name, weight, and a private salt if its cache is private."""
     if key is ANYBODY:
         return parsed
     return replace(parsed, client=key.name, weight=key.weight, cache_salt=key.salted(parsed.cache_salt))
@@ -123,8 +123,8 @@ def of_client(parsed: ParsedRequest, key: ApiKey) -> ParsedRequest:
 
 @dataclass(slots=True)
 class Charge:
-    """What a call turned out to need, once that is known, and whether its client has all of it. ``stays_s``: the client
-    is away and may come back for so long, while the call goes on."""
+    """The final token count of a call, once known, and whether its client has received everything. ``stays_s``: the
+    client has disconnected and may return for so long, while the call continues."""
 
     used_tokens: int | None = None
     delivered: bool = False
@@ -133,7 +133,7 @@ class Charge:
 
 @dataclass(slots=True)
 class Held:
-    """What a call is charged, and of whom; while its client is away, until when."""
+    """The charge of a call and the key that pays it; while its client is disconnected, until when."""
 
     loads: tuple[Load, ...]
     key: ApiKey
@@ -154,10 +154,11 @@ class Admission:
         self._of_key: dict[str, Load] = {}
         self._rates: dict[str, Rate] = {}
         self._away: dict[tuple[str, int, int], Held] = {}
-        """Of calls that go on without their clients, by name, requests and tokens; who left first comes first."""
+        """Charges of calls that continue without their clients, by name, requests and tokens; the first to disconnect
+        comes first."""
 
     def check_room(self, key: ApiKey, name: str = "") -> None:
-        """Look before the body is read. A call whose ``name`` ends so may be there already.
+        """Check the limits before the body is read. A call whose ``name`` ends like this may already be under way.
 
         Raises:
             ApiError: 429, not even the smallest call would be taken.
@@ -170,8 +171,8 @@ class Admission:
 
     @contextmanager
     def admitted(self, key: ApiKey, parsed: ParsedRequest, model: ServedModel, name: str = "") -> Iterator[Charge]:
-        """While a call is under way. Whoever knows in the end how many tokens it needed, notes them. One with a
-        ``name`` whose client is back is charged already.
+        """Hold the charge of a call while it is under way. Its handler records the final token count in the ``Charge``.
+        A call with a ``name`` whose client has returned is charged already.
 
         Raises:
             ApiError: 429 or 400, it is too much.
@@ -213,7 +214,7 @@ class Admission:
         self._away[place] = held
 
     def _forget_away(self) -> None:
-        """Those who were not back in time: their calls have been given up."""
+        """Release the charges of calls whose clients did not return in time; those calls have been aborted."""
         now_s = self._clock()
         while self._away:
             first = next(iter(self._away))
@@ -230,8 +231,7 @@ class Admission:
         return rate
 
     def _check(self, key: ApiKey, requests: int, tokens: int) -> None:
-        """The key's own limits first, which are the narrower ones; then whether there is room, and whether it is for
-        this key."""
+        """Check the key's own limits first, which are narrower; then the total; then fair admission."""
         self._forget_away()
         for load in self._own_loads(key):
             load.check(requests, tokens)
@@ -256,8 +256,8 @@ class Admission:
 
 
 def cost_of(parsed: ParsedRequest, model: ServedModel) -> int:
-    """Tokens that a call may need, before it is known how many its texts have. A text that is far too long will be
-    refused, but lies on the bus until then: it counts by its size."""
+    """An upper estimate of the tokens of a call, before its texts are tokenized. A text that is far too long will be
+    rejected, but occupies the bus until then: it is charged by its size."""
     most = model.max_model_len or math.inf
     sampling = parsed.sampling
     output = sampling.max_tokens
@@ -281,7 +281,7 @@ def num_prompt_tokens(prompt: Prompt) -> int:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """All that a template may write of a message."""
+    """All text of a message that a template may include."""
     more = [str(message[name]) for name in ("tool_calls", "reasoning_content") if name in message]
     return "".join([message["content"], *more])
 

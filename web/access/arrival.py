@@ -12,16 +12,16 @@ from pagebus.web.http.limits import BODY_STALL_S, BODY_TIMEOUT_S, READ_S_PER_BYT
 
 
 class Arrival:
-    """The bytes of one body. Its time is what is waited for bytes; what it waits for its turn is not."""
+    """The bytes of one body. Its deadline covers waiting for bytes, but not waiting for a turn."""
 
     def __init__(self, request: web.Request, turn: Turn) -> None:
         self._content: StreamReader = request.content
         self._turn = turn
         self._left_s = BODY_TIMEOUT_S
         self._is_slow = False
-        """Whether it has kept others waiting: then it has a turn for each piece that has come."""
+        """Whether it has delayed other clients. If so, it takes a turn for each piece that has arrived."""
         self._num_bytes = request.content_length or 0
-        """As many as it will have, or has so far."""
+        """Its size, as announced or as received so far."""
         self._num_come = 0
 
     async def next(self) -> bytes:

@@ -15,12 +15,12 @@ from aiohttp import web
 from pagebus.web.http.errors import ApiError
 
 OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
-"""Names of routes anybody may call. Decided by the matched route, never by the text of the path."""
+"""Names of routes that need no key. The matched route decides, never the text of the path."""
 OPERATOR_ROUTES = frozenset(
     {"events", "history", "block", "tables", "cancel", "order", "debug_state"}
     | {"pause", "resume", "is_paused", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping", "server_info"}
 )
-"""Names of routes that show, or end, what belongs to others."""
+"""Names of routes that show or end the requests of other keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class ApiKey:
     max_requests: int | None = None
     max_tokens: int | None = None
     private_cache: bool = False
-    """Whether its prompts share no cached blocks with those of other keys."""
+    """Whether its cached prompts are kept separate from those of other keys."""
     weight: float = 1.0
-    """Its share of the tokens, beside other keys that have work."""
+    """Its share of the tokens, relative to other keys that have work."""
     tokens_per_minute: int | None = None
     operator: bool = False
-    """Whether it may see and steer the deployment, and what all keys have under way."""
+    """Whether it may inspect and control the deployment and the requests of all keys."""
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt for a request that asks for ``cache_salt``."""
@@ -47,7 +47,7 @@ class ApiKey:
 
 
 API_KEY = web.RequestKey("api_key", ApiKey)
-"""Of a request that may go on."""
+"""The key of an authorized request."""
 ANYBODY = ApiKey("", b"", operator=True)
 """Stands for the client where no key is needed."""
 
@@ -61,7 +61,7 @@ class KeyRing:
         self.replace(listed)
 
     def replace(self, listed: Sequence[ApiKey]) -> None:
-        """Other keys from the file, beside those that were given as a setting."""
+        """Replace the keys from the file; those given as a setting stay."""
         self._keys = [*self._given, *listed]
 
     @property
@@ -71,17 +71,17 @@ class KeyRing:
 
     @property
     def has_one(self) -> bool:
-        """Whether nobody shares with anybody: there is one key, or none is needed."""
+        """Whether nothing is shared: there is one key, or none is needed."""
         return len(self._keys) < 2
 
     def named(self, name: str) -> ApiKey | None:
-        """The key of this name; "" is anybody's, while no key is needed."""
+        """The key of this name; "" is the anonymous client's, while no key is needed."""
         if not self._keys:
             return ANYBODY
         return next((key for key in self._keys if key.name == name), None)
 
     def find(self, request: web.Request) -> ApiKey | None:
-        """Whose request it is; None: it may not go on."""
+        """The key of a request; None: the request is not authorized."""
         if not self._keys or request.match_info.route.name in OPEN_ROUTES:
             return ANYBODY
         authorization = request.headers.get("Authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
@@ -92,7 +92,7 @@ class KeyRing:
 
 
 def may_call(key: ApiKey, request: web.Request) -> bool:
-    """Whether the route of a request is for this key."""
+    """Whether the key may call the route of a request."""
     return key.operator or request.match_info.route.name not in OPERATOR_ROUTES
 
 

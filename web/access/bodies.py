@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """The bodies that an ingress is reading. ``max_bytes`` is the limit of one; all keys share the room."""
+    """The bodies that an ingress is reading. ``max_bytes`` limits one body; all keys share the memory."""
 
     def __init__(self, max_bytes: int, keys: KeyRing) -> None:
         self.max_bytes = max_bytes
         self._keys = keys
         self.turns = Turns()
         self.num_bytes: Counter[str] = Counter()
-        """By the name of the key."""
+        """Bytes being read, by the name of the key."""
 
     async def read_as(self, request: web.Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """What ``parse`` makes of the object in a body.
@@ -54,7 +54,7 @@ class Bodies:
             return await self._read(request, turn)
 
     def _turn_of(self, request: web.Request) -> Turn:
-        """Of a key, or of an address where there are no keys."""
+        """The turn of a key, or of a client address where there are no keys."""
         if not self._keys.is_empty:
             return self.turns.of(request[API_KEY].name, alone=self._keys.has_one)
         peer = request.transport and request.transport.get_extra_info("peername")

@@ -21,7 +21,7 @@ class Cors:
         self._origins = frozenset(origins)
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser's question whether a request would be allowed; it comes without a key."""
+        """The answer to a browser's preflight request, which comes without a key."""
         if not self._origins or request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
             return None
         headers = {"Access-Control-Allow-Methods": METHODS, "Access-Control-Max-Age": str(MAX_AGE_S)}
@@ -31,8 +31,9 @@ class Cors:
         return web.Response(status=204, headers=headers)
 
     def refuses(self, request: web.Request) -> bool:
-        """Whether a page that may not use this server has sent this. It could not read the answer, but what it asked
-        for would be done: browsers send forms and plain text without asking first, and say from where."""
+        """Whether the request comes from an origin that may not use this server. Such a page could not read the answer,
+        but the request would take effect: browsers send forms and plain text without a preflight, and name the
+        origin."""
         if request.method in HARMLESS or "*" in self._origins:
             return False
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin", "")
@@ -43,7 +44,7 @@ class Cors:
         return not from_here and origin not in self._origins
 
     def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Tell the browser that its page may read the response, if so."""
+        """Allow the browser's page to read the response, if its origin is allowed."""
         if not self._origins:
             return
         everybody = "*" in self._origins
@@ -56,5 +57,6 @@ class Cors:
 
 
 def is_page(origin: str) -> bool:
-    """Whether this is the origin of a page, or of one that hides it. Programs made of pages have other schemes."""
+    """Whether this is the origin of a web page, or a hidden one. Programs built on web technology have other
+    schemes."""
     return origin.startswith(("http://", "https://", "null"))

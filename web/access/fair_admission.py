@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pagebus.web.access.auth import ApiKey
 
 PATIENCE_S = 2.0
-"""How long room is kept for a key after it was refused."""
+"""Seconds for which room is kept for a key after a rejection."""
 NOTHING = 1e-9
 
 
 @dataclass(slots=True)
 class Holder:
-    """A key: what it has under way, as a part of all that may be; how much more it was refused, and until when that
-    counts."""
+    """A key: the part of all room that it holds, the part that it was refused, and until when that refusal counts."""
 
     weight: float
     held: float = 0.0
@@ -31,12 +30,12 @@ class Holder:
     waits_until_s: float = -math.inf
 
     def after(self, more: float) -> float:
-        """What it would hold for its weight."""
+        """What it would hold in proportion to its weight."""
         return (self.held + more) / self.weight
 
 
 class FairAdmission:
-    """All keys of one ingress. While nobody waits nobody is compared."""
+    """The keys of one ingress. Keys are compared only while one waits."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,24 +43,24 @@ class FairAdmission:
         self._anybody_waits_until_s = -math.inf
 
     def enter(self, key: ApiKey, part: float) -> None:
-        """So much more of all that may be under way is the key's."""
+        """Add a part of all room to what the key holds."""
         self._holder(key).held += part
 
     def leave(self, key: ApiKey, part: float) -> None:
-        """And now no more."""
+        """Remove a part of what the key holds."""
         holder = self._holders[key.name]
         holder.held -= part
         if holder.held < NOTHING and holder.waits_until_s < self._clock():
             del self._holders[key.name]
 
     def wait(self, key: ApiKey, part: float) -> None:
-        """There was no room for so much more of the key."""
+        """Record that there was no room for this part."""
         holder = self._holder(key)
         holder.wanted, holder.waits_until_s = part, self._clock() + PATIENCE_S
         self._anybody_waits_until_s = holder.waits_until_s
 
     def is_kept(self, key: ApiKey, part: float, free: float) -> bool:
-        """Whether so much of the ``free`` part is kept for others, who would hold less for their weight."""
+        """Whether this much of the ``free`` part is reserved for other keys, which would hold less for their weight."""
         now_s = self._clock()
         if now_s >= self._anybody_waits_until_s:
             return False

@@ -30,20 +30,20 @@ LIMITS = ("max_requests", "max_tokens", "tokens_per_minute")
 SWITCHES = ("private_cache", "operator")
 FIELDS = frozenset({"key", "sha256", "weight", *LIMITS, *SWITCHES})
 GIVEN_NAME = re.compile(r"key [0-9]+")
-"""What the keys of ``--api-key`` are called."""
+"""Names of the keys given by ``--api-key``."""
 MIN_KEY_CHARS = 8
 MAX_WEIGHT = 1e6
 
 
 class KeyFile:
-    """The file and what was seen of it."""
+    """The key file and its last known content."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._seen: tuple[int, ...] | None = None
 
     def news(self) -> Sequence[ApiKey] | None:
-        """The keys, if the file is another one than at the last look.
+        """The keys, if the file has changed since the last call; None if not.
 
         Raises:
             SettingsError: it cannot be read or understood; the text never holds a key. Told once per change.
@@ -74,7 +74,7 @@ class KeyFile:
         return keys
 
     def _read_key(self, name: str, table: Any) -> ApiKey:
-        if not name or GIVEN_NAME.fullmatch(name):  # else it would own what nobody owns, or a key of --api-key
+        if not name or GIVEN_NAME.fullmatch(name):  # reserved: no owner, and the keys of --api-key
             raise self._wrong(f"[{name}] cannot be the name of a key")
         if not isinstance(table, dict):
             raise self._wrong(f"{name} must be a table: [{name}]")

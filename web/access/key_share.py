@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 
 def key_share(limit: int, held: Mapping[str, int], key: str, *, alone: bool) -> int:
-    """The most that ``key`` may have of ``limit``, beside what the others hold; below 0 if they hold more than that."""
+    """The most that ``key`` may hold of ``limit``, given what all keys hold; below 0 if the others hold more than
+    that."""
     left = limit - sum(held.values()) + held.get(key, 0)
     return left if alone else left // 2

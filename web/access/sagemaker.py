@@ -23,7 +23,7 @@ NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
 
 class SessionAsked(Exception):
-    """A body that is about a session, and no endpoint's."""
+    """A body that opens or closes a session, and is for no endpoint."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         super().__init__("a session is asked for")
@@ -31,14 +31,14 @@ class SessionAsked(Exception):
 
 
 class Sessions:
-    """``ttl_s``: how long one lasts; None: there are none."""
+    """``ttl_s``: lifetime of a session in seconds; None: sessions are disabled."""
 
     def __init__(self, bus: Bus, ttl_s: float | None) -> None:
         self._bus = bus
         self._ttl_s = ttl_s
 
     async def check(self, given: str | None, client: str) -> None:
-        """Refuse a request whose header names a session that is not there.
+        """Reject a request whose header names an unknown session.
 
         Raises:
             ApiError: 400.
@@ -48,7 +48,7 @@ class Sessions:
             await self._find(given, client)
 
     async def answer(self, data: dict[str, Any], given: str | None, client: str) -> web.Response:
-        """What is answered to a body that opens a session, or closes the one that the header names.
+        """The answer to a body that opens a session, or closes the one that the header names.
 
         Raises:
             ApiError: 400, there are no sessions, or there is not this one.
@@ -77,7 +77,7 @@ class Sessions:
         return web.Response(text=f"Session {session_id} created", headers={NEW: f"{session_id}; Expires={until}"})
 
     async def _find(self, session_id: str | None, client: str) -> str:
-        """The name under which a session lies on the bus."""
+        """The name of a session's state on the bus."""
         name = _state((session_id or "")[:MAX_ID_CHARS])
         (state,) = await self._bus.get_state(name)
         if state is None or state.get("client") != client:

@@ -27,12 +27,12 @@ from pagebus.web.http.offload import offload
 
 T = TypeVar("T")
 REST = 3.0
-"""Times what a turn has taken, until the next one."""
+"""Length of the rest after a turn, as a multiple of its duration."""
 
 
 @dataclass(slots=True)
 class Line:
-    """The bodies of one client that wait: those that have begun come first."""
+    """The waiting bodies of one client; those already begun come first."""
 
     begun: deque[asyncio.Future[None]] = field(default_factory=deque)
     new: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -54,14 +54,14 @@ class Turns:
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object] | None = None) -> None:
         self._call_later = call_later
         self._lines: dict[str, Line] = {}
-        """Of clients that have a turn, or rest from one."""
+        """The queues of clients that have a turn or rest after one."""
 
     def of(self, client: str, *, alone: bool) -> Turn:
-        """A turn to come, for one body. ``alone``: nobody else sends any."""
+        """A future turn of one body. ``alone``: no other client sends any."""
         return Turn(self, client, alone)
 
     def num_waiting(self) -> Counter[str]:
-        """Bodies by client."""
+        """Number of waiting bodies by client."""
         return Counter({client: len(line) for client, line in self._lines.items()})
 
     async def wait(self, client: str, *, begun: bool, alone: bool) -> None:
@@ -82,14 +82,14 @@ class Turns:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # the turn has come to somebody who is gone
+            if future.done() and not future.cancelled():  # the turn came after its client had left
                 self._next(client)
             elif future in waiting:
                 waiting.remove(future)
             raise
 
     def end(self, client: str, took_s: float) -> None:
-        """The client has had a turn, which took so much processor time."""
+        """End a client's turn, which took ``took_s`` seconds of processor time."""
         others = sum(bool(line) for name, line in self._lines.items() if name != client)
         rest_s = took_s * ((1 + REST) * (1 + others) - 1)
         call_later = self._call_later or asyncio.get_running_loop().call_later
@@ -102,7 +102,7 @@ class Turns:
             raise overloaded("long request bodies", most, 1)
 
     def _next(self, client: str) -> None:
-        """The client's next body has its turn, if one waits."""
+        """Give the client's next waiting body its turn."""
         line = self._lines[client]
         while line:
             future = line.pop()
@@ -123,9 +123,9 @@ class Turn:
         self._alone = alone
         self._took_s = 0.0
         self._working: asyncio.Future[Any] | None = None
-        """What goes on without a client."""
+        """Work that continues after its client has disconnected."""
         self.begun = self.held = False
-        """Whether it has been taken once; whether it is now."""
+        """Whether the turn has ever been taken; whether it is held now."""
 
     async def begin(self) -> None:
         """Wait for it, unless it is held. One that has begun comes before those that have not.
@@ -138,12 +138,12 @@ class Turn:
             self.begun = self.held = True
 
     def charge(self, seconds: float) -> None:
-        """So much processor time has gone into it."""
+        """Charge the turn with processor time."""
         self._took_s += seconds
 
     async def work(self, work: Callable[[], T], *, long: bool) -> T:
-        """What ``work`` returns or raises, done beside the loop if it is ``long``; its time is charged. Even if the
-        client is gone, the turn is not over before it is."""
+        """Run ``work``, beside the loop if it is ``long``, and charge its time. The turn does not end before the work,
+        even if the client disconnects."""
         if not long:
             return self._timed(work)
         working = asyncio.ensure_future(offload(lambda: self._timed(work)))
@@ -161,7 +161,7 @@ class Turn:
             self.charge(time.thread_time() - began_s)
 
     def end(self) -> None:
-        """It is over, if it is held."""
+        """End the turn, if it is held."""
         if self.held:
             self.held, took_s, self._took_s = False, self._took_s, 0.0
             self._turns.end(self._client, took_s)
@@ -178,5 +178,5 @@ class Turn:
             self._working.add_done_callback(self._worked)
 
     def _worked(self, working: asyncio.Future[Any]) -> None:
-        working.exception()  # nobody is there to be told
+        working.exception()  # retrieve the exception: the client has left
         self.end()

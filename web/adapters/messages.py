@@ -263,7 +263,7 @@ class MessageEvents:
         if not self._begun:
             self._begun = True
             message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
-            # All of the prompt, as in vLLM: what of it the cache had, the message's end tells.
+            # The whole prompt, as in vLLM; the end of the message has its cached part.
             usage = {"input_tokens": (self._usage or {}).get("prompt_tokens", 0), "output_tokens": 0}
             yield {"type": "message_start", "message": {**message, "usage": usage}}
         for choice in chunk["choices"]:

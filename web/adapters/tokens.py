@@ -11,7 +11,7 @@ from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, p
 from pagebus.web.calls.call import Call, Choice
 
 NOTHING = {"routed_experts": None, "sampling_mask": None, "weight_versions": None}
-"""Of a choice: what nobody asks for here, and vLLM sends as null."""
+"""Fields of a choice that are not supported here and that vLLM sends as null."""
 
 
 def token_logprobs(tokens: list[Token], count: int) -> dict[str, Any]:

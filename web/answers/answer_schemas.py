@@ -13,7 +13,7 @@ OBJECT: Schema = {"type": "object"}
 
 
 def record(**properties: Schema) -> dict[str, Any]:
-    """An object that has all of these, and maybe more."""
+    """Schema of an object with all of these properties, and maybe more."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
@@ -36,7 +36,7 @@ _END: dict[str, Schema] = {
 
 
 def generated(kind: str, choice: Schema) -> dict[str, Any]:
-    """The whole answer of an endpoint that generates."""
+    """Schema of the whole answer of an endpoint that generates."""
     head = {"id": TEXT, "object": {"const": kind}, "created": TIME, "model": TEXT}
     return record(**head, choices=array(choice), usage=USAGE)
 

@@ -19,9 +19,9 @@ from pagebus.web.requests.served_model import ServedModel
 
 MAX_ANSWERS = 1024
 STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
-"""Only whole answers are derendered: a stream is told as text by the route of its chat or completion."""
+"""Only whole answers are derendered; streams come as text from the routes of chats and completions."""
 TAIL_TOKENS = 6
-"""Tokens of the prompt that tell how the first of an output is to be read."""
+"""Number of last prompt tokens that determine how the first output token is decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TokenChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derender:
-    """What is to be told as text. ``parsed``: what the request was, if that is known."""
+    """An answer to be decoded. ``parsed``: its request, if known."""
 
     model: str
     request_id: str

@@ -31,12 +31,12 @@ BYTES = "application/octet-stream"
 
 
 class Endpoint(ABC):
-    """What the two endpoints differ in."""
+    """An endpoint: how its bodies are parsed and its answers formed."""
 
     id_prefix: str
-    """Of the ids of its answers, up to what the client may give."""
+    """The prefix of the ids of its answers."""
     nulls = choice_nulls = null_fields.NONE
-    """Of a whole answer, and of each of its choices."""
+    """Null fields of a whole answer, and of each of its choices."""
     object: str
     chunks: type[Chunks]
     detailed_chunks: type[DetailedCompletionChunks | DetailedChatChunks]
@@ -70,7 +70,7 @@ class Endpoint(ABC):
         return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests), **more}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
-        """It as it is sent."""
+        """The whole answer as an HTTP response."""
         return json_response(self.answer(call, public_id, created_s, model))
 
 
@@ -133,7 +133,7 @@ class Embedding(Endpoint):
 
 
 def form_of(call: Call) -> EmbeddingForm:
-    """How the embeddings of a call are told."""
+    """The form of a call's embeddings."""
     assert call.details is not None
     assert call.details.embedding is not None
     return call.details.embedding
@@ -145,7 +145,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/completions": COMPLETION,
     "/v1/embeddings": EMBEDDING,
 }
-"""Those whose bodies may be lines of a batch, by their paths."""
+"""Endpoints whose bodies may be lines of a batch, by their paths."""
 
 
 def set_details(call: Call, parsed: ParsedRequest) -> None:
@@ -157,7 +157,7 @@ def set_details(call: Call, parsed: ParsedRequest) -> None:
 
 
 def make_chunks(endpoint: Endpoint, parsed: ParsedRequest, public_id: str, created_s: int) -> Chunks:
-    """Who writes the call's chunks."""
+    """Make the writer of the call's chunks."""
     if parsed.details is None:
         return endpoint.chunks(public_id, created_s, parsed.model, parsed.stream_options)
     return endpoint.detailed_chunks(public_id, created_s, parsed.model, parsed.stream_options, parsed.details)

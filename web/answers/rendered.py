@@ -20,7 +20,7 @@ ABSENT = (
     "features", "content_parts", "reasoning_ended", "reasoning_parser_kwargs", "return_token_ids",
     "parse_context", "kv_transfer_params", "ec_transfer_params",
 )  # fmt: skip
-"""What nothing is known of here, and vLLM sends as null."""
+"""Fields that are unknown here and that vLLM sends as null."""
 
 
 def sampling_body(sampling: SamplingParams) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pagebus.web.http.errors import ApiError
 
 
 class CatchUp:
-    """Passes over what a client has of the choices of a call.
+    """Skips what a client already has of the choices of a call.
 
     Args:
         had: what it has of each.
@@ -32,11 +32,11 @@ class CatchUp:
             choice.num_counted = max(choice.num_counted, (behind.towards or behind.place).num_tokens)
 
     def is_behind(self, choice: Choice) -> bool:
-        """Whether there is something to pass over."""
+        """Whether something of the choice is to be skipped."""
         return choice.index in self._behind
 
     def waits(self, choice: Choice) -> bool:
-        """Whether what the client has of the choice has not come again as a whole. (An end comes in any case.)"""
+        """Whether part of what the client has of the choice has not arrived again yet. (An end comes in any case.)"""
         had = self._behind.get(choice.index)
         if had is None:
             return False
@@ -47,8 +47,8 @@ class CatchUp:
         return not reached and choice.finish_reason is None
 
     def pass_over(self, choice: Choice) -> tuple[Had, list[bytes]]:
-        """Leave out what the client has of a choice that does not wait. Returns that, and the events that it lacks of
-        those it has some of."""
+        """Skip what the client has of a choice that does not wait. Returns that, and the events that the client lacks
+        of those it has in part."""
         had = self._behind.pop(choice.index, None)
         if had is None:
             return Had(), []
@@ -61,7 +61,7 @@ class CatchUp:
 
 
 def place_of(choice: Choice) -> Place:
-    """All that has come of a choice."""
+    """The place after everything that has arrived of a choice."""
     return Place(choice.num_tokens, choice.num_chars, choice.finish_reason is not None)
 
 

@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Streams:
-    """All event streams of an ingress, so that one tick can look for those whose client takes nothing any more."""
+    """All event streams of an ingress; one tick checks all of them for clients that no longer read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -94,7 +94,7 @@ class EventStream:
         return self._response
 
     def close(self) -> None:
-        """Whatever happened, the stream is over."""
+        """End the stream in any case."""
         self._streams.remove(self)
 
     def cut(self) -> None:
@@ -109,7 +109,7 @@ def event(data: object) -> bytes:
 
 
 def error_events(error: ApiError) -> bytes:
-    """How a stream that has begun tells of an error."""
+    """The events that report an error in a stream that has begun."""
     return event(error.body()) + DONE
 
 
@@ -125,7 +125,7 @@ def choice_usage(choice: Choice) -> dict[str, Any]:
 
 
 def _shown_tokens(choice: Choice) -> int:
-    """Output tokens as the client is to know them: a call that only wants its prompt told has none."""
+    """Output tokens that the client sees; none for a call that only asks for details of its prompt."""
     details = choice.request.call.details
     return 0 if details is not None and details.prompt_only else choice.num_tokens
 
@@ -177,12 +177,12 @@ class Chunks:
 
     object: str
     before_text, after_text = b"", b""
-    """What a choice that goes on has around its text, behind its index."""
+    """The bytes around the text of an unfinished choice, behind its index."""
 
     def __init__(self, public_id: str, created_s: int, model: str, options: StreamOptions) -> None:
         self.head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
         self.opening = b"data: " + orjson.dumps(self.head)[:-1] + b',"choices":['
-        """Of each event that has choices."""
+        """The beginning of each event with choices."""
         self._prefix = self.opening + b'{"index":'
         self.options = options
         self._starts: dict[int, bytes] = {}
@@ -190,7 +190,7 @@ class Chunks:
         end = self.after_text + b"}]" + TRANSFER_NULLS
         self._before_usage = end + b',"usage":'
         self._end = end + (b',"usage":null}\n\n' if options.usage else b"}\n\n")
-        """Events from the text on; of use if they have no usage."""
+        """The end of an event after its text, if events have no usage."""
 
     def of(self, changed: Sequence[Choice]) -> bytes:
         """Events for what is new in these choices; empty if nothing is to be shown."""

@@ -20,13 +20,14 @@ Float32Array = NDArray[np.float32]
 TOP = struct.Struct("<if")
 """An alternative to a token: its id and log probability. A list of tuples would take 13 times the memory."""
 LOWEST = -9999.0
-"""What stands for a log probability of minus infinity, which JSON has not."""
+"""Stands for a logprob of minus infinity, which JSON cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingForm:
-    """How embeddings are told: as many of their first numbers (None: all), scaled to length 1 or not; as numbers, or
-    as bytes of a number format and byte order: in base64, or as the body itself, with a header about it or without."""
+    """The form of embeddings: their first ``dimensions`` numbers (None: all), normalized to length 1 or not. They are
+    sent as numbers, or as bytes of a number format and byte order: in base64, or as the response body, with or without
+    a header that describes it."""
 
     dimensions: int | None = None
     encoding: Literal["float", "base64", "bytes", "bytes_only"] = "float"
@@ -36,16 +37,17 @@ class EmbeddingForm:
 
     @property
     def is_body(self) -> bool:
-        """Whether the answer is no JSON."""
+        """Whether the response body is bytes instead of JSON."""
         return self.encoding in ("bytes", "bytes_only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerDetails:
-    """What was asked for.
+    """The details that a request asks for.
 
     ``logprobs``, ``prompt_logprobs``: that many alternatives per token, None for no log probabilities.
-    ``num_choices``: so many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is."""
+    ``num_choices``: so many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is.
+    """
 
     num_choices: int = 1
     logprobs: int | None = None
@@ -55,22 +57,22 @@ class AnswerDetails:
     token_ids: bool = False
     tokens_as_ids: bool = False
     parsing: Parsing | None = None
-    """How the texts are read for calls of tools and reasoning; None: they are content."""
+    """How outputs are parsed for tool calls and reasoning; None: all text is content."""
     said: str = ""
-    """What an assistant's message begins with, because it said so already."""
+    """Text that the assistant's message begins with, because the prompt contains it (``echo``)."""
     picked: bool = False
-    """The alternatives are tokens that the client has named; all of them are told."""
+    """The alternatives are the tokens named by the client, all of which are shown."""
     prompt_text: bool = False
     """A chat's answer shows the prompt as the template made it."""
     embedding: EmbeddingForm | None = None
-    """For calls whose whole answer are embeddings."""
+    """The form of embeddings, for calls that return them."""
 
 
 @dataclass(slots=True)
 class Token:
-    """A token of output or prompt. ``logprob`` None: not known (the first of a prompt), or not asked for. ``tops``: as
-    in :data:`TOP`, the most likely first; a whole answer holds those of all its tokens until its end. ``rank`` is known
-    for prompts only."""
+    """A token of output or prompt. ``logprob`` is None if it is unknown (the first token of a prompt) or was not
+    requested. ``tops`` are its alternatives as :data:`TOP`, the most likely first. ``rank`` is known for prompts
+    only."""
 
     id: int
     logprob: float | None = None
@@ -78,13 +80,13 @@ class Token:
     rank: int = 0
 
     def likeliest(self, count: int) -> Iterator[tuple[int, float]]:
-        """Ids and log probabilities of that many, or of as many as there are."""
+        """Ids and logprobs of the ``count`` most likely alternatives, or of all if there are fewer."""
         return TOP.iter_unpack(self.tops[: TOP.size * count])
 
 
 @dataclass(slots=True)
 class TokenTexts:
-    """The tokens of one call as text, and as bytes where the text does not say them."""
+    """The tokens of one call as text, and as bytes where text cannot express them."""
 
     texts: dict[int, str] = field(default_factory=dict)
     data: dict[int, str] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class TokenTexts:
         return self.texts.get(token_id, "")
 
     def name(self, token_id: int, details: AnswerDetails) -> str:
-        """How the token is called in log probabilities."""
+        """The name of the token in logprobs."""
         return f"token_id:{token_id}" if details.tokens_as_ids else self.text(token_id)
 
     def bytes_of(self, token_id: int) -> list[int]:
@@ -107,8 +109,8 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """The prompt of a request. ``text`` is what its tokens say, ``state`` [H] its pooled hidden state. ``offsets``: of
-    each token its first character in the text that was encoded, and the one behind its last; empty: not known."""
+    """The prompt of a request. ``text`` is its decoded text, ``state`` [H] its pooled hidden state. ``offsets`` gives,
+    for each token, its first character in the encoded text and the one after its last; empty: unknown."""
 
     text: str
     tokens: list[Token]
@@ -192,7 +194,7 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, details: AnswerDet
         return {"token": names.name(token_id, details), "logprob": shown, "bytes": names.bytes_of(token_id)}
 
     def others(token: Token) -> Iterator[tuple[int, float]]:
-        """Those told beside a token; where the client has named them, behind the token itself."""
+        """The alternatives shown with a token. Where the client has named them, the token itself comes first."""
         own = [] if token.logprob is None or not details.picked else [(token.id, token.logprob)]
         yield from dict([*own, *token.likeliest(_num_told(details))]).items()
 
@@ -209,7 +211,7 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, details: AnswerDet
 
 
 def _num_told(details: AnswerDetails) -> int:
-    """Alternatives of each token in the answer."""
+    """Number of alternatives per token in the answer."""
     return MAX_LOGPROB_TOKEN_IDS if details.picked else details.logprobs or 0
 
 

@@ -22,54 +22,54 @@ from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 
 SILENT_S = 20.0
-"""A request is asked for again when nothing of it has come for so long; then for twice as long, and so on. A scheduler
-keeps what has ended for longer."""
+"""A request is retried when nothing of it has arrived for so long; then after twice that time, and so on. A scheduler
+keeps finished requests for longer."""
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One output. ``texts`` is what has come and was not taken yet. ``index`` is the one the client sees."""
+    """One output. ``texts`` has arrived and was not taken yet. ``index`` is that of the answer."""
 
     index: int
     request: OpenRequest
     texts: list[str] = field(default_factory=list)
     num_chars: int = 0
-    """Characters of text that have come, taken or not."""
+    """Characters of text that have arrived, taken or not."""
     num_tokens: int = 0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
-    """When tokens came for the first and the last time; 0: none have. What came first were ``first_tokens``."""
+    """Times of the first and last arrival of tokens; 0: none yet. ``first_tokens`` arrived first."""
     first_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     changed: bool = False
     tokens: list[Token] = field(default_factory=list)
-    """What has come and was not taken yet, for calls whose answers show tokens."""
+    """Tokens that have arrived and were not taken yet, for calls whose answers show tokens."""
     cumulative_logprob: float = 0.0
     parser: OutputParser | None = None
-    """Reads the text, if there may be more in it than content."""
+    """Parses the text, if it may contain more than content."""
     num_counted: int = 0
-    """Tokens that metrics know of: those that have come, and those that a client who is back had before."""
+    """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
     token_starts: array[int] = field(default_factory=lambda: array("i"))
-    """At which character of the text each token begins, for calls that look for reasoning."""
+    """The character at which each token begins, for calls that look for reasoning."""
     num_handed: int = 0
-    """Tokens that have come when something of it was handed out last."""
+    """Number of tokens at the last hand-out."""
 
     def add_text(self, text: str, offset: int) -> None:
-        """Text has come that begins at character ``offset``; what of it had come before is dropped."""
+        """Add text that begins at character ``offset``; the part that is already known is dropped."""
         new = text[self.num_chars - offset :] if offset < self.num_chars else text
         if new:
             self.texts.append(new)
             self.num_chars += len(new)
 
     def add_tokens(self, tokens: list[Token]) -> None:
-        """These have come, for a call whose answer shows tokens."""
+        """Add tokens, for a call whose answer shows them."""
         self.tokens += tokens
         self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
 
     def add_starts(self, lengths: Sequence[int], offset: int, num_tokens: int) -> None:
-        """The last ``len(lengths)`` of now ``num_tokens`` tokens brought that many characters each, from ``offset``
-        on; what of this was known changes nothing."""
+        """Record where tokens begin: the last ``len(lengths)`` of ``num_tokens`` tokens have these lengths in
+        characters, from ``offset`` on. Tokens that are known already are skipped."""
         known = len(self.token_starts) - (num_tokens - len(lengths))
         for place, length in enumerate(lengths):
             if place >= known:
@@ -78,7 +78,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Tokens of what is reasoning in the text that was read so far; None: nobody looks for it."""
+        """Reasoning tokens in the text parsed so far; None: reasoning is not parsed."""
         spans = None if self.parser is None else self.parser.reasoning_spans
         if spans is None:
             return None
@@ -92,7 +92,7 @@ class Choice:
 
     @property
     def shown_finish_reason(self) -> str | None:
-        """As the client is to know it: a model that stops to have its calls answered has not just stopped."""
+        """The finish reason that the client sees: ``tool_calls`` if the model stopped after tool calls."""
         calls = self.finish_reason == "stop" and self.parser is not None and self.parser.calls_tools
         return "tool_calls" if calls else self.finish_reason
 
@@ -105,7 +105,7 @@ class Choice:
 
 
 class LoggedChoice(Choice):
-    """A choice that keeps what it has said, for who logs it."""
+    """A choice that also keeps its whole output, for the request log."""
 
     __slots__ = ("said",)
 
@@ -122,18 +122,18 @@ class LoggedChoice(Choice):
 
 @dataclass(slots=True, eq=False)
 class PromptQueue:
-    """The prompts of one client's calls that have several (:mod:`pagebus.web.ingress.fanout`). ``name``: client and
-    priority."""
+    """Queued prompts of one client's calls that have several prompts (:mod:`pagebus.web.ingress.fanout`). ``name``:
+    client and priority."""
 
     name: tuple[str, int]
     num_ahead: int = 0
-    """Sent, and nothing of them has come back."""
+    """Prompts that were sent and have no reply yet."""
     waiting: deque[deque[OpenRequest]] = field(default_factory=deque)
-    """Not sent, call by call."""
+    """Prompts not yet sent, call by call."""
 
 
 class OpenRequest:
-    """One prompt that the system works on; times are of the monotonic clock."""
+    """One prompt under way; times are of the monotonic clock."""
 
     __slots__ = (
         "attempt",
@@ -174,44 +174,44 @@ class OpenRequest:
         self.first_token_seen = False
         self.started_s = now_s
         self.requested_s, self.tokens_seen, self.patience_s = now_s, 0, SILENT_S
-        """When it was asked for, or the last look found new tokens; how many there were then; how long it may be silent
-        from then on."""
+        """When it was sent, or when the last check found new tokens; the number of tokens then; how long it may be
+        silent from then on."""
         self.finished_s = 0.0
-        """When the last text came; 0: it has not."""
+        """When the last text arrived; 0: it has not."""
         self.tokens_only = False
-        """Whether what it tells of the prompt is the whole answer."""
+        """Whether details of the prompt are the whole answer."""
         self.needs_prompt = False
-        """Whether the answer tells something about the prompt, which has to come before any choice ends."""
+        """Whether the answer shows details of the prompt, which must arrive before any choice ends."""
         self.prompt: PromptInfo | None = None
         self.held_batches: list[ReplyBatch] = []
-        """What has come with ends of choices that wait for that."""
+        """Batches with ends of choices that wait for the prompt."""
         self.message: GenerateRequest | None = None
-        """What was asked of the system."""
+        """The message on the bus."""
         self.num_bytes = 0
-        """About how long that is."""
+        """Approximate size of the message."""
         self.is_sent = True
-        """Whether it has been; if not, others of its call are first."""
+        """Whether it has been sent; if not, other prompts of its call come first."""
         self.queue: PromptQueue | None = None
-        """Where it counts until something of it has come, if it is one of several prompts."""
+        """The queue that counts it until its first reply, if its call has several prompts."""
         self.peers: list[OpenRequest] = []
-        """All who read it or have read it, if there are several."""
+        """All open requests, past and present, that read the same replies, if there are several."""
         self.prompt_text: str | None = None
-        """The prompt as the client wrote it, if it did so as text."""
+        """The prompt as the client sent it, if that was text."""
 
     @property
     def is_read_by_all(self) -> bool:
-        """Whether no other call is still at telling it to its client."""
+        """Whether no other open call reads it."""
         return all(each.call.closed or each is self for each in self.peers)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether no token has come for so long that it may be lost."""
+        """Whether no token has arrived for so long that it may be lost."""
         num_tokens = sum(choice.num_tokens for choice in self.choices)
         if num_tokens != self.tokens_seen:
             self.requested_s, self.tokens_seen, self.patience_s = now_s, num_tokens, SILENT_S
         return now_s - self.requested_s >= self.patience_s
 
     def retry(self, now_s: float, attempt: str) -> GenerateRequest:
-        """What to ask for anew, as another attempt."""
+        """The message of a new attempt."""
         assert self.message is not None
         self.attempt, self.requested_s = attempt, now_s
         self.message = replace(self.message, attempt=attempt)
@@ -219,13 +219,13 @@ class OpenRequest:
 
     @property
     def num_created_cache_tokens(self) -> int:
-        """Tokens of the prompt that were computed and can be found in the cache from now on: those of full blocks."""
+        """Prompt tokens that were computed and are cached from now on: those of full blocks."""
         size = self.call.cache_block_size
         return max(0, self.num_prompt_tokens // size * size - self.num_cached_tokens) if size else 0
 
     @property
     def num_output_tokens(self) -> int:
-        """As the client is to know it: a call that only wants its prompt told has none."""
+        """Output tokens that the client sees; none for a call that only asks for details of its prompt."""
         details = self.call.details
         if details is not None and details.prompt_only:
             return 0
@@ -250,26 +250,26 @@ class Call:
         ]
         self.choices = [choice for request in self.requests for choice in request.choices]
         self.public_id = request_ids[0]
-        """As its answer calls it."""
+        """The id of its answer."""
         self.closed = False
-        """Whether its handler, or somebody in its place, is done with it."""
+        """Whether its handler, or the code that stands in for it, is done with it."""
         self.failure: ApiError | None = None
         self.interval = 1
-        """Tokens of a choice that are handed out together."""
+        """Number of tokens of a choice that are handed out together."""
         self.cache_block_size = 0
         """Tokens of a block of the prefix cache; 0: there is none."""
         self.texts = TokenTexts()
         self.details: AnswerDetails | None = None
-        """What the answer tells besides text."""
+        """Details of the answer besides text."""
         self.tells_times = False
-        """Whether the answer says how long what has taken."""
+        """Whether the answer includes timings."""
         self.resumable = bool(attempt)
-        """Whether the client may come back for the rest."""
+        """Whether the client may reconnect for the rest."""
         self._num_unfinished = len(self.choices)
         self._streaming = streaming
         self._changed: list[Choice] = []
         self._due = False
-        """Whether what has changed is to be handed out."""
+        """Whether the changes are to be handed out now."""
         self._waiter: asyncio.Future[None] | None = None
 
     def show(self, details: AnswerDetails | None) -> None:
@@ -287,7 +287,7 @@ class Call:
     # -- the mailbox's side -------------------------------------------------------------------------------------------
 
     def mark_changed(self, choice: Choice) -> None:
-        """Something of ``choice`` is new."""
+        """Note that ``choice`` has changed."""
         if choice.finish_reason is not None:
             self._num_unfinished -= 1
         if self._streaming:
@@ -299,12 +299,12 @@ class Call:
             self._wake()
 
     def _is_due(self, choice: Choice) -> bool:
-        """Whether a choice has as much new as is handed out together, its beginning, or its end."""
+        """Whether a choice has a full interval of new tokens, its first ones, or its end."""
         new = choice.num_tokens - choice.num_handed
         return new >= self.interval or not choice.num_handed or choice.finish_reason is not None
 
     def fail(self, error: ApiError) -> None:
-        """The call ends with ``error``; the first one counts."""
+        """End the call with ``error``; only the first error counts."""
         if self.failure is None and not self.done:
             self.failure = error
             self._wake()
@@ -316,7 +316,7 @@ class Call:
     # -- the handler's side -------------------------------------------------------------------------------------------
 
     async def changes(self) -> list[Choice]:
-        """Wait until something is new; the choices it is new for, oldest change first.
+        """Wait for changes. Returns the choices that have changed, the oldest change first.
 
         Raises:
             ApiError: the call has failed (what came before it is handed out first).

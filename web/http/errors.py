@@ -56,7 +56,7 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.overloaded = ""
-        """Of what there was too much."""
+        """The quantity that exceeded a limit."""
 
     def body(self) -> dict[str, Any]:
         """The JSON object a client gets, as a body or as an event of a stream."""

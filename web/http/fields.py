@@ -24,9 +24,9 @@ LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
 """Nobody, while requests are served."""
 ANY: Schema = {}
 ONLY_NULL: Schema = {"type": "null"}
-"""Of fields that nobody knows: null is the same as leaving one out."""
+"""Schema of unknown fields: null is the same as leaving one out."""
 UNBOUNDED = 2**31 - 1
-"""What stands for no upper bound, as far as messages are concerned; more is one of the wire."""
+"""An upper bound this large is a limit of the wire format; messages mention it only when it is exceeded."""
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array",
               dict: "an object", type(None): "null"}  # fmt: skip

@@ -34,7 +34,7 @@ MAX_NAME_CHARS = 256
 """Characters of ``user``, ``cache_salt``, a message's ``name`` and the like."""
 MAX_ID_CHARS = 128
 ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
-"""Of a request's id, where the client gives it."""
+"""Characters of a request's id, where the client gives it."""
 MAX_METADATA = 16
 MAX_METADATA_NAME = 64
 MAX_TEMPLATE_CHARS = 2**16
@@ -46,7 +46,7 @@ MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_KWARGS_DEPTH = 4
 MAX_TEMPLATE_KWARGS_NODES = 256
 MAX_SCHEMA_BYTES = 128 * 1024
-"""Of a JSON schema, an expression or a grammar that an output has to follow, and of one function's parameters."""
+"""Length of a JSON schema, an expression or a grammar that constrains an output, and of one function's parameters."""
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICE_STRINGS = 4096
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
@@ -67,32 +67,32 @@ MANY_PROMPTS = 128
 LONG_ANSWER_NUMBERS = 2**14
 """So many log probabilities take milliseconds to write."""
 MAX_LINE_BYTES = 8190
-"""Of the request line, and of a header."""
+"""Bytes of the request line, and of a header."""
 MAX_HEADERS = 128
 HEAD_TIMEOUT_S = 10.0
-"""How long the rest of a request's head may take once its first byte has come."""
+"""Seconds for the rest of a request's head once its first byte has arrived."""
 KEEPALIVE_S = 75.0
-"""How long a connection may be silent between requests."""
+"""Seconds for which a connection may be silent between requests."""
 BODY_TIMEOUT_S = 30.0
 TURN_BODY_BYTES = 2**16
 """Bodies that are longer are read one at a time of each client."""
 BODY_STALL_S = 0.05
-"""Whose body does not go on for so long loses its turn until it does."""
+"""Seconds without further bytes after which a body loses its turn until more arrive."""
 READ_S_PER_BYTE = 2e-9
 """Processor time that it takes to receive a body, about."""
 MAX_WAITING_BODIES = 2048
 """Long bodies that wait for their turn, of all clients; each has some 400 KB in buffers."""
 MAX_BODIES_BYTES = 512 * 2**20
-"""Of all bodies that are being read at once."""
+"""Bytes of all bodies that are being read at once."""
 BYTES_PER_TOKEN = 4
-"""How long a token is held to be before a text is tokenized: English is about so; others have more tokens."""
+"""Assumed bytes per token before a text is tokenized: about right for English; other languages have more tokens."""
 MESSAGE_TOKENS = 4
-"""What a chat template is held to put round a message."""
+"""Assumed tokens that a chat template adds to a message."""
 UNSTATED_OUTPUT_TOKENS = 2048
-"""What a call that gives no ``max_tokens`` is charged for its output: few answers come near what the context allows."""
+"""Output tokens charged for a call without ``max_tokens``: few answers come near what the context allows."""
 MAX_TIMEOUT_S = 86400.0
 WRITE_TIMEOUT_S = 30.0
-"""How long a client may take nothing of what is written to it."""
+"""Seconds for which a client may read nothing of what is written to it."""
 SEND_BUFFER_BYTES = 128 * 1024
 """Kernel buffer per connection: what a stuck client "receives" before it is noticed."""
 

@@ -8,7 +8,8 @@ import zlib
 GZIP_WINDOW = 31
 """zlib's way of saying: the largest window, in gzip's format."""
 STREAM_LEVEL = 3
-"""Of an event stream, which is compressed for each page again: events repeat one another, so more gains little."""
+"""Compression level of event streams. Each page's stream is compressed separately, and events repeat one another, so a
+higher level gains little."""
 
 
 def takes_gzip(accept_encoding: str) -> bool:
@@ -34,7 +35,7 @@ class Packer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the response."""
+        """Headers of the response."""
         return {"Vary": "Accept-Encoding"} | ({} if self._zlib is None else {"Content-Encoding": "gzip"})
 
     def pack(self, data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pagebus.web.calls.call import OpenRequest, PromptQueue
 
 MOST_AHEAD = 128
-"""Prompts of one client's calls of which nothing has come back yet: as many as a tokenizer takes at once."""
+"""The most prompts of one client's calls that are sent without a reply: as many as a tokenizer takes at once."""
 
 
 class Fanout:
@@ -28,8 +28,8 @@ class Fanout:
         self._queues: dict[tuple[str, int], PromptQueue] = {}
 
     def submit(self, client: str, priority: int, requests: Sequence[OpenRequest]) -> None:
-        """Send the requests of a call: one at once, of several what there is room for. None waits for those of another
-        priority."""
+        """Send the requests of a call: one at once, several as far as there is room. Priorities do not wait for each
+        other."""
         if len(requests) == 1:
             self._send(requests[0])
             return
@@ -40,7 +40,7 @@ class Fanout:
         self._fill(queue)
 
     def on_reply(self, request: OpenRequest) -> None:
-        """Something of a request has come back, or it is over."""
+        """Make room for the next prompt: a request has its first reply, or is over."""
         queue, request.queue = request.queue, None
         if queue is None:
             return
@@ -50,7 +50,7 @@ class Fanout:
         request.is_sent = True  # if not from here, by another call that reads it
 
     def close(self, requests: Sequence[OpenRequest], *, goes_on: bool) -> None:
-        """The call of these is over for its client; if it ``goes_on``, whatever waits of it is sent now."""
+        """End a call for its client. If it ``goes_on``, its queued prompts are sent now."""
         for request in requests:
             if not request.is_sent:
                 request.queue = None

@@ -28,14 +28,14 @@ from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 LOOK_S = 0.1
 ORDER_TTL_S = 60.0
 BACK_S = 30.0
-"""What executors that have ended get to be there again, asleep."""
+"""Time for executors that have ended to restart, asleep."""
 TAGS = ("weights", "kv_cache", "scheduling")
-"""What vLLM lets wake up one by one."""
+"""The parts that vLLM can wake separately."""
 ASLEEP = "asleep"
 
 
 class Holding:
-    """``restarts_alone``: whether an executor can end and be started again while the rest goes on."""
+    """``restarts_alone``: whether an executor can be restarted while the other actors run."""
 
     def __init__(self, bus: Bus, queries: SchedulerQueries, membership: Membership, *, restarts_alone: bool) -> None:
         self._bus = bus
@@ -44,7 +44,7 @@ class Holding:
         self._restarts_alone = restarts_alone
 
     async def mode(self) -> str:
-        """How the work is held; "": not at all."""
+        """The mode of the hold; "": none."""
         return (await self._ask(None)).mode
 
     async def hold(self, mode: str, *, resets: bool = True) -> None:
@@ -52,19 +52,19 @@ class Holding:
         runs is kept."""
         await self._bus.put_state(HOLD_STATE, {"mode": mode})
         state = await self._ask(mode)
-        while not state.at_rest and state.mode == mode:  # whoever asks next may be told by another scheduler
+        while not state.at_rest and state.mode == mode:  # another scheduler may answer the next query
             await asyncio.sleep(LOOK_S)
             state = await self._ask(None)
         if resets and mode != HOLD_KEEP:
             await self.reset_caches(host=True)
 
     async def let_go(self) -> None:
-        """The work goes on."""
+        """Resume the work."""
         await self._bus.delete_state(HOLD_STATE)
         await self._ask(HOLD_NONE)
 
     async def reset_caches(self, *, host: bool = False, running: bool = False) -> None:
-        """Nothing that is cached now is found any more."""
+        """Empty the prefix caches."""
         address = self._queries.address
         await self._queries.ask(
             HoldState,
@@ -100,13 +100,13 @@ class Holding:
                 order = {"epoch": epoch, "order": "drain"}
                 await self._bus.put_state(orders_state("executor", name), order, ttl_s=ORDER_TTL_S)
             await asyncio.sleep(LOOK_S)
-        with contextlib.suppress(TimeoutError):  # nobody need start them again
+        with contextlib.suppress(TimeoutError):  # no need to start them again
             async with asyncio.timeout(BACK_S):
-                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus tells nobody)
+                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus does not notify)
                     await asyncio.sleep(LOOK_S)
 
     async def wake(self, tags: Collection[str]) -> bool:
-        """Wake executors once all that they hold has been named (no ``tags``: all), and let the work go on; whether
+        """Wake executors once all their parts have been named (no ``tags``: all), and resume the work. Returns whether
         they are awake."""
         (state,) = await self._bus.get_state(SLEEP_STATE)
         if state is not None:
@@ -122,7 +122,7 @@ class Holding:
         return True
 
     async def _executors(self, *, asleep: bool) -> list[tuple[str, int]]:
-        """Name and epoch of those that sleep, or that do not."""
+        """Names and epochs of the executors that sleep, or that do not."""
         await self._membership.refresh()
         leases = [lease for lease in self._membership.leases if lease.kind == "executor"]
         return [(each.name, each.epoch) for each in leases if (each.info.get("state") == ASLEEP) == asleep]

@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from pagebus.web.telemetry.tracing import Tracing
 
 HEAVY_BYTES = 2**16
-"""Requests that are larger wait for their turn apart from others."""
+"""Requests above this size wait for their turn separately from others."""
 TURN_S = 0.005
-"""Of work with replies, after which others have a turn: answers with many log probabilities take long to read."""
+"""Seconds of work on replies after which other tasks get a turn: answers with many logprobs take long to read."""
 
 
 class Inbox:
-    """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log``: who makes traces
-    of them, and writes lines, if anybody does. ``heavy`` sends large requests, for which others do not wait; None: like
-    all others. ``cache_block_size``: of the prefix cache, 0 if there is none."""
+    """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log`` trace and log them, if set.
+    ``heavy`` sends large requests, for which others do not wait; None: as all others. ``cache_block_size`` is that of
+    the prefix cache, 0 if there is none."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Inbox:
         return len(self._readers.newest)
 
     def open_requests(self) -> list[OpenRequest]:
-        """Of those that several calls read, the newest alone."""
+        """Open requests; of those that several calls read, only the newest."""
         return list(self._readers.newest.values())
 
     def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool, num_bytes: int = 0) -> Call:
@@ -136,20 +136,20 @@ class Inbox:
         return call
 
     def _send(self, request: OpenRequest) -> None:
-        """Put it on its way, for the first time or as another attempt."""
+        """Send a request, for the first time or as another attempt."""
         assert request.message is not None
         request.requested_s = time.monotonic()
         outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
         outbox.publish(self._names.requests, request.message, num_bytes=request.num_bytes)
 
     def _is_logged(self, request: GenerateRequest) -> bool:
-        """Whether somebody wants to log what is said."""
+        """Whether outputs of the request are logged."""
         says = not (request.tokens_only or request.sampling.pooling)
         return says and self._request_log is not None and self._request_log.outputs
 
     def close(self, call: Call, *, delivered: bool) -> bool:
-        """The handler is done with the call. What still runs is aborted, once, and what has ended need not be kept any
-        longer, unless the client is gone (not ``delivered``) and said that it may come back; then it goes on: true."""
+        """End a call for its handler. What still runs is aborted, once, and what has ended need not be kept any longer.
+        If the client disconnected (not ``delivered``) and may return, the call goes on: true."""
         if call.closed:
             return False
         call.closed, stays = True, call.resumable and not delivered
@@ -177,7 +177,7 @@ class Inbox:
         return stays and bool(running)
 
     def end(self, call: Call, error: ApiError) -> None:
-        """What still waits or runs is aborted for good, and the call ends with ``error``."""
+        """Abort everything of the call that waits or runs; the call ends with ``error``."""
         call.fail(error)
         self.close(call, delivered=True)
 
@@ -191,7 +191,7 @@ class Inbox:
         return len(ended)
 
     def abort_at(self, addresses: Iterable[str], client: str, ids: Sequence[str]) -> None:
-        """Have other ingresses do so."""
+        """Have other ingresses end calls in the same way."""
         for address in addresses:
             self._outbox.publish(self._names.replies(address), AbortCalls(client=client, ids=tuple(ids)))
 
@@ -211,7 +211,7 @@ class Inbox:
     # -- replies ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read the mailbox for ever."""
+        """Read the mailbox until cancelled."""
         await self._bus_retry.for_ever(self._read)
 
     async def _read(self) -> None:
@@ -230,7 +230,7 @@ class Inbox:
         self.repeats.ask_for_silent()
 
     def _try(self, message: Message) -> str:
-        """:meth:`deliver`, which no message makes fail but for the requests that it speaks of."""
+        """:meth:`deliver`; a malformed message fails only the requests it names."""
         try:
             return self.deliver(message)
         except Exception as error:
@@ -240,7 +240,7 @@ class Inbox:
             return describe(error)
 
     def deliver(self, message: Message) -> str:
-        """Hand one message to its calls; says what is wrong with it, if anything."""
+        """Deliver one message to its calls; returns what is wrong with it, if anything."""
         if isinstance(message, ReplyBatch):
             return self._deliver_batch(message)
         if isinstance(message, RequestFailed):
@@ -314,22 +314,22 @@ class Inbox:
     def _is_passed_over(
         self, batch: ReplyBatch, choice: Choice, finish: str | None, offset: int, num_known: int
     ) -> bool:
-        """Whether nothing is taken now of news of ``choice`` in ``batch`` that begin at the character ``offset``,
-        behind ``num_known`` tokens: they are not for this connection, come before the prompt, or their request has
-        failed."""
+        """Whether news of ``choice`` in ``batch`` is skipped; it begins at the character ``offset``, behind
+        ``num_known`` tokens. It is skipped if it is not for this connection, arrives before the prompt, or its request
+        has failed."""
         request = choice.request
         is_first = choice is request.choices[0]
         held_batches = finish is not None and request.needs_prompt and request.prompt is None
         gap = choice.num_chars < offset < NOT_BEFORE or choice.num_tokens < num_known
         if request.attempt and (gap or (held_batches and is_first)):
-            return True  # meant for the connection before this one, which had more: everything is told again
+            return True  # for the previous connection, which had more: everything is sent again
         if finish in ("error", "abort"):
             self._fail(request, _ended_by(finish), others_run=request.num_unfinished > 1)
             return True
         if held_batches and not is_first:
             request.held_batches.append(
                 batch
-            )  # the first choice brings the prompt, and may be told again after this one
+            )  # the first choice brings the prompt, and may be sent again after this one
         elif held_batches:
             self._log.error("a choice ended before its prompt was told", request_id=request.request_id)
             self._fail(request, internal(), others_run=request.num_unfinished > 1)
@@ -364,7 +364,7 @@ class Inbox:
                 self._fail(request, from_failure(failure))
 
     def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
-        """``request`` is over on the other side (but for other choices that run); its call ends with ``error``."""
+        """The system has ended ``request`` (except for other choices that run); its call ends with ``error``."""
         if others_run:
             abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, reason="a choice failed")
             self._outbox.publish(self._names.control, abort)
@@ -373,7 +373,7 @@ class Inbox:
         request.call.fail(error)
 
     def _unsendable(self, message: Message, error: CodecError) -> None:
-        """Something is in it that should have been refused: a mistake of ours that costs one request."""
+        """The message cannot be encoded and should have been rejected earlier: a bug of ours that costs one request."""
         request_id = getattr(message, "request_id", "")
         self._log.error("message dropped", message=type(message).__name__, request_id=request_id, error=str(error))
         if isinstance(message, GenerateRequest):
@@ -381,7 +381,7 @@ class Inbox:
                 self._fail(request, internal())
 
     def _over(self, request: OpenRequest) -> None:
-        """Nothing more comes for it."""
+        """Forget a request that gets no more replies."""
         self._fanout.on_reply(request)
         self._readers.remove(request)
         if not self._readers.newest:

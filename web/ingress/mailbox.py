@@ -17,13 +17,13 @@ from pagebus.bus.contract import START, Bus, BusUnavailable, Entry, EntryId
 READ_COUNT = 256
 READ_BLOCK_MS = 1000
 TRIM_EVERY = 256
-"""Entries after which it is trimmed although requests are open."""
+"""Entries after which the mailbox is trimmed although requests are open."""
 TTL_S = 30
-"""How long it outlives its owner, and what is sent to it late. Longer than most troubles of the bus last."""
+"""Seconds that a mailbox outlives its last renewal; longer than most outages of the bus."""
 
 
 class Mailbox:
-    """``on_reopened`` is called when it is there, and what was sent before may be lost."""
+    """``on_reopened`` is called when the mailbox exists again and earlier messages may be lost."""
 
     def __init__(self, bus: Bus, stream: str, log: Log, on_reopened: Callable[[], None]) -> None:
         self._bus = bus
@@ -39,7 +39,7 @@ class Mailbox:
     # -- its life -----------------------------------------------------------------------------------------------------
 
     async def keep_for_ever(self) -> None:
-        """See to it that it is there."""
+        """Keep the mailbox open until cancelled."""
         bus_retry = BusRetry(self._log, doing="the mailbox is not kept")
         while True:
             await bus_retry.until_taken(self.keep)
@@ -48,7 +48,7 @@ class Mailbox:
                     await self._doubt.wait()
 
     async def keep(self) -> None:
-        """For a while more, or anew."""
+        """Renew the mailbox, or open it anew."""
         self._doubt.clear()
         if self._is_open.is_set() and await self._bus.keep_mailbox(self._stream, ttl_s=TTL_S):
             return
@@ -61,18 +61,18 @@ class Mailbox:
             self._on_reopened()
 
     def doubt(self, *, lost: bool = False) -> None:
-        """It may have expired; or, ``lost``, what was in it may be gone although it is there."""
+        """Note that the mailbox may have expired or, if ``lost``, that its content may be gone although it exists."""
         if lost:
             self._close()
         self._doubt.set()
 
     def _close(self) -> None:
-        """Nothing more is read until it has been opened: there may be a gap before it."""
+        """Stop reading until it has been reopened: there may be a gap before it."""
         self._is_open.clear()
         self._num_closed += 1
 
     async def forget(self) -> None:
-        """Delete it, if the bus is there: nobody reads it any more."""
+        """Delete the mailbox, if the bus is available: it has no reader any more."""
         with suppress(BusUnavailable):
             await self._bus.delete(self._stream)
 
@@ -91,7 +91,7 @@ class Mailbox:
         return entries
 
     async def trim(self, *, idle: bool) -> None:
-        """Delete what has been read: now and then under load, at once when idle."""
+        """Delete the entries that have been read: now and then under load, at once when idle."""
         if self._untrimmed and (self._untrimmed >= TRIM_EVERY or idle):
             await self._bus.trim(self._stream, self._position)
             self._untrimmed = 0

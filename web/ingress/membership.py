@@ -12,9 +12,9 @@ from pagebus.bus.contract import Bus, LeaseInfo
 
 REFRESH_S = 0.5
 FRESH_S = 2.5
-"""A view older than this proves nothing: the bus does not answer, and new requests would wait for it."""
+"""A view older than this is unreliable: the bus does not answer, and new requests would wait for it."""
 EAGER_REFRESH_S = 0.05
-"""While somebody is missing."""
+"""Seconds between refreshes while an actor is missing."""
 NEEDED = ("tokenizer", "scheduler", "executor", "detokenizer")
 
 
@@ -29,7 +29,7 @@ class Membership:
         self.leases: Sequence[LeaseInfo] = ()
 
     async def refresh(self) -> None:
-        """Look again.
+        """Refresh the view.
 
         Raises:
             BusUnavailable: the bus does not answer; the old view stays and grows stale.
@@ -38,7 +38,8 @@ class Membership:
         self._refreshed_s = self._clock()
 
     def missing(self) -> tuple[str, ...]:
-        """What keeps a request from being answered: ``bus``, or kinds of which no actor is ready. Empty: nothing."""
+        """What prevents requests from being answered: ``bus``, or kinds of actors of which none is ready. Empty:
+        nothing."""
         if self._refreshed_s is None or self._clock() - self._refreshed_s > self._fresh_s:
             return ("bus",)
         ready = {
@@ -48,17 +49,18 @@ class Membership:
 
     @property
     def max_prompt_chars(self) -> int | None:
-        """A text of more characters fits into no context, as the tokenizers say; None: they do not all say so."""
+        """The most characters of a text that can fit into the context, as the tokenizers report; None: not all of them
+        do."""
         told = [lease.info.get("max_prompt_chars") for lease in self.leases if lease.kind == "tokenizer"]
         known = [most for most in told if isinstance(most, int)]
         return max(known) if known and len(known) == len(told) else None
 
     def progressing(self) -> bool:
-        """Whether every executor that has steps to compute gets on with them; busy or idle is not stalled."""
+        """Whether every executor with steps to compute makes progress; neither busy nor idle counts as stalled."""
         return not any(is_stalled(lease.info) for lease in self.leases)
 
     def states(self) -> dict[str, dict[str, object]]:
-        """For people: kind -> name -> what the actor says its state is."""
+        """States for display: kind -> name -> what the actor reports as its state."""
         view: dict[str, dict[str, object]] = {kind: {} for kind in NEEDED}
         for lease in self.leases:
             if lease.kind in view:

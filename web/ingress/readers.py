@@ -16,7 +16,7 @@ from pagebus.web.calls.call import OpenRequest
 from pagebus.web.http.errors import ApiError
 
 COUNTED_ELSEWHERE = 2**31
-"""Tokens that metrics know of already, of whoever is not the last to have asked."""
+"""Counted tokens of calls other than the newest one, so that metrics count each token once."""
 
 
 class Readers:
@@ -28,16 +28,16 @@ class Readers:
         self.earlier: list[dict[str, OpenRequest]] = []
 
     def __iter__(self) -> Iterator[OpenRequest]:
-        """All of them."""
+        """All open requests."""
         for layer in (*self.earlier, self.newest):
             yield from list(layer.values())
 
     def of(self, request_id: str) -> list[OpenRequest]:
-        """Who reads this one."""
+        """The open requests that read this one's replies."""
         return [layer[request_id] for layer in (*self.earlier, self.newest) if request_id in layer]
 
     def check_same(self, request: GenerateRequest) -> None:
-        """Whether this is what others have under way under its name, if there are any.
+        """Check that a request equals the one under way under its name, if there is one.
 
         Raises:
             ApiError: 422, it is another request.
@@ -48,7 +48,7 @@ class Readers:
             raise ApiError(422, text)
 
     def add(self, opened: OpenRequest) -> None:
-        """One more, which asks for the request anew."""
+        """Add a reader, which requests the output anew."""
         other = self.newest.get(opened.request_id)
         self.newest[opened.request_id] = opened
         if other is None:
@@ -66,7 +66,7 @@ class Readers:
             new.num_counted, old.num_counted = old.num_counted, COUNTED_ELSEWHERE
 
     def remove(self, request: OpenRequest) -> bool:
-        """One reads no more. Whether it was one, and nobody else reads the request."""
+        """Remove a reader. Returns whether it was one and no other call reads the request."""
         request_id = request.request_id
         layer = next((each for each in (self.newest, *self.earlier) if each.get(request_id) is request), None)
         if layer is None:
@@ -78,7 +78,7 @@ class Readers:
         return request_id not in self.newest
 
     def _promote(self, request: OpenRequest) -> None:
-        """It stands for the request from now on."""
+        """Make it the representative of the request."""
         for layer in self.earlier:
             if layer.get(request.request_id) is request:
                 del layer[request.request_id]
@@ -88,7 +88,7 @@ class Readers:
 
 
 def is_same(one: GenerateRequest, other: GenerateRequest) -> bool:
-    """Whether two messages ask for the same, whoever sent them, and when."""
+    """Whether two messages ask for the same output, whatever their sender and time."""
     ids = one.prompt_token_ids.tobytes() == other.prompt_token_ids.tobytes()
     return ids and _what(one) == _what(other)
 

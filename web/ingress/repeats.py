@@ -15,12 +15,12 @@ from pagebus.web.calls.call import OpenRequest
 from pagebus.web.ingress.readers import Readers
 
 LOOK_S = 3.0
-"""Between two looks for requests that are silent."""
+"""Seconds between checks for silent requests."""
 
 
 class Repeats:
-    """Looks through the open requests of ``readers``, and has ``send`` put those that are to be repeated on their way.
-    While ``outbox`` is half full, silence says nothing."""
+    """Checks the open requests of ``readers``, and retries with ``send`` those that may be lost. While ``outbox`` is
+    half full, silence proves nothing."""
 
     def __init__(self, readers: Readers, send: Callable[[OpenRequest], None], outbox: Outbox, log: Log) -> None:
         self._readers = readers
@@ -30,12 +30,12 @@ class Repeats:
         self._looked_s = 0.0
 
     def retry(self) -> None:
-        """For all that have been sent: the bus may have lost the requests, or replies to them."""
+        """Retry all requests that have been sent: the bus may have lost them, or replies to them."""
         self._repeat([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
 
     def ask_for_silent(self) -> None:
-        """For those of which nothing has come for long. They may only wait for their turn, and keep it; but what has
-        been lost of them, wherever, they do not wait for ever."""
+        """Retry the requests that have been silent for long. They may merely be queued, and then keep their place; if
+        they were lost, they do not wait for ever."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S or self._outbox.depth > OUTBOX_LIMIT // 2:
             return

@@ -9,11 +9,11 @@ from pagebus.bus.messages import ReplyBatch
 from pagebus.web.calls.answer_details import Token, read_tokens
 
 NOT_BEFORE = 2**31
-"""The text offset of a reply that does not tell it: nothing of it can have come before."""
+"""The text offset of a reply that has none: nothing of it can have arrived before."""
 
 
 def columns_of(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
-    """What the rows of a batch tell, without their tokens."""
+    """The columns of a batch by row, without tokens."""
     return (
         batch.request_ids,
         batch.choice_indexes.tolist(),
@@ -28,7 +28,7 @@ def columns_of(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
 
 
 def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
-    """The characters that each token brought, by row."""
+    """Characters per token, by row."""
     lengths, told, start = batch.text_lengths.tolist(), {}, 0
     for row, count in enumerate(batch.length_counts.tolist()):
         if count:
@@ -38,7 +38,7 @@ def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
 
 
 def read_shown_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
-    """The tokens that a batch tells, by row."""
+    """Tokens of a batch, by row."""
     shown_tokens: dict[int, list[Token]] = {}
     tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))
     start = 0

@@ -18,8 +18,8 @@ _DEFAULTS = SamplingParams()
 
 
 class RequestLog:
-    """``max_len``: characters of a text, or tokens of a prompt's ids, that are shown; None: all. Nothing is said of
-    answers of ``unlogged`` routes."""
+    """``max_len``: the most characters of a text, or tokens of a prompt, that are logged; None: all. Answers of
+    ``unlogged`` routes are not logged."""
 
     def __init__(
         self, log: Log, *, prompts: bool, outputs: bool, max_len: int | None, unlogged: frozenset[str]
@@ -40,7 +40,7 @@ class RequestLog:
         self._log.info("request received", **said)
 
     def ended(self, call: Call) -> None:
-        """What has come of the outputs of a call that is over; whatever of them was not finished was broken off."""
+        """Log the outputs of a finished call; an unfinished output was cut off."""
         for choice in call.choices:
             if isinstance(choice, LoggedChoice) and (choice.num_tokens or choice.finish_reason):
                 reason = choice.finish_reason or ("abort" if call.failure is None else "error")
@@ -61,7 +61,7 @@ class RequestLog:
 
 
 def params_of(sampling: SamplingParams) -> str:
-    """The numbers among the parameters that are not as they are by default (others may hold a client's words)."""
+    """Numeric parameters that differ from their defaults (others may contain the client's text)."""
     values = structs.asdict(sampling).items()
     told = (
         f"{name}={value}"
@@ -72,7 +72,7 @@ def params_of(sampling: SamplingParams) -> str:
 
 
 def open_request_log(settings: Settings, log: Log) -> RequestLog | None:
-    """None if nobody wants it."""
+    """The request log, or None if it is disabled."""
     if not settings.enable_log_requests:
         return None
     unlogged = (settings.disable_access_log_for_endpoints or "").split(",")

@@ -36,9 +36,9 @@ from pagebus.web.storage.files import OVER, Record, Store, open_store
 READ_BLOCK_MS = 250
 RETRY_S = 0.2
 LOOK_S = 1.0
-"""How often it is looked who has cancelled, and how much waits."""
+"""Seconds between checks for cancellations and for queue lengths."""
 MAX_DELIVERIES = 20
-"""A job that has been taken up so often without an end is given up: perhaps it is what ends its actors."""
+"""A job that has been taken up so often without an end is given up: it may be what crashes its actors."""
 LEAST_WINDOW = 16
 RECORD_TRIES = 50
 DISK_RETRY_S = 10.0
@@ -60,7 +60,7 @@ class JobsActor(Actor):
         self._holding = Holding(bus, self.names.jobs, name, self.log)
         self._next_look_s = self._next_read_s = 0.0
         self._has_more = False
-        """Whether the last read of jobs has filled the room there was."""
+        """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class JobsActor(Actor):
             self.spawn(coro, name)
 
     async def serve(self) -> None:
-        """Take jobs while there is room. A drain waits for none of them: others go on with them."""
+        """Take jobs while there is room. A drain does not wait for them: other actors continue them."""
         while not self.draining.is_set():
             try:
                 await self._take_over()
@@ -97,7 +97,7 @@ class JobsActor(Actor):
                 await self._bus_retry.pause(error)
 
     def bus_restarted(self) -> None:
-        """Whatever is lost of the requests under way, they are asked for again."""
+        """Retry the requests under way, some of which may be lost."""
         if hasattr(self, "worker"):
             self._inbox.mailbox.doubt(lost=True)
 
@@ -107,7 +107,7 @@ class JobsActor(Actor):
             self._holding.lapsed(self.settings.lease_ttl_s)
 
     async def stop(self) -> None:
-        """Leave what runs to whoever takes it up."""
+        """Leave running jobs to the actor that takes them up."""
         if not hasattr(self, "worker"):
             return
         self.worker.leaving = True
@@ -122,7 +122,7 @@ class JobsActor(Actor):
     # -- taking jobs --------------------------------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        """Once per lease time: see how much the executors hold, and take up what actors left behind that are gone."""
+        """Once per lease time: check the executors' load, and claim the entries of actors that have died."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_look_s:
             return
@@ -138,8 +138,8 @@ class JobsActor(Actor):
         self._next_look_s = now_s + self.settings.lease_ttl_s
 
     async def _take(self) -> None:
-        """What there is room for. Beside batches that wait for room it is looked now and then, and as long as there is
-        more."""
+        """Read as many jobs as there is room for. Beside batches that wait for room, poll now and then, and as long as
+        there are more."""
         is_wanted, now_s = self.window.is_wanted, asyncio.get_running_loop().time()
         is_due = self._has_more or not is_wanted or now_s >= self._next_read_s
         if not is_due or not (room := self.window.room()):
@@ -174,7 +174,7 @@ class JobsActor(Actor):
             self._tracing.arriving({"traceparent": traceparent})
 
     async def _do(self, entry: Entry, job: Job, size: int) -> None:
-        """One job, to its outcome."""
+        """Process one job to its outcome."""
         self._holding.work(entry, job.batch)
         job_id, counter = str(entry.id), ""
         self._trace_below(job.traceparent)
@@ -195,7 +195,7 @@ class JobsActor(Actor):
         self._finish(entry, job, result, counter or ("failed" if result.failed else "completed"), size)
 
     async def _do_batch(self, entry: Entry, queued: BatchQueued) -> None:
-        """A batch of ``/v1/batches``, to its end."""
+        """Process a batch of ``/v1/batches`` to its end."""
         self._holding.work(entry, "")
         self._trace_below(queued.traceparent)
         batch = await self._find_batch(queued.batch_id)
@@ -226,13 +226,13 @@ class JobsActor(Actor):
                 await asyncio.sleep(DISK_RETRY_S)
 
     async def _is_ours(self, entry_id: EntryId) -> bool:
-        """Whether no other actor has taken the entry over: asked before files of a batch are written."""
+        """Whether no other actor has taken the entry over; checked before files of a batch are written."""
         await self.confirm_lease()
         await self._bus_retry.until_taken(self._holding.look, "holders")
         return entry_id in self._holding
 
     async def _find_batch(self, batch_id: str) -> Record | None:
-        """Its record, which is written a moment after it is queued."""
+        """The record of a batch, which is written a moment after the batch is queued."""
         for _ in range(RECORD_TRIES):
             found = None if self._store is None else await asyncio.to_thread(self._store.find, batch_id)
             if found is not None:
@@ -257,7 +257,7 @@ class JobsActor(Actor):
                 self._holding.ended(outcome.completion.entry.id)
 
     async def _look(self) -> None:
-        """See which batches have been cancelled, and what waits."""
+        """Check for cancelled batches, and measure the queue."""
         while True:
             with contextlib.suppress(BusUnavailable):
                 await self._holding.look(anew=True)
@@ -269,9 +269,9 @@ class JobsActor(Actor):
             await asyncio.sleep(LOOK_S)
 
     async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:
-        """Those of these batches that are not wanted any more."""
+        """The cancelled ones of these batches."""
         names = [name for name in batches if BATCH_NAME.fullmatch(name)]
-        try:  # however long it takes: what has been read must be begun, nobody else gets it
+        try:  # without a timeout: entries that were read must be begun, since no other actor gets them
             found = await self._bus_retry.until_taken(
                 lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
             )
@@ -282,7 +282,7 @@ class JobsActor(Actor):
 
 
 def problem_of(job: Job, deliveries: int) -> str:
-    """What is wrong with the fields beside the request; "" if nothing is."""
+    """The error in the fields beside the request; "" if there is none."""
     if deliveries > MAX_DELIVERIES:
         return f"The job was taken up {deliveries} times without an end, and is given up."
     if job.batch and not BATCH_NAME.fullmatch(job.batch):
@@ -299,5 +299,5 @@ def why_no_job(entry: Entry) -> str:
 
 
 def reply_to_of(entry: Entry) -> str:
-    """Where the result of an entry goes that is no job."""
+    """The stream of the result of an entry that is not a job."""
     return (entry.raw or {}).get(b"reply_to", b"").decode(errors="ignore")

@@ -25,16 +25,16 @@ from pagebus.web.jobs.worker import Worker
 from pagebus.web.storage.files import Record, Store
 
 SHOW_S = 1.0
-"""How often a batch's record is renewed while it runs."""
+"""Seconds between updates of a batch's record while it runs."""
 MAX_ERRORS = 100
-"""Of a file that is not what a batch needs, that its record tells."""
+"""The most errors of an invalid input file that its record lists."""
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this was done.")
 EXPIRED = ("batch_expired", "The batch expired before this was done.")
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the two files hold, by custom id."""
+    """The two open output files of a batch, and the custom ids of their lines."""
 
     output: BinaryIO
     errors: BinaryIO
@@ -44,7 +44,7 @@ class Progress:
     tally: Tally = field(default_factory=Tally)
 
     def add(self, result: Result) -> None:
-        """One more line. (It goes to the system at once: this process may die.)"""
+        """Add a line. (It is flushed to the system at once, since this process may die.)"""
         file = self.errors if result.failed else self.output
         file.write(result.text().encode() + b"\n")
         file.flush()
@@ -60,7 +60,7 @@ class Progress:
 
 
 class BatchRun:
-    """Works one batch off. ``stopped`` says why the rest of it is not wanted: CANCELLED or EXPIRED. ``is_ours``:
+    """Processes one batch. ``stopped`` gives the reason why the rest is not wanted: CANCELLED or EXPIRED. ``is_ours``:
     whether no other actor has taken it over."""
 
     def __init__(
@@ -82,7 +82,7 @@ class BatchRun:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """To its end; cancelled, it can be begun again."""
+        """Process the batch to its end; after a cancellation it can be started again."""
         batch, path = self.batch, self._store.data(self.batch["input_file_id"])
         if batch["status"] == "validating":
             errors, total = await asyncio.to_thread(
@@ -104,7 +104,7 @@ class BatchRun:
 
     # -- lines --------------------------------------------------------------------------------------------------------
     async def _work(self, path: Path, progress: Progress) -> None:
-        """Every line that is not done, as many at a time as there is room for."""
+        """Process every line that is not done, as many at a time as there is room for."""
         for number, text in lines_of(path):
             while not self._stopped and not self._window.room(self._owner):
                 await self._window.freed(SHOW_S, self._owner)
@@ -131,7 +131,7 @@ class BatchRun:
             progress.add(result)
 
     async def _watch(self, progress: Progress) -> None:
-        """Tell how far it is, and see whether it is still wanted."""
+        """Update the record with the progress, and check whether the batch is still wanted."""
         while True:
             if self._store.cancelled_at(self.batch["id"]) is not None:
                 self._stopped = CANCELLED
@@ -143,7 +143,7 @@ class BatchRun:
             await asyncio.sleep(SHOW_S)
 
     def fail(self, code: str, message: str) -> None:
-        """It cannot be worked off."""
+        """Mark the batch as failed."""
         error = {"code": code, "line": None, "message": message, "param": None}
         self._note("failed", errors={"object": "list", "data": [error]})
 
@@ -153,13 +153,13 @@ class BatchRun:
         return {"total": total, "completed": progress.completed, "failed": progress.failed}
 
     def _note(self, status: str, **changes: Any) -> None:
-        """A new state, with its time."""
+        """Set a new state, with its time."""
         first = self.batch["status"] != status
         self.batch.update(status=status, **changes, **({f"{status}_at": int(time.time())} if first else {}))
         self._store.save(self.batch)
 
     def _take_up(self) -> Progress:
-        """The files as they were left: a line that was being written is gone."""
+        """Open the files as they were left; a partial last line is dropped."""
         paths = [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
         counts, done, tally = [], set(), Tally()
         for path in paths:
@@ -170,7 +170,7 @@ class BatchRun:
         return Progress(output, errors, done, counts[0], counts[1], tally)
 
     def _finish(self, path: Path, progress: Progress) -> None:
-        """Make files of what there is, and say so."""
+        """Turn the partial output into files and update the record."""
         if self._stopped:
             self._list_undone(path, progress)
         self._note("finalizing", request_counts=self._counts(progress), **progress.tally.shown())
@@ -216,7 +216,7 @@ def lines_of(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, by
 
 
 def check_file(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> tuple[list[dict[str, Any]], int]:
-    """What is wrong with a batch's file, and how many requests it has."""
+    """Errors in a batch's input file, and the number of its requests."""
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     count = 0

@@ -26,28 +26,28 @@ class Holding:
         self._running: dict[asyncio.Task[Any], tuple[EntryId, str]] = {}
         """The entry and the name of the batch, by task."""
         self._lapsed = False
-        """Whether the lease had expired, and it has not been looked since what others have."""
+        """Whether the lease had expired since the last check of what other actors took over."""
         self._doubtful_until_s = -math.inf
-        """Until when somebody who saw that may still take something over."""
+        """Until when an actor that saw the expiry may still take something over."""
 
     def __contains__(self, entry_id: EntryId) -> bool:
         return entry_id in self._entries
 
     def begin(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those that are not under way already: one that another actor had taken over, and that comes back because that
-        one is gone itself, has never ended here."""
+        """Begin entries; returns those that are not under way already. An entry that another actor had taken over may
+        come back, because that actor has died, although it never ended here."""
         new = [entry for entry in entries if entry.id not in self._entries]
         self._entries.update(entry.id for entry in new)
         return new
 
     def ended(self, entry_id: EntryId) -> None:
-        """Its end is stored."""
+        """Note that the end of an entry is stored."""
         self._entries.discard(entry_id)
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
     def work(self, entry: Entry, batch: str) -> None:
-        """This task works on an entry from now on. Until it says so, nobody cancels it: it would not notice."""
+        """Register the current task as working on an entry. Tasks that are not registered are not cancelled."""
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = entry.id, batch
@@ -55,17 +55,17 @@ class Holding:
 
     @property
     def batches(self) -> set[str]:
-        """Names of batches that something runs of."""
+        """Names of the batches under way."""
         return {batch for _, batch in self._running.values()}
 
     def cancel(self, batches: Collection[str]) -> None:
-        """End what runs of these batches."""
+        """Cancel the tasks of these batches."""
         for task, (_, batch) in list(self._running.items()):
             if batch in batches:
                 task.cancel()
 
     async def stop(self) -> None:
-        """End everything."""
+        """Cancel all tasks."""
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
@@ -74,13 +74,13 @@ class Holding:
     # -- what others have ---------------------------------------------------------------------------------------------
 
     def lapsed(self, ttl_s: float) -> None:
-        """The lease had expired: in its time from now on, others may take over what is here."""
+        """Note that the lease had expired: for its duration from now on, others may take over entries."""
         self._lapsed = True
         self._doubtful_until_s = asyncio.get_running_loop().time() + ttl_s
 
     async def look(self, *, anew: bool = False) -> None:
-        """Let go of what others have taken over, if the lease had expired since the last look; ``anew``: some time ago
-        will do. (What is pending nowhere has been lost with the bus: nobody else goes on with it.)
+        """Release entries that others have taken over, if the lease had expired since the last check; ``anew`` checks
+        again after a while. (An entry pending nowhere was lost with the bus, and no other actor continues it.)
 
         Raises:
             BusUnavailable: it has to be looked again.

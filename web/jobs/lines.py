@@ -16,7 +16,7 @@ LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 class LineError(Exception):
-    """A line that is no request. ``custom_id`` is what it says of itself, if that can be read."""
+    """A line that is not a request. ``custom_id`` is its own, if that can be read."""
 
     def __init__(self, message: str, custom_id: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Line:
 
 
 def read_line(text: str | bytes) -> Line:
-    """The request of one line.
+    """Parse the request of one line.
 
     Raises:
         LineError: it is none.
@@ -64,7 +64,7 @@ def read_line(text: str | bytes) -> Line:
 
 
 def custom_id_of(text: str | bytes) -> str | None:
-    """What a line calls itself, if that can be read."""
+    """The ``custom_id`` of a line, if it can be read."""
     try:
         return read_line(text).custom_id
     except LineError as error:
@@ -73,7 +73,7 @@ def custom_id_of(text: str | bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One line of the output. ``failed``: it is an error, whoever is to blame."""
+    """One line of the output. ``failed``: it is an error, of the client or the server."""
 
     custom_id: str | None
     line: dict[str, Any]
@@ -89,13 +89,13 @@ def answered(job_id: str, custom_id: str, request_id: str, body: dict[str, Any])
 
 
 def refused(job_id: str, custom_id: str, request_id: str, error: ApiError) -> Result:
-    """The request was refused, or failed: what HTTP would have said."""
+    """The line of a request that was rejected or failed, with the error that HTTP would have returned."""
     response = {"status_code": error.status, "request_id": request_id, "body": error.body()}
     return _result(job_id, custom_id, response, None, failed=True)
 
 
 def unanswered(job_id: str, custom_id: str | None, code: str, message: str) -> Result:
-    """There was no request, or it was not computed (cancelled, expired)."""
+    """The line of an invalid request, or of one that was not computed (cancelled, expired)."""
     return _result(job_id, custom_id, None, {"code": code, "message": message}, failed=True)
 
 

@@ -15,7 +15,7 @@ class JobMetrics(IngressMetrics):
     def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
         super().__init__(metrics, max_model_len)
         self.queued = metrics.gauge("pagebus:jobs_queued", "Entries of the stream of jobs, those under way included.")
-        self.running = metrics.gauge("pagebus:jobs_running", "Jobs that the jobs actors have under way.")
+        self.running = metrics.gauge("pagebus:jobs_running", "Jobs under way at the jobs actors.")
         for outcome in OUTCOMES:
             self.outcome(outcome, 0)
 

@@ -15,14 +15,14 @@ from pagebus.bus.streams import JOBS_GROUP, Names
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job's entry. ``size``: what it takes of the window."""
+    """The outcome of a job's entry. ``size``: its share of the window, in bytes."""
 
     completion: Completion
     size: int
 
 
 class Settling:
-    """Takes outcomes and stores them, as many at a time as there are."""
+    """Collects outcomes and stores them, as many at a time as there are."""
 
     def __init__(self, bus: Bus, names: Names, log: Log) -> None:
         self._bus = bus
@@ -45,7 +45,7 @@ class Settling:
         return outcomes
 
     async def end(self, entry: Entry) -> None:
-        """The entry of a batch: its results are in files."""
+        """End the entry of a batch; its results are in files."""
         await self._bus_retry.until_taken(lambda: self._bus.ack(JOBS_GROUP, [entry]), entry.stream + str(entry.id))
 
     async def _store(self, completions: list[Completion]) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Tally:
-    """Of lines of the output file, in OpenAI's shape of a batch's ``usage``."""
+    """Totals of the lines of the output file, in OpenAI's shape of a batch's ``usage``."""
 
     def __init__(self) -> None:
         self.model: str | None = None
         self._input = self._cached = self._output = self._reasoning = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """One more line; a refusal counts nothing."""
+        """Add a line; errors count nothing."""
         body = (line.get("response") or {}).get("body") or {}
         usage = body.get("usage")
         if usage is None:

@@ -12,19 +12,19 @@ from contextlib import suppress
 from typing import NamedTuple
 
 MAX_WINDOW_BYTES = 64 * 2**20
-"""Of all requests under way; one that is larger goes alone."""
+"""The most bytes of all requests under way; a larger one goes alone."""
 READ_COUNT = 64
 
 
 class Owner(NamedTuple):
-    """Whose jobs they are: the name of a key ("" where none is needed), and its share beside others."""
+    """The owner of jobs: the name of a key ("" where none is needed), and its weight."""
 
     name: str | None
     weight: float = 1.0
 
 
 STREAM = Owner(None)
-"""Of what other programs queue."""
+"""The owner of jobs that other programs queue."""
 
 
 class Window:
@@ -39,7 +39,7 @@ class Window:
         self._freed = asyncio.Event()
 
     def room(self, owner: Owner = STREAM) -> int:
-        """How many jobs of this owner may be taken on now: none while another one waits who holds less."""
+        """The number of jobs of this owner that may be taken on now: none while another owner waits that holds less."""
         if self._is_full or any(self._after(other) < self._after(owner) for other in self._waiting):
             return 0
         return min(self.max_jobs - self.jobs, READ_COUNT)
@@ -59,7 +59,7 @@ class Window:
         self._freed.set()
 
     async def freed(self, timeout_s: float, owner: Owner | None = None) -> None:
-        """Wait until there may be room, at most so long. Meanwhile it is kept from those who hold more than this
+        """Wait until there may be room, with a timeout. Meanwhile room is kept from those that hold more than
         ``owner``, if one is given."""
         self._freed.clear()
         if owner is not None:
@@ -75,7 +75,7 @@ class Window:
                     del self._waiting[owner]
 
     def look_again(self) -> None:
-        """It may be the turn of one who has looked in vain before."""
+        """Wake owners that found no room before."""
         if self._waiting and not self._is_full:
             self._freed.set()
 
@@ -89,5 +89,5 @@ class Window:
         return self.jobs >= self.max_jobs or self.bytes >= MAX_WINDOW_BYTES
 
     def _after(self, owner: Owner) -> float:
-        """What it would hold for its weight, with one more."""
+        """What it would hold in proportion to its weight, with one more."""
         return (self._held[owner.name] + 1) / owner.weight

@@ -21,28 +21,29 @@ from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.server.context import bus_request_ids
 
 MAX_TRIES = 6
-"""Times that a request is sent which the system has no room for (429, 503); pauses grow between them."""
+"""Attempts of a request for which the system has no room (429, 503); the pauses between them grow."""
 ELSEWHERE_S, MOST_ELSEWHERE_S = 5.0, 60.0
-"""Pauses after which a job that another actor has asked for is asked for again. What it has come to is told at once."""
+"""Pauses before retrying a job that another actor has requested as well."""
 
 
 class Worker:
-    """Computes lines. ``address`` is where their replies come to; it is new in every life of the actor."""
+    """Computes lines. ``address`` receives their replies; it is new in every life of the actor."""
 
     def __init__(self, model: ServedModel, inbox: Inbox, address: str) -> None:
         self._model = model
         self.max_line_bytes = max_body_bytes(model.max_model_len)
-        """Of a request of a batch: what it could have over HTTP."""
+        """The largest request of a batch: as large as over HTTP."""
         self._inbox = inbox
         self._address = address
         self._attempts = count()
-        """No two have the same number: a job may be begun once more, and what was said of it before is not meant."""
+        """Numbers of attempts, each unique: a job may be begun again, and replies to earlier attempts must not
+        count."""
         self.leaving = False
-        """The actor ends: what is cancelled from now on goes on, for its next life or for another actor."""
+        """Set when the actor ends: work cancelled from then on continues, in its next life or with another actor."""
 
     async def run(self, job_id: str, text: str | bytes, priority: int = 0, *, cache_salt: str | None = None) -> Result:
-        """The result of a line, whatever it is. A line with the same ``job_id`` that another actor has begun is joined
-        where it is now: nothing is computed again."""
+        """The result of a line, an answer or an error. If another actor has begun the same ``job_id``, that request is
+        joined: nothing is computed twice."""
         try:
             line = read_line(text)
         except LineError as error:
@@ -70,8 +71,8 @@ class Worker:
         return answered(job_id, line.custom_id, request_id, body)
 
     async def _compute(self, endpoint: Endpoint, parsed: ParsedRequest, request_id: str) -> dict[str, object]:
-        """Sent again, as a new attempt, while the system has no room. Another actor that has taken the job over answers
-        it; should it be this one that has the entry, or that other one die, it is answered here."""
+        """Send the request, again and as a new attempt while the system has no room. If another actor took the job
+        over, it answers. If this actor has the entry after all, or the other one dies, this one answers."""
         backoff, patience, tries = Backoff(), Backoff(ELSEWHERE_S, MOST_ELSEWHERE_S), 0
         while True:
             try:

@@ -33,12 +33,12 @@ _BLOCKS, _HOSTS = SEQUENCE_COLUMNS.index("num_blocks"), SEQUENCE_COLUMNS.index("
 _ID, _REPLICA = SEQUENCE_COLUMNS.index("id"), SEQUENCE_COLUMNS.index("replica")
 _REQUEST = SEQUENCE_COLUMNS.index("request")
 SAME_S = 2e-3
-"""Marks come as ages of little precision: less of a difference is none."""
+"""Times arrive as ages of low precision: smaller differences count as none."""
 
 
 @dataclass(slots=True, eq=False)
 class TierMap:
-    """One tier of one replica: who holds each block [n], and how many do."""
+    """One tier of one replica: the holder of each block [n], and the number of holders."""
 
     owners: Int32Array
     shares: Counts
@@ -57,7 +57,7 @@ class TierMap:
         return {"size": len(self.owners), "owners": encode(self.owners), "shares": encode(self.shares)}
 
     def since(self, before: TierMap | None) -> dict[str, Any]:
-        """What differs from an earlier map; all of it if that was none, or of another size."""
+        """The changes since an earlier map; the whole map if there is none, or one of another size."""
         if before is None or len(before.owners) != len(self.owners):
             return self.whole()
         changed = np.flatnonzero((before.owners != self.owners) | (before.shares != self.shares)).astype(np.int32)
@@ -70,7 +70,7 @@ class TierMap:
 
 
 class Board:
-    """The last state that was told, and the maps that went with it."""
+    """The last state that was sent, and its maps."""
 
     def __init__(self) -> None:
         self._maps: dict[tuple[str, int], tuple[TierMap, TierMap]] = {}
@@ -79,8 +79,8 @@ class Board:
         self._shown: dict[str, Any] = {}
 
     def update(self, state: SchedulerState) -> dict[str, Any]:
-        """The event that leads from the state before to this one; its ``changed`` says whether it shows anything new
-        but the time."""
+        """The event that leads from the previous state to this one; its ``changed`` says whether anything but the time
+        is new."""
         maps = draw_maps(state)
         replicas = []
         for replica, (device, host) in zip(state.replicas, maps, strict=True):
@@ -100,7 +100,7 @@ class Board:
         return {**event, "changed": is_new}
 
     def whole(self) -> dict[str, Any] | None:
-        """The event for a page that knows nothing yet; None before the first state."""
+        """The event for a new page; None before the first state."""
         state = self._state
         if state is None:
             return None
@@ -111,7 +111,7 @@ class Board:
         return {**self._tables(state), "replicas": replicas, "steps": [], "flashed": []}
 
     def blocks_of(self, request_id: str) -> list[dict[str, Any]]:
-        """The block tables of a request's sequences, as of the last state; none of one that is not there."""
+        """The block tables of a request's sequences in the last state; empty if the request is unknown."""
         state = self._state
         if state is None or request_id not in state.request_ids:
             return []

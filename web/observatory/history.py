@@ -37,7 +37,7 @@ class Ring:
         return f"history:{self.every_s:g}"
 
     def sample(self, totals: Totals) -> bool:
-        """Take a sample if one is due; whether the ring is to be stored."""
+        """Take a sample if one is due. Returns whether the ring should be stored."""
         last = self.spans.last
         if last is not None and totals.at_s - last.at_s < self.every_s - 0.25:
             return False
@@ -55,7 +55,7 @@ class Ring:
         return {"figures": list(FIGURES), "samples": list(self.samples)}
 
     def restore(self, state: Any) -> None:
-        """Go on with what was stored, unless it tells other figures."""
+        """Restore stored samples, unless they are of other figures."""
         if isinstance(state, dict) and state.get("figures") == list(FIGURES):
             self.samples = deque(state["samples"], self.length)
 
@@ -76,7 +76,7 @@ class History:
         self._keeps = False
 
     async def run(self) -> None:
-        """Take samples for ever, while this ingress is the first."""
+        """Take samples until cancelled, while this ingress is the first."""
         while True:
             with suppress(BusUnavailable):
                 await self._turn()

@@ -28,25 +28,25 @@ from pagebus.web.observatory.vitals import FIGURES, Spans, Totals, total
 
 STATE_EVERY_S = 0.1
 SCHEDULER_SHARE = 0.005
-"""Of the scheduler's time, what making states may take."""
+"""The share of the scheduler's time that snapshots may take."""
 STATE_AT_LEAST_S = 2.0
-"""A map of more blocks than can be told within that share is still told so often."""
+"""The longest pause in seconds between maps, even if they take more than that share."""
 VITALS_EVERY_S = 1.0
 SAY_AGAIN_S = 5.0
-"""What has not changed is told again so often: then a page knows that it is still connected."""
+"""Seconds after which unchanged data is sent again, so that a page knows that it is still connected."""
 MAX_BEHIND = 100
-"""Events that a page may be behind; one that is further behind begins anew."""
+"""The most events that a page may lag behind; beyond that it starts anew."""
 
 
 class Watcher:
-    """One page: the events it has not been sent yet."""
+    """One page and the events not yet sent to it."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._news = asyncio.Event()
         self._ended = False
         self.lost = True
-        """Whether it knows nothing of the maps: it has to be told all of them."""
+        """Whether the page needs all maps in full."""
 
     def tell(self, event: bytes) -> None:
         if len(self._events) >= MAX_BEHIND:
@@ -60,7 +60,7 @@ class Watcher:
         self._news.set()
 
     async def events(self) -> bytes | None:
-        """What has come since the last call; waits for something. None: nothing will come any more."""
+        """Events since the last call; waits for some. None: the stream has ended."""
         await self._news.wait()
         if self._ended:
             return None
@@ -102,11 +102,11 @@ class Observatory:
 
     @property
     def restarts_alone(self) -> bool:
-        """Whether an actor can be ended without all others."""
+        """Whether an actor can be restarted without all others."""
         return bool(self._facts["restarts_alone"])
 
     async def order(self, name: str, order: Mapping[str, Any], ttl_s: float) -> None:
-        """Lay an order down where its actor looks.
+        """Store an order where its actor will find it.
 
         Raises:
             ApiError: 503, the bus is away.
@@ -122,7 +122,7 @@ class Observatory:
         return len(self._watchers)
 
     def watch(self) -> Watcher:
-        """A page has come."""
+        """Add a page."""
         watcher = Watcher()
         watcher.tell(sse("hello", {**self._facts, "columns": COLUMNS, "figures": FIGURES}))
         self._watchers.add(watcher)
@@ -135,19 +135,19 @@ class Observatory:
         return watcher
 
     async def leave(self, watcher: Watcher) -> None:
-        """A page has gone."""
+        """Remove a page."""
         self._watchers.discard(watcher)
         if not self._watchers:
             await self._rest()
 
     async def shut(self) -> None:
-        """The ingress ends: all pages have to go."""
+        """End the streams of all pages, because the ingress ends."""
         for watcher in list(self._watchers):
             watcher.end()
         await self._rest()
 
     async def _rest(self) -> None:
-        """Look no longer."""
+        """Stop watching."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -158,7 +158,7 @@ class Observatory:
             watcher.tell(event)
 
     def _is_due(self, name: str, *, changed: bool) -> bool:
-        """Whether an event is to be told: it says something new, or nothing has been said for a while."""
+        """Whether to send an event: it has changed, or nothing has been sent for a while."""
         now_s = time.monotonic()
         if changed or now_s - self._told_s.get(name, -math.inf) >= SAY_AGAIN_S:
             self._told_s[name] = now_s
@@ -189,7 +189,7 @@ class Observatory:
             await asyncio.sleep(max(0.0, began_s + pause_s - time.monotonic()))
 
     async def ask(self) -> SchedulerState:
-        """The scheduler's state, and what has happened since the last one."""
+        """Query the scheduler's state, and what has happened since the last query."""
         epoch, steps, over = self._seen
 
         def query(serial: int) -> StateRequested:
@@ -219,7 +219,8 @@ class Observatory:
         return told
 
     def _show(self, state: SchedulerState, *, again: bool) -> None:
-        """Tell what has changed, and newcomers everything; ``again``: the pages believe that nobody answers."""
+        """Send changes to all pages, and everything to new ones. ``again``: the pages believe that the scheduler does
+        not answer."""
         told = self.board.update(state)
         is_due = self._is_due("state", changed=told.pop("changed") or again)
         event = sse("state", told) if is_due else b""
@@ -262,7 +263,7 @@ class Observatory:
         return total((await self._snapshots()).values(), time.time())
 
     def _is_first(self) -> bool:
-        """Whether this ingress is the one that keeps the history."""
+        """Whether this ingress keeps the history."""
         names = [actor_of(lease) for lease in self._leases() if lease.kind == "ingress"]
         return not names or min(names) == self._own_name
 

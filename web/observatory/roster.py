@@ -13,7 +13,7 @@ from pagebus.bus.contract import Bus, LeaseInfo
 from pagebus.bus.streams import Names
 
 GONE_S = 600.0
-"""How long an actor that has left is still shown."""
+"""Seconds for which an actor that has left is shown."""
 RATES = {
     "ingress": ("vllm:generation_tokens", "tokens/s"),
     "tokenizer": ("pagebus:tokenizer_requests", "requests/s"),
@@ -21,7 +21,7 @@ RATES = {
     "executor": ("pagebus:executor_steps_total", "steps/s"),
     "detokenizer": ("pagebus:detokenizer_tokens", "tokens/s"),
 }
-"""What each kind of actor is measured by."""
+"""The metrics shown for each kind of actor."""
 CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
 STARTED = "process_start_time_seconds"
 GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
@@ -41,7 +41,7 @@ class Member:
     drained: bool = False
 
     def renew(self, lease: LeaseInfo, now_s: float) -> None:
-        """It has a lease: that of the same life, or of another."""
+        """Update the member with its lease, of the same life or a new one."""
         if self.lease.epoch != lease.epoch:
             self.starts += 1
             self._end(now_s)
@@ -50,7 +50,7 @@ class Member:
             self.lost_s = None
 
     def leave(self, now_s: float) -> None:
-        """It has none."""
+        """Note that the member has no lease."""
         if self.gone_s is None:
             self.gone_s = now_s
             self._end(now_s)
@@ -61,7 +61,7 @@ class Member:
 
 
 class Roster:
-    """Fed with the leases twice a second, which is cheap; the rest is only read when somebody looks."""
+    """The roster. Leases update it twice a second, which is cheap; the rest is read only for connected pages."""
 
     def __init__(self) -> None:
         self._members: dict[tuple[str, str], Member] = {}
@@ -69,7 +69,7 @@ class Roster:
         self._paths_before: dict[str, dict[str, float]] = {}
 
     def update(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
-        """The leases that are held now."""
+        """Update the roster with all current leases."""
         now_s = time.time() if now_s is None else now_s
         present = set()
         for lease in leases:
@@ -87,7 +87,7 @@ class Roster:
                     del self._members[key]
 
     def find(self, kind: str, actor: str) -> LeaseInfo | None:
-        """The lease of an actor that is there."""
+        """The lease of a live actor; None if there is none."""
         member = self._members.get((kind, actor))
         return None if member is None or member.gone_s is not None else member.lease
 
@@ -157,7 +157,7 @@ def key_of(lease: LeaseInfo) -> str:
 
 
 def _rounded(num_bytes: float | None) -> float | None:
-    """To a thousandth: a page need not be told of every page of memory."""
+    """Rounded to a thousandth, because pages need no finer changes."""
     return None if num_bytes is None else float(f"{num_bytes:.3g}")
 
 
@@ -177,14 +177,14 @@ def _by_label(snapshot: Mapping[str, Any] | None, wanted: str, label: str) -> di
 
 
 def _shares(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Of each in what was counted meanwhile, the largest first; none if that was nothing."""
+    """Each label's share of what was counted meanwhile, the largest first; empty if that was nothing."""
     counted = {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
     total = sum(counted.values())
     return {key: round(count / total, 3) for key, count in sorted(counted.items(), key=lambda each: -each[1]) if count}
 
 
 async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:
-    """How many entries lie in each stream: what its readers have not passed, or trimmed, yet."""
+    """Lengths of all streams: the entries that readers have not passed or trimmed yet."""
     shared = ("jobs", "requests", "tokenized", "control", "journal")
     streams = [(name, str(getattr(names, name))) for name in shared]
     for lease in leases:

@@ -25,7 +25,7 @@ Answer = TypeVar("Answer", SchedulerState, BlockState, HoldState)
 
 
 class SchedulerQueries:
-    """Each question has a serial number, by which its answer is known."""
+    """Open queries by their serial numbers, which identify the answers."""
 
     def __init__(self, outbox: Outbox, control: str, address: str) -> None:
         self.address = address
@@ -35,7 +35,7 @@ class SchedulerQueries:
         self._open: dict[int, asyncio.Future[SchedulerState | BlockState | HoldState]] = {}
 
     async def ask(self, kind: type[Answer], query: Callable[[int], Query]) -> Answer:
-        """The answer to the question that ``query`` makes of a serial number.
+        """Send the query that ``query`` makes of a serial number, and return its answer.
 
         Raises:
             ApiError: 503, the scheduler does not answer.
@@ -58,7 +58,7 @@ class SchedulerQueries:
         return found
 
     def answered(self, answer: SchedulerState | BlockState | HoldState) -> None:
-        """An answer has come; perhaps too late."""
+        """Deliver an answer, perhaps too late."""
         waiting = self._open.get(answer.serial)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)

@@ -37,7 +37,7 @@ SHARES = {
     "device_busy": ("pagebus:executor_busy_seconds_total", "pagebus:executor_wall_seconds_total"),
 }
 RARE = frozenset({"vllm:prefix_cache_queries"})
-"""What grows with a request only: shares of it are taken over the time of quantiles."""
+"""Counters that grow only per request; shares of them are taken over the same time as quantiles."""
 FIGURES = (*(f"{name}_{q}_s" for name in QUANTILES for q in ("p50", "p99")), *RATES, *GAUGES, *SHARES)
 """In the order of :func:`figures`. Seconds, events per second, counts, and shares from 0 to 1."""
 
@@ -120,7 +120,7 @@ def figures(before: Totals, after: Totals, long_before: Totals | None = None) ->
     span_s = max(after.at_s - before.at_s, 1e-3)
 
     def grown(name: str, since: Totals = before) -> float:
-        """Of a counter. It falls when an actor has begun anew: then nothing is known."""
+        """The rate of a counter; None if it fell, because an actor has restarted."""
         return max(0.0, after.values.get(name, 0.0) - since.values.get(name, 0.0))
 
     def share(part: str, whole: str) -> float | None:
@@ -137,7 +137,7 @@ def figures(before: Totals, after: Totals, long_before: Totals | None = None) ->
 
 
 def quantile(before: Totals, after: Totals, name: str, q: float) -> float | None:
-    """Of what a histogram has counted meanwhile, as if values lay evenly inside each bucket."""
+    """A quantile of what a histogram has counted meanwhile, as if values lay evenly inside each bucket."""
     bounds, counts = after.histograms.get(name, ([], []))
     old_bounds, old = before.histograms.get(name, (bounds, [0] * len(counts)))
     if old_bounds != bounds:

@@ -37,7 +37,7 @@ NOT_BESIDE: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_logprobs": ((), _PROMPT),
     "repetition_detection": ((), "it ends an output that grows token by token"),
 }
-"""Fields that a beam search refuses, with the values that ask for nothing, and why."""
+"""Fields that a beam search rejects, with the values that are harmless, and the reason."""
 
 
 def wants_beams(fields: Fields) -> bool:
@@ -76,7 +76,7 @@ def read_beams(fields: Fields, sampling: SamplingParams, *, wanted: bool) -> Sam
 
 
 def check_width(sampling: SamplingParams, model: ServedModel) -> None:
-    """No more beams than this server allows."""
+    """Check that the beam width is within the limit of this server."""
     if sampling.beam_width > model.max_beam_width:
         name = "best_of" if sampling.beam_width > sampling.n else "n"
         problem = f"must be at most {model.max_beam_width} with use_beam_search (--max-beam-width)"

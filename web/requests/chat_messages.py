@@ -34,7 +34,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "refusal": ("",),
     "annotations": ([],),
 }
-"""Fields of OpenAI's messages that mean nothing yet. Clients send an answer back as they got it: with nulls."""
+"""Fields of OpenAI's messages without effect. Clients return answers as they got them, with nulls."""
 _PART: Schema = {
     "type": "object",
     "properties": {"type": {"enum": ["text", None]}, "text": {"type": "string"}},
@@ -57,7 +57,7 @@ RESERVED_KWARGS = frozenset(
     {"messages", "conversation", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt",
      "continue_final_message", "return_dict", "return_tensors", "bos_token", "eos_token"}
 )  # fmt: skip
-"""What the tokenizer itself gives a template: a client cannot replace it."""
+"""Variables that the tokenizer itself gives a template, which a client cannot replace."""
 
 
 def read_messages(fields: Fields) -> tuple[Message, ...]:
@@ -70,7 +70,7 @@ def read_messages(fields: Fields) -> tuple[Message, ...]:
 
 
 def read_message(message: object, path: str) -> Message:
-    """One of them, which stands at ``path``."""
+    """Read one message, which is at ``path``."""
     if type(message) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(message)}", code="invalid_type")
     fields = Fields(message, path)
@@ -195,7 +195,7 @@ def read_documents(fields: Fields) -> tuple[dict[str, str], ...]:
 
 
 def _count_nodes(value: object, depth_left: int) -> int:
-    """How many values there are, itself included."""
+    """The number of values in a JSON value, itself included."""
     if not isinstance(value, dict | list):
         return 1
     if depth_left == 0:

@@ -33,7 +33,7 @@ def read_completion_details(
     if sampling.beam_width:  # the search itself gives the best
         adjusted, best_of = structs.replace(adjusted, beam_width=best_of), sampling.n
     if best_of > sampling.n:
-        # How likely each is tells which are the best.
+        # The logprobs decide which are the best.
         adjusted = structs.replace(adjusted, n=best_of, logprobs=0 if logprobs is None else adjusted.logprobs)
     if prompt_only:
         details = replace(details, prompt_only=True)
@@ -114,7 +114,7 @@ def _read(
 
 
 def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *, wanted: bool) -> tuple[int, ...]:
-    """The tokens whose log probabilities are told in place of the most likely ones'."""
+    """The tokens whose logprobs are shown in place of those of the most likely tokens."""
     ids = fields.array("logprob_token_ids", max_items=MAX_LOGPROB_TOKEN_IDS, items=token_id(model.vocab_size)) or []
     check_token_ids(ids, "logprob_token_ids", model.vocab_size)
     if ids and not wanted:
@@ -127,14 +127,14 @@ def _read_picked(fields: Fields, sampling: SamplingParams, model: ServedModel, *
 def _read_count(
     fields: Fields, name: str, default: int | None, model: ServedModel, *, most: int = INT32_MAX
 ) -> int | None:
-    """How many alternatives per token; -1: as many as there are tokens."""
+    """The number of alternatives per token; -1: the whole vocabulary."""
     allowed = model.max_logprobs if model.max_logprobs >= 0 else model.vocab_size or INT32_MAX
     most = min(most, allowed)
     value = fields.integer(name, default, -1, INT32_MAX)
     if value == -1:
         value = model.vocab_size or INT32_MAX
         if value > most:
-            problem = f"-1 asks for the {value} tokens of the vocabulary, but at most {most} are told (--max-logprobs)"
+            problem = f"-1 asks for the {value} tokens of the vocabulary, but at most {most} are shown (--max-logprobs)"
             raise bad_field(name, problem)
     if value is not None and value > most:
         raise bad_field(name, f"must be at most {most} (--max-logprobs), got {shown(value)}")

@@ -70,7 +70,7 @@ def parse_embedding(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
 
 
 def _parsed(name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_special_tokens: bool) -> ParsedRequest:
-    """One token ends each sequence; the state is what counts."""
+    """Parameters that end each sequence after one token, because only the state counts."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=model.pooling)
     return ParsedRequest(model=name, prompts=prompts, sampling=sampling, stream=False, stream_options=StreamOptions(),
                  add_special_tokens=add_special_tokens)  # fmt: skip
@@ -166,6 +166,6 @@ def as_bytes(call: Call, form: EmbeddingForm) -> tuple[bytes, list[dict[str, Any
 
 
 def metadata(head: dict[str, Any], told: list[dict[str, Any]], usage: dict[str, Any]) -> str:
-    """The header ``metadata`` of an answer in bytes."""
+    """The header ``metadata`` of an answer whose body is bytes."""
     counts = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
     return orjson.dumps({**head, "data": told, "usage": counts}).decode()

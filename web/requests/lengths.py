@@ -7,7 +7,7 @@ from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
 from pagebus.web.requests.served_model import ServedModel
 
 BYTES_PER_ID = 8
-"""Of a token id in a body, at most about."""
+"""Approximate bytes of a token id in a body."""
 
 
 def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | None) -> None:

@@ -241,7 +241,7 @@ def read_timeout(fields: Fields) -> float | None:
 
 
 def read_request_id(fields: Fields) -> str | None:
-    """Of which the id of the answer is made."""
+    """Read the request id, from which the id of the answer is made."""
     given = fields.string("request_id", None, max_chars=MAX_ID_CHARS, empty=False)
     if given is not None and not ID_CHARS.issuperset(given):
         raise bad_field("request_id", "may hold only letters, digits, '-', '_', '.' and ':'")
@@ -291,7 +291,7 @@ def read_truncation_side(fields: Fields, default: Side) -> Side:
 
 @cache
 def prompt_schema(vocab_size: int | None) -> dict[str, Any]:
-    """Of what :func:`read_prompts` takes."""
+    """The JSON Schema of what :func:`read_prompts` accepts."""
     text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
     many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))
     return {"anyOf": [text, ids, *many]}

@@ -33,7 +33,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """What one HTTP call asks for: some prompts, each to be continued ``sampling.n`` times."""
+    """One parsed HTTP call: prompts, each to be continued ``sampling.n`` times."""
 
     model: str
     prompts: tuple[Prompt, ...]
@@ -55,13 +55,13 @@ class ParsedRequest:
     weight: float = 1.0
     """Name and weight of the API key it came with."""
     timeout_s: float | None = None
-    """When the call is to be given up, in seconds after its arrival."""
+    """The deadline of the call, in seconds after its arrival."""
     request_id: str | None = None
-    """What the client's header may say instead, and counts then."""
+    """The request id from the body; the client's header takes precedence."""
     details: AnswerDetails | None = None
-    """What the answer tells besides text; None: nothing."""
+    """Details of the answer besides text; None: none."""
     token_offsets: bool = False
-    """Whether a rendered prompt says where in its text its tokens are."""
+    """Whether a rendered prompt includes the text offsets of its tokens."""
 
     def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
         """One message per prompt, in order."""

@@ -56,7 +56,7 @@ def read_thoughts_of_prompt(fields: Fields, sampling: SamplingParams, model: Ser
 
 
 def _read_budget(fields: Fields, model: ServedModel) -> int | None:
-    """How many tokens of reasoning there may be; None: any number."""
+    """The token budget of reasoning; None: unlimited."""
     budget = fields.integer("thinking_token_budget", None, -1, INT32_MAX)
     if budget is None or budget == -1:
         return None

@@ -98,7 +98,7 @@ def read_max_tokens(
 
 @cache
 def token_id(vocab_size: int | None) -> Schema:
-    """What :func:`check_token_ids` asks of each."""
+    """The JSON Schema of a token id that :func:`check_token_ids` accepts."""
     return {"type": "integer", "minimum": 0, "maximum": INT32_MAX if vocab_size is None else vocab_size - 1}
 
 

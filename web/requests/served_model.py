@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pagebus.actors.settings import Settings
 
 DEFAULT_NAME = "pagebus"
-"""Name of the shipped model, where no other is given."""
+"""The name of the shipped model, where none is given."""
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -49,7 +49,7 @@ class ServedModel:
     pooling: Literal["last", "mean"] = "last"
     """What embeddings are made of (``--pooling-type``)."""
     max_logprobs: int = 20
-    """Likely tokens that may be told for each token; -1: the whole vocabulary (``--max-logprobs``)."""
+    """The most alternatives per token in logprobs; -1: the whole vocabulary (``--max-logprobs``)."""
     tokenizer_info: Mapping[str, Any] | None = None
     """The tokenizer's configuration, if clients may know it (``--enable-tokenizer-info-endpoint``)."""
 
@@ -59,7 +59,7 @@ class ServedModel:
 
 
 def served_names(settings: Settings) -> tuple[str, ...]:
-    """The names clients use: those given, else the model as it was given."""
+    """The names that clients may use: those given, else the model as given."""
     return settings.served_model_name or (settings.model or DEFAULT_NAME,)
 
 
@@ -73,7 +73,7 @@ async def load_served_model(settings: Settings, created_s: int) -> ServedModel:
 
 
 def cached_block_size(settings: Settings) -> int:
-    """Tokens of a block that later prompts can find in the cache; 0: they find none."""
+    """Tokens per block of the prefix cache; 0: it is disabled."""
     return settings.block_size if settings.enable_prefix_caching else 0
 
 

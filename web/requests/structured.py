@@ -32,7 +32,7 @@ TAG_SHAPES: dict[str, Schema] = {
 }
 OLD_NAMES = {f"guided_{kind}": kind for kind in KINDS}
 NOT_BESIDE = ("min_tokens", "bad_words", "allowed_token_ids", "use_beam_search")
-"""Fields that could leave such an output without any token to go on with."""
+"""Fields that could leave a structured output without any allowed token."""
 
 
 def read_structured(fields: Fields, sampling: SamplingParams) -> SamplingParams:
@@ -174,7 +174,7 @@ def _choices(value: Any, field: str) -> str:
 
 
 def check_depth(value: Any, field: str) -> None:
-    """Refuse JSON that is nested too deeply."""
+    """Reject JSON that is nested too deeply."""
     level, depth = [value], 0
     while level:
         depth += 1

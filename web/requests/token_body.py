@@ -23,7 +23,7 @@ SAMPLING = (
     "allowed_token_ids", "structured_outputs", "truncate_prompt_tokens", "detokenize",
     "thinking_token_budget",
 )  # fmt: skip
-"""Of ``sampling_params``: those that mean what the field of a completion does."""
+"""Fields of ``sampling_params`` with the same meaning as in a completion."""
 COMMON = ("model", "request_id", "cache_salt", "priority", "stream", "stream_options")
 """Beside them."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -34,11 +34,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
 }
 TEXTS = ("stop", "bad_words", "structured_outputs", "thinking_token_budget")
-"""What only a tokenizer understands."""
+"""Fields that need a tokenizer."""
 
 
 def parse_generate(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
-    """What is asked for; answers tell token ids."""
+    """Parse the body; answers return token ids."""
     fields = Fields(data)
     ids = fields.take("token_ids")
     if ids is None:

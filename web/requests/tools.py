@@ -50,7 +50,8 @@ DEFINITIONS = ("$defs", "definitions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """``told``: what the template gets. ``parsing``: how calls are read, None if there are none to be."""
+    """Parsed tools. ``told``: those that the template gets. ``parsing``: how calls are parsed, None if there can be
+    none."""
 
     told: tuple[dict[str, Any], ...] = ()
     parsing: Parsing | None = None
@@ -160,13 +161,14 @@ def _types(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Types]]:
 
 
 def _named_call(tools: tuple[dict[str, Any], ...], name: str) -> StructuredOutput:
-    """The output is the arguments of one tool."""
+    """Constrain the output to the arguments of one tool."""
     schema = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
     return StructuredOutput(kind="json", text=orjson.dumps(schema).decode(), field="tool_choice")
 
 
 def _required_calls(tools: tuple[dict[str, Any], ...], *, parallel: bool) -> StructuredOutput:
-    """The output is an array of calls, at least one. Definitions are put where references to them look."""
+    """Constrain the output to an array of calls, at least one. Definitions are moved to where references look for
+    them."""
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_TOOL_CALLS if parallel else 1}
     calls = []
     for index, tool in enumerate(tools):

@@ -23,7 +23,7 @@ Path = tuple[str, ...]
 """``("messages", "[]", "role")``"""
 ITEMS = "[]"
 NEVER: Schema = {"enum": []}
-"""Of fields that must not be given."""
+"""Schema of fields that must not be given."""
 _STEP = re.compile(r"\[[0-9]+\]|[^.\[]+")
 
 

@@ -26,17 +26,17 @@ from pagebus.web.access.key_share import key_share
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
-"""What is known of a file or a batch: the object that clients see, and ``owner``, the key that made it; of a batch also
-the key's ``weight`` and, if its cache is private, salt, and when the files of its results expire."""
+"""The record of a file or a batch: the object that clients see, and ``owner``, the key that made it. A batch's also has
+the key's ``weight``, its salt if its cache is private, and the expiry of its result files."""
 HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s"})
 UPLOAD_TIMEOUT_S = 600.0
-"""How long the bytes of a file may be on their way."""
+"""Seconds within which the bytes of a file must arrive."""
 MAX_FILES = 20_000
-"""Files of everybody: each has a record too, however few bytes it has."""
+"""The most files of all owners: each also has a record, however small it is."""
 MAX_ENDED = 1000
-"""Batches of one owner that are over and still shown."""
+"""The most finished batches of one owner that are kept."""
 OVER = ("failed", "completed", "expired", "cancelled")
-"""States of a batch that nothing changes any more."""
+"""Final states of a batch."""
 
 
 class Full(Exception):
@@ -44,7 +44,7 @@ class Full(Exception):
 
 
 class ShareUsed(Exception):
-    """The owner may have no more: at most ``most`` of ``what``."""
+    """The owner has reached its limit: at most ``most`` of ``what``."""
 
     def __init__(self, what: str, most: int) -> None:
         super().__init__(what, most)
@@ -52,7 +52,7 @@ class ShareUsed(Exception):
 
 
 class Known(NamedTuple):
-    """What of a file's record never changes. ``owner`` is a :func:`tag_of` one."""
+    """The constant part of a file's record. ``owner`` is a :func:`tag_of` one."""
 
     owner: str
     expires_at: int | None
@@ -64,20 +64,20 @@ def new_id(prefix: str) -> str:
 
 
 def tag_of(owner: str) -> str:
-    """An owner as a part of a file's name."""
+    """The tag of an owner in file names."""
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()[:16] if owner else ""
 
 
 class Store:
-    """``max_bytes`` is the most that all files may have together."""
+    """``max_bytes`` limits all files together."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self._known: dict[str, Known] = {}
-        """Of files that have been counted."""
+        """Constant parts of the records of counted files."""
         self.making = asyncio.Lock()
-        """Held by who counts batches to make one more."""
+        """Held while batches are counted and one is added."""
         folder.mkdir(parents=True, exist_ok=True)
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Store:
         beside.replace(path)
 
     def find(self, record_id: str, owner: str | None = None) -> Record | None:
-        """A record, if there is one of this owner (None: of anybody) and its time is not over."""
+        """The record, if it exists, belongs to this owner (None: any) and has not expired."""
         if not ID.fullmatch(record_id):
             return None
         try:
@@ -105,26 +105,26 @@ class Store:
         return record if owner in (None, record["owner"]) else None
 
     def all(self, prefix: str, owner: str) -> list[Record]:
-        """All of an owner, the newest first."""
+        """All records of an owner, the newest first."""
         names = sorted((path.stem for path in self._folder.glob(f"{prefix}*.json")), reverse=True)
         return [record for name in names if (record := self.find(name, owner)) is not None]
 
     def delete(self, record_id: str) -> None:
-        """Forget a file or a batch, its record first."""
+        """Delete a file or a batch, its record first."""
         for suffix in (".json", ".data", ".cancel"):
             (self._folder / f"{record_id}{suffix}").unlink(missing_ok=True)
 
     # -- bytes of files -----------------------------------------------------------------------------------------------
     def data(self, file_id: str) -> Path:
-        """Where the bytes of a file are."""
+        """The path of a file's bytes."""
         return self._folder / f"{file_id}.data"
 
     def num_bytes(self) -> int:
-        """Bytes of all files, and of those on their way here."""
+        """Bytes of all files, and of uploads under way here."""
         return self._held()[0].total()
 
     def _held(self) -> tuple[Counter[str], Counter[str]]:
-        """Bytes and numbers of files, by the tag of their owners; those whose time is over are deleted."""
+        """Bytes and number of files by the tag of their owners. Expired files are deleted."""
         num_bytes, num_files = Counter[str](), Counter[str]()
         known: dict[str, Known] = {}
         for path in self._folder.iterdir():
@@ -157,8 +157,8 @@ class Store:
         return file.owner
 
     def check_room(self, owner: str, *, alone: bool) -> None:
-        """Raises if there are more files, or bytes of them, than there may be, of everybody or of an owner. One who is
-        ``alone`` shares with nobody.
+        """Check the limits on files and bytes, in total and of an owner. An owner that is ``alone`` shares with no
+        other.
 
         Raises:
             Full, ShareUsed: there are.
@@ -172,7 +172,7 @@ class Store:
 
     @contextlib.contextmanager
     def upload(self, owner: str) -> Iterator[Path]:
-        """Where the bytes of a file to be may be written; what is not taken away with :meth:`add` goes away."""
+        """A temporary path for the bytes of a new file; they are deleted unless :meth:`add` takes them."""
         beside = self._folder / f"{secrets.token_hex(12)}.{tag_of(owner)}.part"
         try:
             yield beside
@@ -204,25 +204,25 @@ class Store:
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def partial(self, batch_id: str, kind: str) -> Path:
-        """Where the lines of a batch's output or errors are collected."""
+        """The path where lines of a batch's output or errors are collected."""
         return self._folder / f"{batch_id}.{kind}.partial"
 
     def num_under_way(self, owner: str) -> int:
-        """Batches of an owner that are not over."""
+        """The number of an owner's unfinished batches."""
         return sum(batch["status"] not in OVER for batch in self.all("batch_", owner))
 
     def forget_ended(self, owner: str) -> None:
-        """Forget the oldest batches of an owner that are over, if there are too many. (Their files stay.)"""
+        """Delete an owner's oldest finished batches, if there are too many. (Their files stay.)"""
         ended = [batch["id"] for batch in self.all("batch_", owner) if batch["status"] in OVER]
         for batch_id in ended[MAX_ENDED:]:
             self.delete(batch_id)
 
     def cancel(self, batch_id: str) -> None:
-        """The client wants no more of a batch."""
+        """Request the cancellation of a batch."""
         (self._folder / f"{batch_id}.cancel").touch()
 
     def cancelled_at(self, batch_id: str) -> int | None:
-        """When the client said so."""
+        """The time of that request."""
         try:
             return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
         except FileNotFoundError:
@@ -230,12 +230,12 @@ class Store:
 
 
 def open_store(settings: Settings) -> Store | None:
-    """The store of a deployment; None: it keeps no files."""
+    """The store of a deployment; None if it stores no files."""
     return Store(Path(settings.files_dir), settings.max_files_bytes) if settings.files_dir else None
 
 
 def shown(record: Record) -> Record:
-    """A record as its client sees it."""
+    """The part of a record that clients see."""
     return {name: value for name, value in record.items() if name not in HIDDEN}
 
 

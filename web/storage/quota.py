@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 KEY_BYTES = 256
-"""What a key of Redis takes beside its value."""
+"""Bytes that a Redis key takes beside its value."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class Item:
 
 
 class ResponseQuota:
-    """``owner`` is the name of a key, "" where none is needed: then only ``max_bytes`` counts. A response is there for
-    ``ttl_s`` from when something of it was last written."""
+    """The quota of an ingress. ``owner`` is the name of a key, "" where none is needed: then only ``max_bytes`` counts.
+    A response expires ``ttl_s`` after its last write."""
 
     def __init__(
         self, max_bytes: int, max_bytes_of_key: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
@@ -45,11 +45,11 @@ class ResponseQuota:
         self._ttl_s = ttl_s
         self._clock = clock
         self._items: defaultdict[str, dict[str, Item]] = defaultdict(dict)
-        """By owner and id; what was written last comes last."""
+        """Items by owner and id; the last written comes last."""
         self._bytes: Counter[str] = Counter()
 
     def limit(self, owner: str) -> int:
-        """What one key may have."""
+        """The quota of one key in bytes."""
         return min(self.max_bytes, self._max_bytes_of_key) if owner else self.max_bytes
 
     def num_bytes(self, owner: str) -> int:
@@ -57,28 +57,28 @@ class ResponseQuota:
 
     # -- what is there ------------------------------------------------------------------------------------------------
     def reserve(self, owner: str, response_id: str, num_bytes: int) -> None:
-        """A response is under way that will need so much."""
+        """Reserve room for a response under way."""
         self._lay(owner, response_id, Item(reserved=num_bytes))
 
     def grow(self, owner: str, response_id: str, place: int, num_bytes: int) -> None:
-        """The ``place``-th piece of its events is there."""
+        """Count the ``place``-th piece of a response's events."""
         item = self._take(owner, response_id)
         item.events_bytes += num_bytes + KEY_BYTES
         item.num_pieces = place + 1
         self._lay(owner, response_id, item)
 
     def put(self, owner: str, response_id: str, num_bytes: int) -> None:
-        """It is over, and this is its record."""
+        """Count the record of a finished response."""
         item = self._take(owner, response_id)
         item.record_bytes, item.reserved, item.is_over = num_bytes + KEY_BYTES, 0, True
         self._lay(owner, response_id, item)
 
     def remove(self, owner: str, response_id: str) -> int:
-        """It is there no longer; how many pieces it had, as far as is known here."""
+        """Remove a response; returns the number of its pieces, as far as known here."""
         return self._take(owner, response_id).num_pieces
 
     def under_way(self) -> list[tuple[str, str]]:
-        """Owner and id of what is not over, as far as is known here."""
+        """Owners and ids of the responses under way, as far as known here."""
         return [(owner, each) for owner, items in self._items.items() for each in items if not items[each].is_over]
 
     def _take(self, owner: str, response_id: str) -> Item:
@@ -93,12 +93,12 @@ class ResponseQuota:
 
     # -- what has to go -----------------------------------------------------------------------------------------------
     def has_room(self, owner: str, more: int) -> bool:
-        """Whether a key can have so many bytes more."""
+        """Whether the owner has room for so many more bytes."""
         return self._bytes[owner] + more <= self.limit(owner) and self._bytes.total() + more <= self.max_bytes
 
     def make_room(self, owner: str, more: int = 0) -> list[tuple[str, int]]:
-        """What has to go so that it can: ids and numbers of pieces, which are not counted any more. (It may not be
-        enough: what is under way does not go.)"""
+        """Make room by removing finished responses. Returns their ids and numbers of pieces. The room may still not
+        suffice, because responses under way stay."""
         self._expire()
         gone = self._drop(owner, self._bytes[owner] + more - self.limit(owner))
         if self._bytes[owner] + more > self.limit(owner):
@@ -110,7 +110,7 @@ class ResponseQuota:
         return gone
 
     def _drop(self, owner: str, excess: int) -> list[tuple[str, int]]:
-        """The oldest of a key that are over, until so many bytes are free."""
+        """Remove a key's oldest finished responses, until ``excess`` bytes are free."""
         found: list[str] = []
         for response_id, item in self._items[owner].items():
             if excess <= 0:

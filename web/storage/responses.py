@@ -20,21 +20,21 @@ from pagebus.web.http.limits import UNSTATED_OUTPUT_TOKENS
 from pagebus.web.storage.quota import ResponseQuota
 
 POLL_S = 0.05
-"""How often it is looked for further events of a response that is computed in the background; less often, up to
-``MAX_POLL_S``, while there are none."""
+"""Seconds between polls for further events of a background response; more, up to ``MAX_POLL_S``, while there are
+none."""
 MAX_POLL_S = 0.5
 GONE_POLLS = 20
-"""After so many looks without any it is asked whether it has been deleted."""
+"""Number of empty polls after which the existence of the response is checked."""
 EVENT_BYTES = 512
-"""Of the bus, for a token of a background response: its event, and the key of that."""
+"""Bytes on the bus per token of a background response: its event and the event's key."""
 FULL_RETRY_S = 10
-"""When to come again to a server that is full of responses under way."""
+"""Seconds after which a client may retry when responses under way fill the quota."""
 REFRESH_S = 1.0
-"""Between two looks for what other ingresses have ended."""
+"""Seconds between checks for responses that other ingresses have ended."""
 DELETE_COUNT = 1000
-"""Keys of Redis that are deleted at once."""
+"""Number of Redis keys deleted in one command."""
 UNDER_WAY = "response-under-way"
-"""What a mark is called by that is there until a background response is over."""
+"""Name of the mark that exists until a background response is over."""
 Record = dict[str, Any]
 """``response``; ``items``, its input; ``messages``, the whole conversation as a chat; ``owner``, the name of the key.
 Of one from the background also ``pieces``, how many its events are in; while it is under way ``chat``, the rest of what
@@ -43,8 +43,8 @@ is asked for, and its ``instructions``."""
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some events of a background response as they are written, and how much of the output (tokens, characters) its
-    client has after them."""
+    """Some events of a background response, and how much of the output (tokens, characters) its client has after
+    them."""
 
     events: bytes
     seen: tuple[int, int] = (0, 0)
@@ -63,16 +63,17 @@ def num_bytes(value: Any) -> int:
 
 
 class Responses:
-    """Records, and the events of background responses in pieces, each kept for ``ttl_s``, as far as there is room."""
+    """Records of responses, and events of background responses in pieces. All expire after ``ttl_s`` and count towards
+    the quota."""
 
     def __init__(self, bus: Bus, names: Names, ttl_s: float, quota: ResponseQuota) -> None:
         self._bus, self._names, self._ttl_s, self._quota = bus, names, ttl_s, quota
         self._next_refresh_s = 0.0
         self.news = asyncio.Event()
-        """Something has been queued here."""
+        """Set when a response has been queued here."""
 
     async def keep(self, record: Record) -> None:
-        """Keep one that is over. Where there is no room, older ones go."""
+        """Store a finished response, deleting older ones if there is no room."""
         owner, response_id = record["owner"], record["response"]["id"]
         self._quota.put(owner, response_id, num_bytes(record))
         await self._put(record)
@@ -83,7 +84,7 @@ class Responses:
         await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=self._ttl_s)
 
     async def record(self, response_id: str) -> Record | None:
-        """The record, whose ever it is."""
+        """The record, whoever its owner is."""
         (found,) = await self._bus.get_state(f"response:{response_id}")
         return None if found is None else cast(Record, dict(found))
 
@@ -93,7 +94,7 @@ class Responses:
         return found if found is not None and found["owner"] == owner else None
 
     async def delete(self, record: Record, pieces: int = 0) -> None:
-        """Forget a response, of whose events so many pieces are there."""
+        """Delete a response with so many pieces of events."""
         response_id = record["response"]["id"]
         known = self._quota.remove(record["owner"], response_id)
         await self._forget(response_id, max(known, pieces, record.get("pieces", 0)))
@@ -106,7 +107,7 @@ class Responses:
 
     # -- in the background --------------------------------------------------------------------------------------------
     async def reserve(self, record: Record, output_tokens: int | None) -> None:
-        """See to it that there is room for a background response of at most so many tokens.
+        """Reserve room for a background response of at most so many tokens.
 
         Raises:
             ApiError: 429, others that are under way fill it; 400, there never is.
@@ -125,7 +126,7 @@ class Responses:
         self._quota.reserve(owner, record["response"]["id"], wanted)
 
     async def _refresh(self) -> None:
-        """Other ingresses may have computed what was queued here: it counts there."""
+        """Count responses that were queued here and computed by other ingresses."""
         if time.monotonic() >= self._next_refresh_s and (names := self._quota.under_way()):
             self._next_refresh_s = time.monotonic() + REFRESH_S
             found = await self._bus.get_state(*(f"{UNDER_WAY}:{response_id}" for _, response_id in names))
@@ -134,7 +135,7 @@ class Responses:
                     self._quota.remove(*name)
 
     async def queue(self, record: Record) -> None:
-        """Have an ingress compute it, whether or not its client waits. Room has been reserved."""
+        """Queue a response for any ingress to compute. Its room is reserved already."""
         response_id, owner = record["response"]["id"], record["owner"]
         await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=self._ttl_s)
         await self._put(record)
@@ -142,7 +143,7 @@ class Responses:
         self.news.set()
 
     async def end(self, record: Record, pieces: int) -> None:
-        """Keep one from the background, which is over; or what was added meanwhile goes, if it has been deleted."""
+        """Store a finished background response; if it was deleted meanwhile, delete what was added since."""
         response_id = record["response"]["id"]
         if await self.record(response_id) is None:
             return await self.delete(record, pieces)
@@ -150,7 +151,7 @@ class Responses:
         await self._bus.delete_state(f"{UNDER_WAY}:{response_id}")
 
     async def add(self, owner: str, response_id: str, place: int, piece: Piece) -> None:
-        """Keep some events, the ``place``-th ones."""
+        """Store the ``place``-th piece of events."""
         self._quota.grow(owner, response_id, place, len(piece.events))
         told = {"events": piece.events.decode(), "seen": list(piece.seen)}
         await self._bus.put_state(f"response-events:{response_id}:{place}", told, ttl_s=self._ttl_s)
@@ -184,7 +185,8 @@ class Responses:
                     return
 
     async def _recorded(self, response_id: str) -> None:
-        """Wait until the record has the end too, which comes after the events: who saw them may ask for it."""
+        """Wait until the record is final. It is written after the last event, and a client that has seen that may ask
+        for it."""
         while True:
             record = await self.record(response_id)
             if record is None or record["response"]["status"] in OVER:
@@ -192,7 +194,7 @@ class Responses:
             await asyncio.sleep(POLL_S)
 
     async def cancel(self, response_id: str) -> None:
-        """Note that the client wants no more of it."""
+        """Note that the client has cancelled it."""
         await self._bus.put_state(f"response-cancel:{response_id}", {"cancelled": True}, ttl_s=self._ttl_s)
 
     async def is_cancelled(self, response_id: str) -> bool:

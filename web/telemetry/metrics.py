@@ -23,7 +23,7 @@ OLD_NAMES = {
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
     "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
 }
-"""What dashboards for earlier versions of vLLM call a metric."""
+"""Names of metrics in dashboards for earlier versions of vLLM."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_TOKENS = 131072
@@ -34,11 +34,11 @@ REJECTIONS = {
     "tokens per minute": "tokens_per_minute",
     "": "other",
 }
-"""What vLLM calls a limit, by what there was too much of here."""
+"""vLLM's name of a limit, by the quantity that exceeded it here."""
 
 
 class IngressMetrics:
-    """What the ingress sees of requests. Times are of the monotonic clock."""
+    """Metrics of requests as the ingress sees them. Times are of the monotonic clock."""
 
     def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
         self._metrics = metrics
@@ -67,11 +67,13 @@ class IngressMetrics:
             FINE_BUCKETS_S,
         )
         self._decode = metrics.histogram(
-            "vllm:request_decode_time_seconds", "From the first token of a choice to its last.", LATENCY_BUCKETS_S
+            "vllm:request_decode_time_seconds",
+            "Time from the first token of a choice to its last, in seconds.",
+            LATENCY_BUCKETS_S,
         )
         self._tpot = metrics.histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time between the tokens of a choice.",
+            "Mean time between the tokens of a choice, in seconds.",
             TOKEN_LATENCY_BUCKETS_S,
         )
         self._request_prompt = metrics.histogram(
@@ -83,12 +85,16 @@ class IngressMetrics:
         self._request_longest = metrics.histogram(
             "vllm:request_max_num_generation_tokens", "Number of tokens of a request's longest choice.", buckets
         )
-        self._params_n = metrics.histogram("vllm:request_params_n", "The parameter n, a request.", PARAMS_N_BUCKETS)
-        self._params_max_tokens = metrics.histogram(
-            "vllm:request_params_max_tokens", "The parameter max_tokens, a request that has it.", buckets
+        self._params_n = metrics.histogram(
+            "vllm:request_params_n", "Histogram of the parameter n, per request.", PARAMS_N_BUCKETS
         )
-        self.open_requests = metrics.gauge("pagebus:open_requests", "Requests the ingresses have under way.")
-        self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens that requests under way were charged for.")
+        self._params_max_tokens = metrics.histogram(
+            "vllm:request_params_max_tokens",
+            "Histogram of the parameter max_tokens, where set.",
+            buckets,
+        )
+        self.open_requests = metrics.gauge("pagebus:open_requests", "Requests under way at the ingresses.")
+        self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens charged for requests under way.")
         for reason in ("stop", "length", "abort", "error", "repetition"):
             self._success(reason, 0)
         for what in REJECTIONS:
@@ -145,7 +151,7 @@ class IngressMetrics:
 
     def error(self, status: int) -> None:
         """A client was told of an error: as a status, or as an event of a stream that had begun."""
-        name, text = "pagebus:errors", "Errors that clients were told, and 499 for those who left, by status."
+        name, text = "pagebus:errors", "Error responses by status; 499 counts clients that disconnected."
         self._metrics.counter(name, text, status=str(status)).inc()
 
     def http(self, method: str, handler: str, status: int, took_s: float) -> None:

@@ -33,13 +33,13 @@ from pagebus.web.calls.call import Call, OpenRequest
 from pagebus.web.http.errors import ApiError
 
 _HEADERS: ContextVar[Mapping[str, str]] = ContextVar("headers")
-"""Of the HTTP request that the present task answers, or of its job."""
+"""The trace headers of the HTTP request, or job, that the current task answers."""
 HOPS = ("ingress", "tokenize", "queue", "prefill", "decode", "detokenize")
 """Each ends when the next one begins: taken up, tokenized, started, first token, last token, with the ingress."""
 TIMES_S = 5.0
-"""How long it is waited for the times of a request that is over."""
+"""Seconds to wait for the times of a finished request."""
 SHUTDOWN_S = 3.0
-"""How long the last spans may take on their way."""
+"""Seconds within which the last spans must be exported at shutdown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +132,7 @@ class Tracing:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
                 loop.call_soon_threadsafe(stopped.set)
 
         threading.Thread(target=shut_down, daemon=True).start()

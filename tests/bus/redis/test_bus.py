@@ -243,7 +243,7 @@ async def test_lease_that_changes_under_a_transaction(server_bus: RedisBus, monk
     """A lease taken between looking and taking is not taken twice; a lost connection does not run half of it."""
     other = RedisBus(server_bus._target.text)
     leases = server_bus._leases
-    look = leases._look
+    look = leases._watch_lease
     meddle = True
 
     async def look_then_meddle(*keys: str) -> list[Reply]:
@@ -254,7 +254,7 @@ async def test_lease_that_changes_under_a_transaction(server_bus: RedisBus, monk
             await other.acquire_lease("k", "n", {}, ttl_s=1000)
         return values
 
-    monkeypatch.setattr(leases, "_look", look_then_meddle)
+    monkeypatch.setattr(leases, "_watch_lease", look_then_meddle)
     with pytest.raises(LeaseTaken):
         await server_bus.acquire_lease("k", "n", {}, ttl_s=1000)
 
@@ -263,10 +263,10 @@ async def test_lease_that_changes_under_a_transaction(server_bus: RedisBus, monk
         server_bus._lease_link.drop()
         return values
 
-    monkeypatch.setattr(leases, "_look", look_then_lose)
+    monkeypatch.setattr(leases, "_watch_lease", look_then_lose)
     with pytest.raises(BusUnavailable, match="inside a transaction"):
         await server_bus.acquire_lease("k", "m", {}, ttl_s=1000)
-    monkeypatch.setattr(leases, "_look", look)
+    monkeypatch.setattr(leases, "_watch_lease", look)
     assert [lease.name for lease in await server_bus.leases()] == ["n"]
     await other.close()
 

@@ -132,7 +132,7 @@ def test_rows_are_taken_where_it_is_faster() -> None:
     assert taken((64, 15064)) == taken((512, 512)) == []
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("for_hopper", [True, False])
 def test_who_takes_what_is_left_out(for_hopper: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are marked as our own go to our kernel, others to the library; decodes beside them to theirs."""
     asked: list[str] = []

@@ -360,7 +360,7 @@ def test_calls_of_clients_that_are_away():
 
     assert under_way(admission)[0] == 0
     assert admission._away == {}
-    assert admission._places._holders == {}
+    assert admission._fair_admission._holders == {}
 
 
 def test_one_call_on_two_connections():

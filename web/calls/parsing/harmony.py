@@ -14,7 +14,7 @@ from pagebus.web.calls.parsing.text import CallArguments, CallBegun, Content, Pa
 START, MESSAGE = "<|start|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START, "<|channel|>")
 HEADERS = (START, "<|channel|>", "to=", MESSAGE)
-"""What the header of the first message may begin with: the template has written ``<|start|>assistant``."""
+"""Possible beginnings of the first message's header: the template has written ``<|start|>assistant``."""
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 

@@ -7,7 +7,7 @@ import re
 
 ARGUMENTS = ("arguments", "parameters")
 IN_STRING, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]:,]')
-"""What ends a run of characters that say nothing about the form."""
+"""Characters that end a run without structural meaning."""
 
 
 class JsonCall:

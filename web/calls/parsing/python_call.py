@@ -15,7 +15,7 @@ from typing import Any
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 KEY = re.compile(r"[A-Za-z_]\w*")
 CONSTANTS = {"true": True, "false": False, "null": None}
-"""What JSON calls otherwise than Python."""
+"""Constants with different names in Python and JSON."""
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 

@@ -23,7 +23,7 @@ from pagebus.web.calls.parsing.text import (
 from pagebus.web.calls.parsing.values import Types
 
 BETWEEN = " \n\r\t,;[]"
-"""What may stand between calls, beside marks."""
+"""Characters that may stand between calls, beside marks."""
 MAX_HEADER_CHARS = 512
 
 

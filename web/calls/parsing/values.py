@@ -9,7 +9,7 @@ from typing import Any
 Types = frozenset[str]
 """JSON Schema's names of types."""
 STRING: Types = frozenset({"string"})
-"""Where a schema says nothing."""
+"""The types assumed where a schema declares none."""
 MAX_DEPTH = 16
 _NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 

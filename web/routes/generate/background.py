@@ -33,29 +33,29 @@ from pagebus.web.server.context import Context
 from pagebus.web.storage.responses import Piece, Record
 
 MAX_RUNNING = 256
-"""Responses that one ingress computes in the background, or that wait there for room under its limits."""
+"""The most background responses that one ingress computes, or that wait there for room under its limits."""
 MAX_DELIVERIES = 20
-"""One that has been taken up so often without an end is given up: perhaps it is what ends its ingresses."""
+"""A response that has been taken up so often without an end is given up: it may be what crashes its ingresses."""
 RETRY_S = 0.5
 ELSEWHERE_S = 5.0
-"""Pause before one that another ingress has asked for, although it is this one's, is asked for again."""
+"""Pause before this ingress requests a response of its own again that another ingress has requested."""
 
 
 class Background:
-    """The background responses of one ingress, which has the name ``name``."""
+    """The background responses of the ingress ``name``."""
 
     def __init__(self, context: Context, bus: Bus, names: Names, name: str) -> None:
         self._context, self._bus, self._stream, self._name = context, bus, names.responses, name
         self._running: dict[EntryId, asyncio.Task[None]] = {}
         self._num_running: Counter[str] = Counter()
-        """What runs of each key, by name."""
+        """Running responses of each key, by name."""
         self._waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
-        """What is taken up and has no place yet, of each key."""
+        """Responses of each key that are taken up and do not run yet."""
         self._taken: set[EntryId] = set()
         """All of these."""
 
     async def run(self) -> None:
-        """Take up what is queued, and now and then what another ingress has left."""
+        """Take up queued responses, and now and then those that another ingress has left."""
         news = self._context.responses.news
         while True:
             news.clear()
@@ -68,7 +68,7 @@ class Background:
                     await news.wait()
 
     async def stop(self) -> None:
-        """Leave what runs to whoever takes it up."""
+        """Leave running responses to the ingress that takes them up."""
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -94,7 +94,7 @@ class Background:
         self._begin()
 
     def _begin(self) -> None:
-        """Whatever there is a place for, of each key."""
+        """Start as many responses as may run."""
         for owner, entries in list(self._waiting.items()):
             while entries and self._may_run(owner):
                 entry = entries.popleft()
@@ -105,7 +105,7 @@ class Background:
                 del self._waiting[owner]
 
     def _may_run(self, owner: str) -> bool:
-        """Whether one more of this key may run: the first of each, as long as there is a place."""
+        """Whether another response of this key may run: the first of each key always, if there is room at all."""
         most = key_share(MAX_RUNNING, self._num_running, owner, alone=self._context.keys.has_one)
         return self._num_running[owner] < max(most, 1) and len(self._running) < MAX_RUNNING
 
@@ -118,8 +118,8 @@ class Background:
         self._context.responses.news.set()  # there is room for another one
 
     async def _work(self, entry: Entry) -> None:
-        """One response, to its end. One that goes on elsewhere may be another ingress's, which took it over while this
-        one's lease had expired."""
+        """Compute a response to its end. A response that continues elsewhere may belong to an ingress that took it over
+        while this one's lease had expired."""
         is_doubtful = False
         while True:
             try:
@@ -144,7 +144,7 @@ class Background:
 
     # -- computing ----------------------------------------------------------------------------------------------------
     async def _compute(self, response_id: str, deliveries: int) -> None:
-        """What is not told yet of a response is; then its record has the end.
+        """Compute the events of a response that are not stored yet; then its record is final.
 
         Raises:
             ApiError: it has been asked for elsewhere.
@@ -209,7 +209,7 @@ class Background:
 
     @contextlib.asynccontextmanager
     async def _admitted(self, key: ApiKey, parsed: ParsedRequest) -> AsyncIterator[Charge]:
-        """Wait for room under the limits: nobody else does.
+        """Wait for room under the limits, in place of a client.
 
         Raises:
             ApiError: there will never be any.

@@ -18,7 +18,7 @@ from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
 from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
 from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, set_details
 from pagebus.web.answers.keep_alive import changes_of
-from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, read_resumption
+from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, Seen, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
 from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
@@ -39,8 +39,8 @@ async def generate(
     *,
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Look whether there is room, parse, send, and answer whole or as a stream. ``endpoint_of``: whose body it is;
-    ``before``: what is to be looked at besides, once that is known."""
+    """Check for room, parse, submit, and answer whole or as a stream. ``endpoint_of`` finds the endpoint of a body;
+    ``before`` is a further check, once that is known."""
     context = request.app[CONTEXT]
     context.check_ready()
     key = request[API_KEY]
@@ -66,7 +66,7 @@ async def generate(
 async def answer(
     request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, resumption: Resumption | None, charge: Charge
 ) -> web.StreamResponse:
-    """Send what was asked, and answer. However this ends, what still runs then is aborted."""
+    """Submit the requests of a call and send its answer. Whatever still runs at the end is aborted."""
     context = request.app[CONTEXT]
     if resumption is None:
         public_id = endpoint.id_prefix + request[REQUEST_ID]
@@ -93,18 +93,7 @@ async def answer(
     try:
         await asyncio.sleep(0)  # the outbox sends it
         set_details(call, parsed)
-        response: web.StreamResponse
-        if parsed.stream:
-            chunks = make_chunks(endpoint, parsed, public_id, int(arrived_s))
-            chunks = endpoint.translated(chunks, public_id, parsed.model)
-            if seen is not None:
-                chunks = ReturningChunks(chunks, call.choices, seen)
-            response = await stream(request, context, call, chunks)
-        else:
-            await call.finished()
-            write = partial(endpoint.response, call, public_id, int(arrived_s), parsed.model)
-            is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
-            response = await send(request, await offload(write, long=is_long))
+        response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
         delivered = call.done
         return response
     finally:
@@ -115,8 +104,24 @@ async def answer(
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 
+async def _respond(
+    request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, call: Call, seen: Seen | None, created_s: int
+) -> web.StreamResponse:
+    """Send the answer of a call, as a stream or whole. ``seen``: what a returning client has of it."""
+    if parsed.stream:
+        chunks = make_chunks(endpoint, parsed, call.public_id, created_s)
+        chunks = endpoint.translated(chunks, call.public_id, parsed.model)
+        if seen is not None:
+            chunks = ReturningChunks(chunks, call.choices, seen)
+        return await stream(request, request.app[CONTEXT], call, chunks)
+    await call.finished()
+    write = partial(endpoint.response, call, call.public_id, created_s, parsed.model)
+    is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
+    return await send(request, await offload(write, long=is_long))
+
+
 def num_numbers(call: Call) -> int:
-    """About how many log probabilities and token ids an answer tells."""
+    """Approximate number of logprobs and token ids in an answer."""
     if (details := call.details) is None:
         return 0
     per_token = 1 + max(details.logprobs or 0, details.prompt_logprobs or 0)
@@ -124,7 +129,7 @@ def num_numbers(call: Call) -> int:
 
 
 async def stream(request: web.Request, context: Context, call: Call, chunks: Chunks) -> web.StreamResponse:
-    """Write chunks as text comes. An error before the first one is a status, after it an event."""
+    """Write chunks as text arrives. An error before the first chunk sets the status; after it, it is an event."""
     events = EventStream(request, context.streams)
     changes = changes_of(call, events, context.settings.sse_keep_alive_interval)
     try:
@@ -146,7 +151,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    """Continue one prompt or several.
+    """Complete one prompt or several.
 
     With `stream`, as server-sent events that end with `data: [DONE]`.
     """

@@ -19,7 +19,7 @@ from pagebus.web.routes.operate.aborts import abort_requests, parse_abort
 
 
 class Tokens(Endpoint):
-    """A completion of which token ids are told, and no text."""
+    """A completion that returns token ids and no text."""
 
     id_prefix = "generate-tokens-"
     object = "tokens"
@@ -43,7 +43,7 @@ TOKENS = Tokens()
 
 
 async def generate_tokens(request: web.Request) -> web.StreamResponse:
-    """Continue token ids by token ids.
+    """Generate token ids from token ids.
 
     `sampling_params` are the fields of a completion; without `max_tokens` the context is filled.
     """

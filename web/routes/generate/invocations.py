@@ -16,11 +16,11 @@ from pagebus.web.routes.generate.generation import generate
 from pagebus.web.server.context import CONTEXT
 
 ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}
-"""By the field that only its bodies have."""
+"""Endpoints by the field that only their bodies have."""
 
 
 def endpoint_of(data: dict[str, Any]) -> Endpoint:
-    """Whose body it is.
+    """The endpoint of a body.
 
     Raises:
         ApiError: 400, nobody's.
@@ -36,7 +36,7 @@ def endpoint_of(data: dict[str, Any]) -> Endpoint:
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
-    """Answer as the endpoint whose body this is: `messages`, `prompt` or `input`.
+    """Answer as the endpoint that the body belongs to: the one with `messages`, `prompt` or `input`.
 
     That is a body of `/v1/chat/completions`, of `/v1/completions` or of `/v1/embeddings`.
     """

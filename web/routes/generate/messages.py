@@ -59,7 +59,7 @@ MESSAGES = Messages()
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """An error as Anthropic's clients know it."""
+    """An error in Anthropic's shape."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {**error.body()["error"], "type": kind}}
 
@@ -86,7 +86,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
-    """How many tokens a conversation has."""
+    """Count the tokens of a conversation."""
     context = request.app[CONTEXT]
     try:
         context.check_ready()

@@ -37,7 +37,7 @@ Parse = Callable[[dict[str, Any], ServedModel], Any]
 
 
 def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
-    """The chat that a response is, if it goes on from none."""
+    """The body of a response as a chat, if it continues no other response."""
     return parse_chat(chat_body(read_response(data, allow_unknown=model.allow_unknown_fields).kept([])), model)
 
 
@@ -62,14 +62,14 @@ async def render_response(request: web.Request) -> web.Response:
 
 
 async def derender_chat(request: web.Request) -> web.Response:
-    """The chat that an answer of `/inference/v1/generate` is: its text, calls of tools and reasoning."""
+    """Turn an answer of `/inference/v1/generate` into a chat's answer: its text, tool calls and reasoning."""
     derender, texts = await _derender(request, parse_derender_chat)
     choices = chat_choices(derender, texts)
     return json_response(_answer(derender, "chat.completion", choices))
 
 
 async def derender_completion(request: web.Request) -> web.Response:
-    """The completion that answers of `/inference/v1/generate` are, one for each prompt."""
+    """Turn answers of `/inference/v1/generate` into a completion's answer, one for each prompt."""
     derender, texts = await _derender(request, parse_derender_completion)
     choices = completion_choices(derender, texts)
     return json_response(_answer(derender, "text_completion", choices))
@@ -88,7 +88,7 @@ async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[
 
 
 async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[str]]:
-    """What is to be told, and the text of each choice: what comes behind that of the end of its prompt."""
+    """The answer to decode, and the text of each choice: the text after that of the last prompt tokens."""
     context = request.app[CONTEXT]
     context.check_ready()
     derender: Derender = await context.bodies.read_as(request, lambda data: parse(data, context.model))

@@ -44,7 +44,7 @@ MAX_PAGE = 100
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    """Answer an input, perhaps behind a previous response, perhaps in the background.
+    """Answer an input, optionally after a previous response, optionally in the background.
 
     With `stream`, as named events with sequence numbers. A background response can be read from any number on.
     """
@@ -66,7 +66,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
-            charge.used_tokens = 0  # who computes it is charged; here was only seen that there is room
+            charge.used_tokens = 0  # charged where it is computed; this only checked for room
             record = {**kept, "response": events.response}
             await context.responses.reserve(record, parsed.sampling.max_tokens)
             await context.responses.queue(record)
@@ -83,7 +83,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def _in_foreground(
     request: web.Request, wanted: Wanted, parsed: ParsedRequest, events: ResponseEvents, kept: Record
 ) -> web.StreamResponse:
-    """Compute while the client waits; before it has the end, the response is kept."""
+    """Compute while the client waits. The response is stored before the client gets its end."""
     context = request.app[CONTEXT]
 
     async def told() -> AsyncIterator[bytes]:
@@ -102,7 +102,7 @@ async def _in_foreground(
 
 
 def used_tokens(events: ResponseEvents) -> int | None:
-    """Tokens that a response took; None: it has not ended."""
+    """Tokens that a response used; None: it has not ended."""
     usage = events.response.get("usage") or {}
     return usage.get("total_tokens")
 
@@ -176,7 +176,7 @@ async def find(context: Context, response_id: str, owner: str, param: str = "res
 
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
-    """A response that was kept; with `stream`, the events of one from the background, after `starting_after`."""
+    """A stored response; with `stream`, the events of a background response after `starting_after`."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     check_includes(request)
     if request.query.get("include_obfuscation", "false").lower() != "false":
@@ -193,7 +193,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel(request: web.Request) -> web.Response:
-    """End a response that is computed in the background."""
+    """Cancel a background response."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     found = await find(context, response_id, request[API_KEY].name)
     if not found["response"]["background"]:
@@ -206,7 +206,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget a response."""
+    """Delete a response."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     found = await find(context, response_id, request[API_KEY].name)
     await context.responses.delete(found)
@@ -216,7 +216,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def input_items(request: web.Request) -> web.Response:
-    """What a response was an answer to, the newest first unless `order` is asc."""
+    """The input of a response, the newest item first unless `order` is asc."""
     check_includes(request)
     order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
     if order not in ("asc", "desc"):
@@ -227,7 +227,7 @@ async def input_items(request: web.Request) -> web.Response:
 
 
 def check_includes(request: web.Request) -> None:
-    """What can be included is there in any case, or never; anything else is refused."""
+    """Check ``include``: supported values are always included, others are rejected."""
     for name in ("include", "include[]"):
         if any(each not in INCLUDES for each in request.query.getall(name, [])):
             raise bad_field("include", f"must be one of {', '.join(INCLUDES)}")

@@ -31,7 +31,7 @@ MAX_IDS = 2**20
 
 
 def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[ParsedRequest, bool]:
-    """A prompt, or a chat; and whether the tokens' texts are wanted."""
+    """The body of ``/tokenize``: a prompt or a chat, and whether the texts of tokens are returned."""
     fields = Fields(data)
     wants_texts = fields.boolean("return_token_strs", False)
     rest = {name: value for name, value in data.items() if name != "return_token_strs"}
@@ -85,7 +85,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 
 async def tokenizer_info(request: web.Request) -> web.Response:
-    """The tokenizer's configuration and its chat template, if the server was told to show them."""
+    """The tokenizer's configuration and its chat template, if the server exposes them."""
     info = request.app[CONTEXT].model.tokenizer_info
     if info is None:
         raise ApiError(404, "This server was started without --enable-tokenizer-info-endpoint.", code="not_enabled")
@@ -93,13 +93,13 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 
 
 async def ask_tokenizer(request: web.Request, parsed: ParsedRequest) -> tuple[PromptInfo, TokenTexts]:
-    """What a tokenizer makes of the one prompt of a call, and the names of its tokens."""
+    """Tokenize the one prompt of a call; returns also the names of its tokens."""
     (prompt,), texts = await ask_for_all(request, parsed)
     return prompt, texts
 
 
 async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list[PromptInfo], TokenTexts]:
-    """What tokenizers make of each prompt of a call."""
+    """Tokenize each prompt of a call."""
     context, key = request.app[CONTEXT], request[API_KEY]
     sampling = SamplingParams(max_tokens=1, skip_special_tokens=parsed.sampling.skip_special_tokens)
     parsed, room = replace(parsed, sampling=sampling), parsed.sampling.max_tokens

@@ -20,7 +20,7 @@ _ID = {"type": "string", "maxLength": MAX_NAME_CHARS}
 
 
 def parse_abort(data: dict[str, Any], model: ServedModel) -> frozenset[str]:
-    """The ids that are named; none: all are meant."""
+    """The ids of calls to abort; empty: all calls."""
     fields = Fields(data)
     ids = fields.array("request_ids", max_items=MAX_ABORTS, items=_ID) or ()
     for index, each in enumerate(ids):
@@ -31,7 +31,7 @@ def parse_abort(data: dict[str, Any], model: ServedModel) -> frozenset[str]:
 
 
 async def abort_requests(request: web.Request) -> web.Response:
-    """End calls of this key: those with `request_ids`, or all.
+    """Abort calls of this key: those with `request_ids`, or all.
 
     An id is the one that the answer carries. Whoever waits for such a call gets a 409, or an error event. Other
     ingresses are told; `aborted` counts what has ended at this one.

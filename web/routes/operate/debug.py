@@ -38,12 +38,12 @@ async def state(request: web.Request) -> web.Response:
 
 
 def installed() -> dict[str, str]:
-    """The versions of what is installed beside this ingress, of what matters."""
+    """Versions of the relevant installed packages."""
     return {name: found for name in PACKAGES if (found := _version(name)) is not None}
 
 
 def _version(package: str) -> str | None:
-    """Of a package as it is installed beside this ingress."""
+    """The version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -25,7 +25,7 @@ ORDER_TTL_S = 60.0
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """All there is to see, as named events, until the page leaves."""
+    """All data of the page, as named events, until it disconnects."""
     context = request.app[CONTEXT]
     packer = Packer(request.headers.get("Accept-Encoding", ""))
     watcher = context.observatory.watch()
@@ -46,7 +46,7 @@ async def history(request: web.Request) -> web.Response:
 
 
 async def block(request: web.Request) -> web.Response:
-    """Who holds a block, and what is in it."""
+    """The holders and the content of a block."""
     context, replica = request.app[CONTEXT], request.query.get("replica", "")
     if not 0 < len(replica) <= MAX_NAME_CHARS:
         raise bad_field("replica", "is required")
@@ -77,7 +77,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def order(request: web.Request) -> web.Response:
-    """Have an actor drain or stop: it does so when it renews its lease next. Its supervisor starts it again."""
+    """Have an actor drain or stop when it next renews its lease. Its supervisor restarts it."""
     await _read_nothing(request)
     context, kind, name = request.app[CONTEXT], request.match_info["kind"], request.match_info["name"]
     what = request.match_info["order"]
@@ -92,7 +92,8 @@ async def order(request: web.Request) -> web.Response:
 
 
 async def _read_nothing(request: web.Request) -> None:
-    """The body is an empty object, and said to be JSON: a page of another origin cannot send that unasked."""
+    """Check that the body is an empty object declared as JSON: a page of another origin cannot send that without a
+    preflight."""
     if request.content_type != JSON:
         raise ApiError(415, "Send Content-Type: application/json.", code="content_type")
     Fields(parse_json(await request.app[CONTEXT].bodies.read(request))).finish({})

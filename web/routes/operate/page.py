@@ -30,7 +30,7 @@ TYPES = {
 }
 TEXTS = frozenset({".html", ".css", ".js", ".mjs", ".svg", ".txt"})
 VERSION_MARK = "v-"
-"""Begins the part of a path that names the version of all files."""
+"""Prefix of the path component that names the version of all files."""
 IMPORT = re.compile(r'^(?:import|export) [^;]*?from "(\.[^"]+)";', re.MULTILINE)
 POLICY = "; ".join(
     (
@@ -57,7 +57,7 @@ SECURITY = {
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file as it is sent; ``packed`` in gzip, where that spares something."""
+    """One file as sent; ``packed`` with gzip, where that saves bytes."""
 
     body: bytes
     packed: bytes | None
@@ -67,7 +67,7 @@ class File:
 
 @cache
 def files() -> dict[str, File]:
-    """All files by their path under the folder: nothing else can be asked for."""
+    """All files by their path under the folder; no other path is served."""
     bodies = {
         path.relative_to(FOLDER).as_posix(): path.read_bytes()
         for path in sorted(FOLDER.rglob("*"))
@@ -123,7 +123,7 @@ def respond(request: web.Request, file: File, *, forever: bool = False) -> web.R
 
 
 async def page(request: web.Request) -> web.Response:
-    """The page for browsers; for other programs, where to look."""
+    """The page, for browsers; a pointer to the API, for other programs."""
     if "text/html" in request.headers.get("Accept", ""):
         response = respond(request, files()["index.html"])
     else:

@@ -37,7 +37,7 @@ def _readiness(missing: Sequence[str], known: Mapping[str, object]) -> web.Respo
 
 
 async def livez(request: web.Request) -> web.Response:
-    """200 while the event loop turns."""
+    """200 while the event loop runs."""
     return json_response({"status": "ok"})
 
 
@@ -47,12 +47,12 @@ async def show_version(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    """Requests under way at this ingress, for who spreads load over several."""
+    """The number of requests under way at this ingress, for load balancers."""
     return json_response({"server_load": request.app[CONTEXT].inbox.num_open})
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text over all actors."""
+    """Metrics of all actors in Prometheus's text format."""
     text = await request.app[CONTEXT].render_metrics()
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -42,20 +42,20 @@ async def pause(request: web.Request) -> web.Response:
 
 
 async def resume(request: web.Request) -> web.Response:
-    """Go on after `/pause`."""
+    """Resume the work after `/pause`."""
     _query(request)
     await request.app[CONTEXT].holding.let_go()
     return json_response({"status": "resumed"})
 
 
 async def is_paused(request: web.Request) -> web.Response:
-    """Whether an operator holds the work."""
+    """Whether the work is paused."""
     _query(request)
     return json_response({"is_paused": bool(await request.app[CONTEXT].holding.mode())})
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
-    """Let nothing that is cached be found any more.
+    """Empty the prefix cache.
 
     With `reset_external` nothing in host memory either; with `reset_running_requests` what runs is computed anew.
     """
@@ -66,7 +66,7 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
 
 
 async def sleep(request: web.Request) -> web.Response:
-    """Pause (`mode`), then have executors give their memory back, until `/wake_up`.
+    """Pause (`mode`), then have executors release their memory, until `/wake_up`.
 
     `level` 1 and 2 are the same: weights and cache go, and weights are read again. Level 0 is a pause.
     """
@@ -79,7 +79,7 @@ async def sleep(request: web.Request) -> web.Response:
 
 
 async def wake_up(request: web.Request) -> web.Response:
-    """Have executors load the model again, and go on.
+    """Have executors load the model again, and resume the work.
 
     With `tags` (`weights`, `kv_cache`) once both have been named.
     """
@@ -110,7 +110,7 @@ async def server_info(request: web.Request) -> web.Response:
 
 
 def _query(request: web.Request, *names: str) -> Mapping[str, str]:
-    """The parameters, of which there may be these.
+    """The query parameters, all of which must be among ``names``.
 
     Raises:
         ApiError: 400, there is another one.

@@ -27,7 +27,7 @@ WINDOW_S = 86400
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 MAX_PAGE = 100
 RETRY_AFTER_S = 60
-"""For who has too many batches under way."""
+"""Seconds after which a client with too many batches under way may retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ async def create_batch(request: web.Request) -> web.Response:
 
 
 def traceparent_of(request: web.Request) -> str:
-    """The client's span, if it tells one."""
+    """The client's span, if it sent one."""
     told = request.headers.get("traceparent", "")
     return told if TRACEPARENT.fullmatch(told) else ""
 
 
 def new_batch(wanted: Wanted, key: ApiKey) -> Record:
-    """The record of a batch that nobody has looked at yet."""
+    """The record of a new batch."""
     now = int(time.time())
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
@@ -121,7 +121,7 @@ def new_batch(wanted: Wanted, key: ApiKey) -> Record:
 
 
 def as_of_now(store: Store, batch: Record) -> Record:
-    """A batch that its client has cancelled is being cancelled, whether or not anybody has noticed."""
+    """The record of a batch as of now: a cancelled batch is ``cancelling`` even before its jobs actor notices."""
     if batch["status"] not in OVER and (at := store.cancelled_at(batch["id"])) is not None:
         return {**batch, "status": "cancelling", "cancelling_at": at}
     return batch
@@ -136,13 +136,13 @@ async def _find(request: web.Request) -> tuple[Store, Record]:
 
 
 async def show_batch(request: web.Request) -> web.Response:
-    """What has become of a batch."""
+    """The state of a batch."""
     store, batch = await _find(request)
     return json_response(shown(as_of_now(store, batch)))
 
 
 async def cancel_batch(request: web.Request) -> web.Response:
-    """End a batch; what is done stays, what is not is listed as cancelled."""
+    """Cancel a batch; finished results stay, and the rest is listed as cancelled."""
     store, batch = await _find(request)
     if batch["status"] in OVER:
         raise ApiError(409, f"The batch is {batch['status']} already.", code="batch_over")

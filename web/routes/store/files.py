@@ -27,7 +27,7 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 CHUNK_BYTES = 2**18
 MAX_FIELD_BYTES = 1024
 LOOK_BYTES = 2**24
-"""After so many bytes of an upload it is looked whether there still is room: others upload at the same time."""
+"""Bytes of an upload between checks for room: other uploads go on at the same time."""
 MAX_PAGE = 10_000
 HEAD_WARNINGS = (BadContentDispositionHeader, BadContentDispositionParam)
 NO_FORM = (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError, *HEAD_WARNINGS)
@@ -52,7 +52,7 @@ async def find_file(request: web.Request) -> Record:
 
 
 async def upload(request: web.Request) -> web.Response:
-    """Keep a file. A multipart form with `file`, `purpose` and perhaps `expires_after[seconds]`."""
+    """Upload a file."""
     context, owner = request.app[CONTEXT], request[API_KEY].name
     store = store_of(context)
     check_room = partial(store.check_room, owner, alone=context.keys.has_one)
@@ -151,7 +151,7 @@ def limit_of(request: web.Request, default: int, most: int) -> int:
 
 
 async def show_file(request: web.Request) -> web.Response:
-    """What is known of a file."""
+    """The metadata of a file."""
     return json_response(shown(await find_file(request)))
 
 
@@ -163,7 +163,7 @@ async def read_file(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_file(request: web.Request) -> web.Response:
-    """Forget a file."""
+    """Delete a file."""
     found = await find_file(request)
     await asyncio.to_thread(store_of(request.app[CONTEXT]).delete, found["id"])
     return json_response({"id": found["id"], "object": "file", "deleted": True})

@@ -89,6 +89,8 @@ def _tile(
         if GATED:
             up += tl.load(bias_ptr + first_row + num_columns + row).to(tl.float32)[:, None]
     if GATED:
+        # Without a sum right here, the assembler reads accumulators too early and runs the products one by one.
+        acc, up = acc + 0.0, up + 0.0
         acc = gate_tile(acc, up, alpha, limit, KIND, out_ptr.dtype.element_ty)
     target = first + place if GATED else pair
     places = out_ptr + target.to(tl.int64)[None, :] * num_columns + row[:, None]

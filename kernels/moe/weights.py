@@ -10,7 +10,7 @@ from pagebus.kernels.moe.activation import Gate
 
 
 class ExpertWeights(NamedTuple):
-    """E experts: ``gate_up`` [E, 2I, H], each expert's gate rows before its up rows, and ``down`` [E, H, I], contiguous;
+    """E experts: ``gate_up`` [E, 2I, H], an expert's gate rows before its up rows, and ``down`` [E, H, I], contiguous;
     ``gate_up_bias`` [E, 2I] and ``down_bias`` [E, H], if there are any; ``gate``: what becomes of gate and up."""
 
     gate_up: torch.Tensor

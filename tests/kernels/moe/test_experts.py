@@ -29,7 +29,7 @@ WAYS: dict[str, Config] = {
     "unsorted": Unsorted(PairConfig(4, 32, 4), PairConfig(8, 16, 4)),
     "unsorted, ahead": Unsorted(PairConfig(8, 64, 4, 3), PairConfig(4, 64, 4, 3)),
     "items of 16": Grouped(16, TILE, TILE),
-    "items of 64, persistent": Grouped(64, GroupConfig(64, 16, 3, 4, programs=2), GroupConfig(64, 16, 3, 8, programs=1)),
+    "items of 64, persistent": Grouped(64, GroupConfig(64, 16, 3, 4, programs=2), GroupConfig(64, 16, 3, 8, False, 1)),
     "through tma": Grouped(32, GroupConfig(32, 32, 2, 4, tma=True), GroupConfig(32, 32, 2, 4, tma=True, programs=3)),
 }
 
@@ -58,9 +58,7 @@ def make_tokens(
     return x, torch.rand(count, top_k, device=device), chosen
 
 
-def expected(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights
-) -> torch.Tensor:
+def expected(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights) -> torch.Tensor:
     """In float64, token by token."""
     wide = ExpertWeights(*(None if each is None else each.double() for each in layer[:4]), layer.gate)
     rows = []

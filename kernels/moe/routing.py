@@ -100,7 +100,8 @@ def _keep_groups(order: torch.Tensor, routing: Routing) -> torch.Tensor:
     best = grouped.sort(dim=2, descending=True).values[:, :, : routing.group_best].sum(2)
     kept = best.sort(dim=1, descending=True, stable=True).indices[:, : routing.keep_groups]
     out = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
-    return grouped.masked_fill(out.unsqueeze(2), LEFT_OUT).flatten(1)
+    left: torch.Tensor = grouped.masked_fill(out.unsqueeze(2), LEFT_OUT).flatten(1)
+    return left
 
 
 @triton.jit

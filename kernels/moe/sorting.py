@@ -44,16 +44,16 @@ def most_items(num_pairs: int, num_experts: int, tokens: int) -> int:
 
 def sort_pairs_reference(experts: torch.Tensor, num_experts: int, tokens: int) -> SortedPairs:
     """experts [T, k] int32, -1: none -> their pairs in items of ``tokens``."""
-    flat, ints = experts.flatten().long(), {"dtype": torch.int32, "device": experts.device}
+    flat = experts.flatten().long()
     order = torch.where(flat < 0, num_experts, flat).sort(stable=True).indices.int()
     counts = torch.bincount(flat[flat >= 0], minlength=num_experts).int()
     items, first = [], 0
     for expert, count in enumerate(counts.tolist()):
         items += [[expert, first + begin, min(tokens, count - begin), 0] for begin in range(0, count, tokens)]
         first += count
-    table = torch.zeros((most_items(len(flat), num_experts, tokens), ITEM_FIELDS), **ints)
-    table[: len(items)] = torch.tensor(items, **ints).view(-1, ITEM_FIELDS)
-    return SortedPairs(tokens, order, table, torch.tensor([len(items)], **ints), counts)
+    table = order.new_zeros(most_items(len(flat), num_experts, tokens), ITEM_FIELDS)
+    table[: len(items)] = order.new_tensor(items).view(-1, ITEM_FIELDS)
+    return SortedPairs(tokens, order, table, order.new_tensor([len(items)]), counts)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_experts"])

@@ -43,7 +43,7 @@ from pagebus.kernels.attention.paged_attention import (
 from pagebus.kernels.attention.prefill_plan import prefill_config
 from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
-from pagebus.kernels.common.target import Target, compile_for, target_of
+from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.triton import LayoutDescriptor
 from pagebus.kernels.layers.embedding import embedding
 from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
@@ -53,15 +53,11 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import Shape, choose, choose_invariant
-from pagebus.kernels.moe.experts import moe_experts
-from pagebus.kernels.moe.routing import Routing, Score, route
-from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
+from tests.kernels.moe.launches import mixtures
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
@@ -273,45 +269,6 @@ def launch_residual(tokens: int, config: Config, inputs: int, following: dict[Ca
         call(half, meta(40960, 1024, dtype=bf16), config=its)
 
 
-def launch_moe(name: str, shape: Shape, gate: Gate, tokens: int, *, invariant: bool = False) -> None:
-    """Experts of so many tokens, with the launch shapes that are chosen; gpt-oss alone has biases."""
-    global case
-    bf16, biased = torch.bfloat16, gate.kind is GateKind.SWIGLU_CLAMPED
-    case = f"bf16 experts of {name}, {tokens} tokens{', invariant' if invariant else ''}"
-    layer = ExpertWeights(
-        meta(shape.experts, 2 * shape.width, shape.hidden, dtype=bf16),
-        meta(shape.experts, shape.hidden, shape.width, dtype=bf16),
-        meta(shape.experts, 2 * shape.width, dtype=bf16) if biased else None,
-        meta(shape.experts, shape.hidden, dtype=bf16) if biased else None,
-        gate,
-    )
-    config = (choose_invariant if invariant else choose)(tokens, shape, bf16, target_of(layer.down.device))
-    x, weights = meta(tokens, shape.hidden, dtype=bf16), meta(tokens, shape.top_k, dtype=torch.float32)
-    moe_experts(x, weights, meta(tokens, shape.top_k), layer, config)
-
-
-def launch_mixtures() -> None:
-    """Routing as families do it, and experts at every number of tokens at which their launch shape changes."""
-    global case
-    qwen3, gpt_oss = Shape(128, 8, 2048, 768), Shape(32, 4, 2880, 2880)
-    for tokens in (1, 16, 512, 1024, 4096):
-        launch_moe("Qwen3-30B-A3B", qwen3, Gate(), tokens)
-    for tokens in (1, 64, 4096):
-        launch_moe("gpt-oss", gpt_oss, Gate(GateKind.SWIGLU_CLAMPED), tokens)
-    for tokens in (1, 4096):
-        launch_moe("Qwen3-30B-A3B", qwen3, Gate(), tokens, invariant=True)
-    launch_moe("Mixtral", Shape(8, 2, 4096, 14336), Gate(GateKind.GELU_TANH), 64)
-    for name, num_experts, routing in (
-        ("qwen3", 128, Routing(8)),
-        ("gpt-oss", 32, Routing(4, Score.SOFTMAX_OF_TOP)),
-        ("deepseek v3", 256, Routing(8, Score.SIGMOID, factor=2.5, groups=8, keep_groups=4, group_best=2)),
-    ):
-        case = f"routing of {name}"
-        bias = meta(num_experts, dtype=torch.float32) if routing.score is Score.SIGMOID else None
-        route(meta(64, num_experts, dtype=torch.float32), routing, bias)
-        route(meta(4096, num_experts, dtype=torch.float32), routing, bias, meta(4096, dtype=torch.int64))
-
-
 def launch_all() -> None:
     global case
     bf16, fp32 = torch.bfloat16, torch.float32
@@ -378,7 +335,9 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    launch_mixtures()
+    for name, launch in mixtures():
+        case = name
+        launch()
     case = "embedding"
     embedding(meta(256), meta(128256, 4096, dtype=bf16))
     case = "plan"

@@ -27,7 +27,7 @@ from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.grouped import GroupConfig, combine, grouped_experts
 from pagebus.kernels.moe.routing import route
 from pagebus.kernels.moe.sorting import sort_pairs
-from tests.gpu.bench.moe_cases import (
+from tests.gpu.moe_cases import (
     CUDA,
     MODELS,
     Model,

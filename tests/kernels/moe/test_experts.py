@@ -141,7 +141,10 @@ def test_all_tokens_to_one_expert(way: str, count: int, device: torch.device) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_padding(way: str, device: torch.device) -> None:
     """Tokens without experts get zeros, though what lies where their products would be is no number."""
-    layer, (x, weights, experts) = make_layer(torch.float32, device), make_tokens(6, torch.float32, device)
+    layer, (x, weights, experts) = (
+        make_layer(torch.float32, device, experts=16),
+        make_tokens(6, torch.float32, device, experts=16),
+    )
     for token in (0, 3, 5):
         experts[token], weights[token], x[token] = -1, 0.0, torch.nan
     experts[1, 2:] = -1

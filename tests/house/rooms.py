@@ -154,6 +154,7 @@ ROOMS: dict[str, str] = {
     "kernels": "",
     "kernels.attention": "kernels.layers kernels.common",
     "kernels.linear": "kernels.layers kernels.common",
+    "kernels.moe": "kernels.linear kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
     "kernels.layers": "kernels.common",

@@ -44,6 +44,8 @@ def test_every_kernel_is_compiled() -> None:
         "_rotary_kv_write_kernel", "_rotary_kv_write_tokens_kernel", "_chunk_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
+        "_route_kernel", "_sort_kernel", "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel",
+        "_combine_kernel",
     } <= set(names)  # fmt: skip
 
 
@@ -100,6 +102,11 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert not variant["serialized"], variant
             assert {240, 24} <= set(variant["thread_registers"]), variant
             assert variant["arrivals"] == variant["arrivals_of_all"] > 0, variant
+        if variant["kernel"] == "_grouped_kernel":
+            assert variant["wgmma"] > 0, variant
+            assert variant["tma"] > 0 or "invariant" in variant["case"], variant
+            assert not variant["serialized"], variant
+            assert variant["waits"] == 1, variant
         if variant["kernel"] == "_merge_blocks_kernel":
             assert variant["waits"] == 1, variant
             assert variant["registers"] <= 72, variant  # many small programs, idle as a rule

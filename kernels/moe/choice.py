@@ -1,0 +1,96 @@
+"""Which kernels multiply how many tokens with their experts, and with which launch shapes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.moe.grouped import GroupConfig
+from pagebus.kernels.moe.pairs import PairConfig
+
+MOST_UNSORTED = 32
+"""Pairs of a token and an expert that are not sorted, at most."""
+LONG_ITEM = 128
+"""Pairs of an item, at most."""
+
+
+class Shape(NamedTuple):
+    """E experts of ``width`` I over ``hidden`` H, of which each token gets ``top_k``."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+
+
+class Unsorted(NamedTuple):
+    """Launch shapes of the kernels for pairs as they come."""
+
+    gate_up: PairConfig
+    down: PairConfig
+
+
+class Grouped(NamedTuple):
+    """Launch shapes of the kernels for sorted pairs, in items of ``tokens``."""
+
+    tokens: int
+    gate_up: GroupConfig
+    down: GroupConfig
+
+
+Config = Unsorted | Grouped
+
+
+def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Config:
+    """The launch shapes for so many tokens."""
+    pairs = num_tokens * shape.top_k
+    if leaves_unsorted(pairs, shape):
+        return _unsorted(shape, dtype, target)
+    return _grouped(_tokens_class(-(-pairs // shape.experts)), shape, dtype, target)
+
+
+def choose_invariant(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
+    """The same with which a token's result does not depend on others: each sum is one chain along K, whatever the width
+    of its tile; tiles of 64 rows and more take the same matrix instructions."""
+    tokens = _tokens_class(-(-num_tokens * shape.top_k // shape.experts))
+    if dtype.itemsize > 2:
+        both = GroupConfig(64, 32, 2, 8)
+    else:
+        both = GroupConfig(64, 64, 4, 4) if tokens <= 64 else GroupConfig(64, 64, 3, 8)
+    return Grouped(tokens, both, both)
+
+
+def leaves_unsorted(num_pairs: int, shape: Shape) -> bool:
+    """Whether so few pairs have hardly an expert in common: those of one token have none, and each would read the
+    weights of its expert anew."""
+    return num_pairs <= min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4))
+
+
+def _tokens_class(mean: int) -> int:
+    """Pairs of an item, if experts have so many on average: as many or a little more."""
+    return min(LONG_ITEM, max(16, next_power_of_2(mean)))
+
+
+@cache
+def _unsorted(shape: Shape, dtype: torch.dtype, target: Target | None) -> Unsorted:
+    if dtype.itemsize > 2:
+        return Unsorted(PairConfig(4, 256, 4), PairConfig(4, 256, 4))
+    return Unsorted(PairConfig(4, 512, 4, 1), PairConfig(8, 256, 4, 1))
+
+
+@cache
+def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
+    if dtype.itemsize > 2:
+        both = GroupConfig(32, 32, 2, 4)
+        return Grouped(min(64, tokens), both, both)
+    tma = target is not None and target.capability == 90
+    deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
+    if tokens == LONG_ITEM:
+        both = GroupConfig(128, 64, 3, 8, tma)
+        return Grouped(tokens, both, both)
+    gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
+    return Grouped(tokens, gate_up, GroupConfig(64, deep if shape.width % 128 == 0 else 64, 3, 4, tma))

@@ -14,7 +14,7 @@ ARGS ?=
 WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
+.PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
 .PHONY: compatibility vllm-names screenshots docs clean
 
 help: ## list these targets
@@ -25,6 +25,9 @@ serve: $(VENV)/.installed ## install into .venv and serve the shipped model on 1
 
 test: $(VENV)/.installed-test redis chromium lint ## install what tests need; lint, types and all tests
 	$(MAKE) --jobs 2 types unit
+
+quick: $(VENV)/.installed-test ## what changed, within a minute: lint, types, and the tests of the rooms that changed
+	$(BIN)/python -m tests.quick
 
 lint: $(VENV)/.installed-test ## check style and formatting
 	$(BIN)/ruff check .

@@ -1,0 +1,151 @@
+"""Objects are complete when constructed, and nothing reads what a log line says. No rule here has an exception."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.imports import PACKAGES, ROOT, sources
+
+TREES = {path: ast.parse(path.read_text()) for path in sources(*PACKAGES)}
+BIRTH = ("__init__", "__post_init__", "__new__", "__set_name__")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def classes(trees: dict[Path, ast.Module]) -> dict[str, ast.ClassDef]:
+    """By name, every class of ours."""
+    return {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def functions(node: ast.ClassDef) -> dict[str, Function]:
+    """The methods of a class, by name."""
+    return {each.name: each for each in node.body if isinstance(each, Function)}
+
+
+def assigned(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Every attribute that is assigned in here, in any way."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            yield each
+
+
+def of_self(attribute: ast.Attribute) -> bool:
+    """Whether it is one of the object that the method belongs to."""
+    return isinstance(attribute.value, ast.Name) and attribute.value.id == "self"
+
+
+def constructors(node: ast.ClassDef) -> Iterator[Function]:
+    """Methods that run while an object is constructed: the constructor, and those that it calls on the object."""
+    methods, seen = functions(node), set(BIRTH)
+    due = [name for name in BIRTH if name in methods]
+    while due:
+        method = methods[due.pop()]
+        yield method
+        for each in ast.walk(method):
+            match each:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)) if name in methods.keys() - seen:
+                    seen.add(name)
+                    due.append(name)
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Whether its constructor is made from its fields: a dataclass, a Struct of msgspec, a tuple; or it has none."""
+    bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+    return bool(node.decorator_list) or bool(bases & {"Record", "Struct", "NamedTuple", "TypedDict", "Protocol"})
+
+
+def born_with(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
+    """Attributes that an object of this class has once it is constructed, those of our base classes included."""
+    names = {each.attr for method in constructors(node) for each in assigned(method) if of_self(each)}
+    for each in node.body:
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None or is_record(node):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    for base in node.bases:
+        name = ast.unparse(base).split("[")[0]
+        if name in known and known[name] is not node:
+            names |= born_with(known[name], known)
+    return names
+
+
+def late(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Attributes that an object gets some time after it was constructed."""
+    known = classes(trees)
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            names = born_with(node, known) | properties(node)
+            for method in functions(node).values():
+                for each in assigned(method):
+                    if of_self(each) and each.attr not in names:
+                        yield f"{path}:{each.lineno}: {node.name}.{method.name} is the first to set self.{each.attr}"
+
+
+def properties(node: ast.ClassDef) -> set[str]:
+    """Names with a setter."""
+    return {name for name, method in functions(node).items() if method.decorator_list}
+
+
+def intrusions(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Private attributes that are assigned to another object than ``self``."""
+    for path, tree in trees.items():
+        for each in assigned(tree):
+            if each.attr.startswith("_") and not each.attr.endswith("__") and not of_self(each):
+                yield f"{path}:{each.lineno}: {ast.unparse(each)} is assigned from outside"
+
+
+def asked_of_self(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Places that find out whether the object is complete, and go on if it is not."""
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id="hasattr"), args=[ast.Name(id="self"), _]) | ast.Call(
+                    func=ast.Name(id="getattr"), args=[ast.Name(id="self"), _, _]
+                ):
+                    yield f"{path}:{node.lineno}: {ast.unparse(node)}"
+
+
+def shown(found: Iterator[str]) -> list[str]:
+    """Without the repository's own path."""
+    return [each.removeprefix(f"{ROOT}/") for each in found]
+
+
+def test_objects_are_complete_when_constructed() -> None:
+    """Every attribute of an object is there once its constructor has run. What comes later has a type of its own."""
+    assert shown(late(TREES)) == []
+
+
+def test_no_object_is_asked_whether_it_is_complete() -> None:
+    """No ``hasattr(self, ...)`` and the like."""
+    assert shown(asked_of_self(TREES)) == []
+
+
+def test_nobody_assigns_what_is_private_to_another() -> None:
+    """A name with an underscore is assigned by its own object alone."""
+    assert shown(intrusions(TREES)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("class A:\n def __init__(self):\n  self.x = 1\n def go(self):\n  self.x = 2", 0),
+        ("class A:\n def __init__(self):\n  self._fill()\n def _fill(self):\n  self.x, self.y = 1, 2", 0),
+        ("class A:\n x = 0\n def go(self):\n  self.x += 1", 0),
+        ("class A:\n def __init__(self):\n  self.x = 0\nclass B(A):\n def go(self):\n  self.x = 1", 0),
+        ("class A:\n def go(self):\n  self.x = 1", 1),
+        ("class A:\n async def start(self):\n  self.x, self.y = 1, 2", 2),
+        ("def go(a):\n a._x = 1", 1),
+        ("class A:\n def go(self):\n  self.b._x = 1", 1),
+        ("class A:\n def go(self):\n  return hasattr(self, 'x')", 1),
+    ],
+)
+def test_what_is_late_is_found(text: str, found: int) -> None:
+    """So it would be in the code."""
+    tree = {ROOT / "a.py": ast.parse(text)}
+    assert len([*late(tree), *intrusions(tree), *asked_of_self(tree)]) == found

@@ -85,6 +85,7 @@ class Engine:
         self._failure: BaseException | None = None
         self._failing = threading.Lock()
         self._grammars: Grammars | None = None
+        self._once_loaded: Loaded | None = None
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
     # -- for the owner ------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class Engine:
         dtype = resolve_dtype(settings, config.dtype, device)
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
-        self._loaded: Loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
+        self._once_loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
@@ -197,6 +198,11 @@ class Engine:
             if self._pool is not None:
                 torch.cuda.synchronize()
             self._loaded.copies.memory.close()
+
+    @property
+    def _loaded(self) -> Loaded:
+        assert self._once_loaded is not None
+        return self._once_loaded
 
     @property
     def _follow(self) -> Grammars:

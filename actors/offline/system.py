@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import uvloop
@@ -19,6 +20,15 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.progress import Progress
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The actors on their thread: its loop, what ends them, and the task that they run in."""
+
+    loop: asyncio.AbstractEventLoop
+    stop: StopSignal
+    life: asyncio.Task[int]
 
 
 class System:
@@ -34,7 +44,7 @@ class System:
         self._api_key = settings.api_key[0]
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._begun = threading.Event()
+        self._begun: Future[_Run] = Future()
         self._thread = threading.Thread(target=self._run, name="pagebus", daemon=True)
         self._thread.start()
         try:
@@ -54,7 +64,7 @@ class System:
         if self._closed:
             work.close()
             raise RuntimeError("this LLM is closed")
-        future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._begun.result().loop)
         try:
             return future.result()
         except BaseException:
@@ -67,8 +77,8 @@ class System:
             return
         self._closed = True
         if self._thread.is_alive():
-            self._begun.wait()
-            self._loop.call_soon_threadsafe(self._stop)
+            run = self._begun.result()
+            run.loop.call_soon_threadsafe(run.stop)
             self._thread.join()
 
     def _run(self) -> None:
@@ -76,10 +86,10 @@ class System:
             runner.run(self._live())
 
     async def _live(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), StopSignal()
-        self._begun.set()
-        self._running = asyncio.create_task(self._system.run(self._stop))
-        await asyncio.wait({self._running})
+        stop = StopSignal()
+        life = asyncio.create_task(self._system.run(stop))
+        self._begun.set_result(_Run(asyncio.get_running_loop(), stop, life))
+        await asyncio.wait({life})
         await asyncio.gather(*self._calls, return_exceptions=True)
         if self._ready.done():
             await self._ready.result().close()
@@ -90,11 +100,11 @@ class System:
         self._ready.set_result(Client(f"http://{addresses[0]}", self._api_key))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(work)
+        task, life = asyncio.create_task(work), self._begun.result().life
         self._calls.add(task)
         try:
-            await asyncio.wait({task, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            if self._running.done():
+            await asyncio.wait({task, life}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
                 raise RuntimeError("the system has ended") from self._why()
             return task.result()
         finally:
@@ -102,7 +112,8 @@ class System:
             task.cancel()
 
     def _why(self) -> BaseException:
-        if not self._running.cancelled() and (error := self._running.exception()) is not None:
+        life = self._begun.result().life
+        if not life.cancelled() and (error := life.exception()) is not None:
             return error
         return self._system.error or RuntimeError("the system was stopped")
 

@@ -2,7 +2,8 @@
 
 Tasks beside the main loop read requests, results and leases into one inbox. The loop sleeps until the inbox has items.
 It then handles all of them (:mod:`pagebus.actors.scheduler.intake`), plans once, and hands the messages to the outbox
-(:mod:`pagebus.actors.scheduler.outputs`). Nothing on that path waits for the bus.
+(:mod:`pagebus.actors.scheduler.outputs`). Nothing on that path waits for the bus. :class:`Leader` is the loop and its
+tasks. It is constructed after the predecessor's state has been read.
 
 A request stays in its work stream until it is over. Everything else that a successor needs is in the journal. Results
 are trimmed only after a checkpoint in the journal has summed them up
@@ -54,104 +55,89 @@ TURNS_TO_PLAN = 2
 """Turns of the event loop that a reader yields: one for the main loop, one for the outbox."""
 
 
-class SchedulerActor(Actor):
-    """The scheduler of a deployment. One leads and others stand by. ``core`` makes the decisions."""
+class Leader:
+    """What a scheduler does while it leads.
 
-    kind: ClassVar[str] = "scheduler"
+    Args:
+        outbox, work: made for this lease.
+        takeover, recovered: the predecessor's state, read to its end.
+    """
 
-    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
-        super().__init__(settings, bus, name)
-        self.core = Core(CoreConfig(block_size=settings.block_size))
+    def __init__(
+        self, actor: SchedulerActor, outbox: Outbox, work: WorkStream, takeover: Takeover, recovered: Recovered
+    ) -> None:
+        bus, names, settings, core = actor.bus, actor.names, actor.settings, actor.core
+        self.log = actor.log
+        self.work = work
+        self.core = core
+        self._actor = actor
+        self._outbox = outbox
+        self._bus_retry, self._metrics, self._spans = actor.bus_retry, actor.scheduler_metrics, actor.spans
         self._inbox: deque[Entry | Input] = deque()
         self._news = asyncio.Event()
-        self._membership = Membership(self._put, self._fence)
-        self._lease_watch = LeaseWatch(bus, self._membership, settings.lease_ttl_s)
-        self._bus_retry = BusRetry(self.log, on_away=self._lease_watch.doubt)
-        self._metrics = SchedulerMetrics(self.metrics, self.publish_soon)
-        self._spans = spans_of(settings, name)
-
-    def lease_name(self) -> str:
-        return LEASE
-
-    def request_drain(self) -> None:
-        super().request_drain()
-        self._news.set()
+        self.membership = Membership(self._put, self._fence)
+        self.lease_watch = LeaseWatch(bus, self.membership, settings.lease_ttl_s)
+        self._detokenizers = Detokenizers(names, outbox)
+        self._observers = Observers(core, outbox, names)
+        self._steering = Steering(core, outbox, names)
+        self._trimmer = Trimmer(bus, names, actor.epoch)
+        self._remains = Remains(bus, names, outbox, self._forget)
+        self._results = ResultStreams(bus, names, takeover.read)
+        self._checkpoints = Checkpoints(bus, names, outbox, end=takeover.journal_end, covered=takeover.ledger.positions)
+        self._dead_letters = DeadLetters(
+            bus, names, outbox, work, takeover.ledger.blamed,
+            bus_retry=self._bus_retry, metrics=self._metrics, log=self.log, spawn=actor.spawn,
+        )  # fmt: skip
+        self._intake = Intake(
+            core=core, names=names, work=work, results=self._results, recovered=recovered,
+            membership=self.membership, detokenizers=self._detokenizers, observers=self._observers,
+            steering=self._steering, dead_letters=self._dead_letters, trimmer=self._trimmer, remains=self._remains,
+            metrics=self._metrics, log=self.log,
+        )  # fmt: skip
+        self._outputs = OutputRouter(
+            names, outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=work,
+            dead_letters=self._dead_letters, metrics=self._metrics, log=self.log,
+            logs_requests=settings.enable_log_requests,
+        )  # fmt: skip
 
     # -- life ---------------------------------------------------------------------------------------------------------
-    async def start(self) -> None:
-        """Read the model's end tokens, take over from a predecessor, and start the tasks beside the loop."""
-        path = await asyncio.to_thread(resolve_model, self.settings, weights=False)
-        model = await asyncio.to_thread(ModelConfig.load, path)
-        self.core = Core(CoreConfig.of(self.settings, model, self.epoch))
-        self._outbox = Outbox(self.bus, self.epoch)
-        self._detokenizers = Detokenizers(self.names, self._outbox)
-        self._observers = Observers(self.core, self._outbox, self.names)
-        self._steering = Steering(self.core, self._outbox, self.names)
-        self._trimmer = Trimmer(self.bus, self.names, self.epoch)
-        self._remains = Remains(self.bus, self.names, self._outbox, self._forget)
-        self._work = WorkStream(self.bus, self.names, f"{self.name}@{self.epoch}", self._outbox, self.confirm_lease)
-        await self._bus_retry.until_taken(self._work.create_groups, "groups")
-        self._dead_letters = DeadLetters(
-            self.bus, self.names, self._outbox, self._work,
-            bus_retry=self._bus_retry, metrics=self._metrics, log=self.log, spawn=self.spawn,
-        )  # fmt: skip
-        self.spawn(self._outbox.run(), "outbox")
-        await self._take_over()
+    async def start(self, takeover: Takeover) -> None:
+        """Continue from the predecessor's state, and start the tasks beside the loop."""
+        await self._bus_retry.until_taken(lambda: self._steering.recall(self._actor.bus), "hold")
+        await self._bus_retry.until_taken(self._remains.recall, "names of streams")
+        self._go_on_from(takeover)
         await self._bus_retry.until_taken(self._claim_work, "work left behind")
         for name, once in (
             ("work", self._read_work),
             ("results", self._read_results),
-            ("acks", self._work.acknowledge_next),
+            ("acks", self.work.acknowledge_next),
             ("leases", self._look),
             ("housekeeping", self._keep_house),
         ):
-            self.spawn(self._bus_retry.for_ever(once, name), name)
+            self._actor.spawn(self._bus_retry.for_ever(once, name), name)
 
-    async def _take_over(self) -> None:
-        """Recover the predecessor's state, down to the last token."""
-        began_s = time.monotonic()
-        await self._bus_retry.until_taken(lambda: self._steering.recall(self.bus), "hold")
-        takeover = Takeover(self.bus, self.names, self._outbox)
-        await self._bus_retry.until_taken(takeover.run, "takeover")
-        await self._bus_retry.until_taken(self._remains.recall, "names of streams")
-        ledger = takeover.ledger
-        recovered = Recovered(ledger)
-        self._dead_letters.blamed = ledger.blamed
-        self._results = ResultStreams(self.bus, self.names, takeover.read)
-        self._checkpoints = Checkpoints(
-            self.bus, self.names, self._outbox, end=takeover.journal_end, covered=ledger.positions
-        )
+    def _go_on_from(self, takeover: Takeover) -> None:
         for replica in takeover.marks:
             self.core.skip_steps(replica, MARK_STEP)
             self._trimmer.replica_lost(replica, MARK_STEP)  # answered, or no executor is left to answer
         for replica, end in takeover.read.items():
             self._remains.gone("executor", replica)  # unless it joins
             if end.index == FENCE_INDEX:  # an executor that has failed may still have its lease
-                self._membership.refused[replica] = end.epoch
-                self._lease_watch.shut_out("executor", replica, end.epoch)
-        self._membership.expect(ledger.ingresses, ledger.detokenizers)
-        self._detokenizers.expect(ledger.detokenizers)
-        self._intake = Intake(
-            core=self.core, names=self.names, work=self._work, results=self._results, recovered=recovered,
-            membership=self._membership, detokenizers=self._detokenizers, observers=self._observers,
-            steering=self._steering, dead_letters=self._dead_letters, trimmer=self._trimmer, remains=self._remains,
-            metrics=self._metrics, log=self.log,
-        )  # fmt: skip
-        self._outputs = OutputRouter(
-            self.names, self._outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=self._work,
-            dead_letters=self._dead_letters, metrics=self._metrics, log=self.log,
-            logs_requests=self.settings.enable_log_requests,
-        )  # fmt: skip
-        if recovered:
-            seconds = round(time.monotonic() - began_s, 3)
-            self.log.info("took over", requests=len(recovered), replicas=sorted(takeover.read), seconds=seconds)
+                self.membership.refused[replica] = end.epoch
+                self.lease_watch.shut_out("executor", replica, end.epoch)
+        self.membership.expect(takeover.ledger.ingresses, takeover.ledger.detokenizers)
+        self._detokenizers.expect(takeover.ledger.detokenizers)
+
+    def wake(self) -> None:
+        """Run the loop once more, as if an input had come."""
+        self._news.set()
 
     async def serve(self) -> None:
         """Handle inputs, plan and send, until draining and idle."""
-        while not (self.draining.is_set() and self.core.is_idle and not self._inbox):
+        while not (self._actor.draining.is_set() and self.core.is_idle and not self._inbox):
             await self._news.wait()
             self._news.clear()
-            await self.confirm_lease()
+            await self._actor.confirm_lease()
             if self._outbox.depth > MAX_UNSENT:
                 await self._outbox.flush()
             taken_s = steady_time_s()
@@ -162,20 +148,15 @@ class SchedulerActor(Actor):
     async def drain(self) -> None:
         """Send the queued messages, acknowledge the entries handled, and trim."""
         await self._outbox.flush()
-        while self._work.has_settled:
-            await self._bus_retry.until_taken(self._work.acknowledge, "acks")
+        while self.work.has_settled:
+            await self._bus_retry.until_taken(self.work.acknowledge, "acks")
         await self._bus_retry.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")
 
     async def bequeath(self, error: BaseException) -> None:
         """Record in the journal the request that this scheduler failed on, if there is one."""
-        if hasattr(self, "_dead_letters") and (blame := self._dead_letters.blame(error)) is not None:
+        if (blame := self._dead_letters.blame(error)) is not None:
             self._checkpoints.append(blame)
             await self._outbox.flush()
-
-    async def stop(self) -> None:
-        """Write the spans, if requested."""
-        if self._spans is not None:
-            self._spans.write()
 
     async def _plan(self, now_s: float) -> None:
         """Plan, and queue messages in the outbox, which sends a replica's first plan while later ones are built."""
@@ -201,14 +182,11 @@ class SchedulerActor(Actor):
         return ended_s
 
     def bus_restarted(self) -> None:
-        """Discard positions that the bus may have lost; a scheduler that plans on lost state would wait forever."""
-        if hasattr(self, "_outbox"):
-            self._outbox.bus_restarted()
-            self._membership.bus_restarted()
-        if hasattr(self, "_checkpoints"):
-            self._checkpoints.bus_restarted()
-            self._trimmer.bus_restarted()
-            self._remains.bus_restarted()
+        """Discard positions that the bus may have lost."""
+        self.membership.bus_restarted()
+        self._checkpoints.bus_restarted()
+        self._trimmer.bus_restarted()
+        self._remains.bus_restarted()
 
     # -- reading ------------------------------------------------------------------------------------------------------
     def _put(self, item: Entry | Input) -> None:
@@ -217,18 +195,18 @@ class SchedulerActor(Actor):
 
     async def _read_work(self) -> None:
         """Read new requests, aborts and stops; while draining, no new requests."""
-        await self.confirm_lease()
-        for entry in await self._work.read(new_requests=not self.draining.is_set()):
+        await self._actor.confirm_lease()
+        for entry in await self.work.read(new_requests=not self._actor.draining.is_set()):
             self._put(entry)
         await self._let_plan()
 
     async def _claim_work(self) -> None:
-        async for entry in self._work.claim():
+        async for entry in self.work.claim():
             self._put(entry)
 
     async def _read_results(self) -> None:
         """Read results of all replicas. The core learns of a new replica once its results are being read."""
-        joining = self._membership.joining
+        joining = self.membership.joining
         while joining:
             joined = joining.popleft()
             self._results.follow(joined.replica)
@@ -250,23 +228,20 @@ class SchedulerActor(Actor):
     def _fence(self, replica: str, epoch: int, reason: str) -> None:
         self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)
         fence = ReplicaFenced(replica=replica, reason=reason)
-        self._outbox.append_at(self.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
-
-    def lease_lapsed(self) -> None:
-        self._lease_watch.doubt()
+        self._outbox.append_at(self._actor.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
 
     async def _look(self) -> None:
         """Look at the leases once. Absences are not believed while the bus is away for any task, or while the scheduler
         cannot renew its own lease."""
-        if self._bus_retry.away or self.bus_is_away:
-            self._lease_watch.doubt()
-        await self._lease_watch.look(self.epoch)
+        if self._bus_retry.away or self._actor.bus_is_away:
+            self.lease_watch.doubt()
+        await self.lease_watch.look(self._actor.epoch)
         await asyncio.sleep(LOOK_S if self.core.replicas else EAGER_LOOK_S)
 
     async def _keep_house(self, pause_s: float = HOUSEKEEPING_S) -> None:
         """Claim left-over work, write summary log lines, checkpoint and trim."""
         await asyncio.sleep(pause_s)
-        await self.confirm_lease()
+        await self._actor.confirm_lease()
         await self._claim_work()
         self._outputs.log_preempted()
         if self.core.delivery.is_waiting:
@@ -274,7 +249,7 @@ class SchedulerActor(Actor):
         await self._sum_up()
         positions = self._results.positions
         covered = {replica: at for replica, at in self._checkpoints.covered.items() if replica in positions}
-        await self._trimmer.trim(self.core, self._membership, covered)
+        await self._trimmer.trim(self.core, self.membership, covered)
         await self._remains.clear()
 
     def _forget(self, kind: str, name: str) -> None:
@@ -283,9 +258,6 @@ class SchedulerActor(Actor):
             self._results.forget(name)
             self._trimmer.forget(name)
 
-    async def measure(self) -> None:
-        self._metrics.update(self.core)
-
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless inputs are still unhandled."""
         if not self._inbox:
@@ -293,6 +265,83 @@ class SchedulerActor(Actor):
             await self._checkpoints.sum_up(
                 self.core,
                 self._results.positions,
-                self._membership,
+                self.membership,
                 self._dead_letters.blamed.values(),
             )
+
+
+class SchedulerActor(Actor):
+    """The scheduler of a deployment. One leads and others stand by. ``core`` makes the decisions."""
+
+    kind: ClassVar[str] = "scheduler"
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        super().__init__(settings, bus, name)
+        self.core = Core(CoreConfig(block_size=settings.block_size))
+        self.bus_retry = BusRetry(self.log, on_away=self.lease_lapsed)
+        self.scheduler_metrics = SchedulerMetrics(self.metrics, self.publish_soon)
+        self.spans = spans_of(settings, name)
+        self._outbox: Outbox | None = None
+        self._leader: Leader | None = None
+
+    def lease_name(self) -> str:
+        return LEASE
+
+    def request_drain(self) -> None:
+        super().request_drain()
+        if self._leader is not None:
+            self._leader.wake()
+
+    def lease_lapsed(self) -> None:
+        """Doubt absences for a while: actors without a lease may have been cut off as well."""
+        if self._leader is not None:
+            self._leader.lease_watch.doubt()
+
+    def bus_restarted(self) -> None:
+        """Discard positions that the bus may have lost; a scheduler that plans on lost state would wait forever."""
+        if self._outbox is not None:
+            self._outbox.bus_restarted()
+        if self._leader is not None:
+            self._leader.bus_restarted()
+
+    async def start(self) -> None:
+        """Read the model's end tokens, take over from a predecessor, and lead."""
+        path = await asyncio.to_thread(resolve_model, self.settings, weights=False)
+        model = await asyncio.to_thread(ModelConfig.load, path)
+        self.core = Core(CoreConfig.of(self.settings, model, self.epoch))
+        outbox = self._outbox = Outbox(self.bus, self.epoch)
+        work = WorkStream(self.bus, self.names, f"{self.name}@{self.epoch}", outbox, self.confirm_lease)
+        await self.bus_retry.until_taken(work.create_groups, "groups")
+        self.spawn(outbox.run(), "outbox")
+        began_s = time.monotonic()
+        takeover = Takeover(self.bus, self.names, outbox)
+        await self.bus_retry.until_taken(takeover.run, "takeover")
+        recovered = Recovered(takeover.ledger)
+        if recovered:
+            seconds = round(time.monotonic() - began_s, 3)
+            self.log.info("took over", requests=len(recovered), replicas=sorted(takeover.read), seconds=seconds)
+        self._leader = Leader(self, outbox, work, takeover, recovered)
+        await self._leader.start(takeover)
+
+    async def serve(self) -> None:
+        """Lead until draining and idle."""
+        assert self._leader is not None
+        await self._leader.serve()
+
+    async def drain(self) -> None:
+        """Send the queued messages, acknowledge the entries handled, and trim."""
+        assert self._leader is not None
+        await self._leader.drain()
+
+    async def bequeath(self, error: BaseException) -> None:
+        """Record in the journal the request that this scheduler failed on, if there is one."""
+        if self._leader is not None:
+            await self._leader.bequeath(error)
+
+    async def stop(self) -> None:
+        """Write the spans, if requested."""
+        if self.spans is not None:
+            self.spans.write()
+
+    async def measure(self) -> None:
+        self.scheduler_metrics.update(self.core)

@@ -96,6 +96,7 @@ class Clients(Observer):
         longest = int(trace.prompt_tokens.max()) if len(trace) else 1
         self._prompt = np.zeros(longest, np.int32)
         self._simulation: Simulation | None = None
+        self._tokenizer: ModelTokenizer | None = None
 
     # -- sending ------------------------------------------------------------------------------------------------------
     def start(self, simulation: Simulation) -> None:
@@ -116,14 +117,17 @@ class Clients(Observer):
 
     def _arrive(self, at_s: float) -> None:
         assert self._simulation is not None
+        assert self._tokenizer is not None
         self._tokenizer.take(at_s, self._request(self.num_sent, at_s - self._request_s))
         self._plan_arrival()
 
     def _send_next(self, at_s: float) -> None:
         assert self._simulation is not None
+        assert self._tokenizer is not None
+        take = self._tokenizer.take
         if self.num_sent < len(self.trace):
             request = self._request(self.num_sent, at_s)
-            self._simulation.at(at_s + self._request_s, lambda came_s: self._tokenizer.take(came_s, request))
+            self._simulation.at(at_s + self._request_s, lambda came_s: take(came_s, request))
 
     def _request(self, number: int, arrived_s: float) -> TokenizedRequest:
         trace = self.trace

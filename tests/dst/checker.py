@@ -27,10 +27,11 @@ def leftovers(world: World) -> list[str]:
             found += _of_scheduler(life.actor)
         if isinstance(life.actor, JobsActor) and life.actor.window.jobs:
             found.append(f"{life.name} has {life.actor.window.jobs} jobs")
-        inbox = getattr(getattr(life.actor, "context", None), "inbox", None) or getattr(life.actor, "_inbox", None)
+        parts = life.actor.parts if isinstance(life.actor, JobsActor) and life.actor.state == "ready" else None
+        inbox = parts.inbox if parts is not None else getattr(getattr(life.actor, "context", None), "inbox", None)
         if isinstance(inbox, Inbox) and inbox.num_open:
             found.append(f"{life.name} has {inbox.num_open} open requests")
-        outbox = getattr(life.actor, "_outbox", None)
+        outbox = parts.outbox if parts is not None else getattr(life.actor, "_outbox", None)
         if outbox is not None and outbox.depth:
             found.append(f"{life.name} has {outbox.depth} messages to send")
         sequences = getattr(life.actor, "_sequences", None)
@@ -40,7 +41,8 @@ def leftovers(world: World) -> list[str]:
 
 
 def _of_scheduler(scheduler: SchedulerActor) -> list[str]:
-    core = scheduler.core
+    assert scheduler._leader is not None
+    core, work = scheduler.core, scheduler._leader.work
     core.check_integrity()
     counts = {
         "requests": len(core.requests),
@@ -49,8 +51,8 @@ def _of_scheduler(scheduler: SchedulerActor) -> list[str]:
         "slots": core.num_running,
         "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),
         "steps in flight": sum(len(replica.in_flight) for replica in core.replicas.values()),
-        "entries": len(scheduler._work.requests),
-        "settled entries": scheduler._work.has_settled,
+        "entries": len(work.requests),
+        "settled entries": work.has_settled,
     }
     return [f"the scheduler has {count} {name}" for name, count in counts.items() if count]
 

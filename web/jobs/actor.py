@@ -12,7 +12,9 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.bus_retry import BusRetry
@@ -33,6 +35,9 @@ from pagebus.web.requests.served_model import ServedModel, cached_block_size, lo
 from pagebus.web.server.open_tracing import open_tracing
 from pagebus.web.storage.files import OVER, Record, Store, open_store
 
+if TYPE_CHECKING:
+    from pagebus.web.telemetry.tracing import Tracing
+
 READ_BLOCK_MS = 250
 RETRY_S = 0.2
 LOOK_S = 1.0
@@ -44,6 +49,17 @@ RECORD_TRIES = 50
 DISK_RETRY_S = 10.0
 BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_KEY_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a jobs actor works with, once it has its lease and knows the model."""
+
+    metrics: JobMetrics
+    outbox: Outbox
+    tracing: Tracing | None
+    inbox: Inbox
+    worker: Worker
 
 
 class JobsActor(Actor):
@@ -62,25 +78,32 @@ class JobsActor(Actor):
         self._has_more = False
         """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """What it works with, once it has started."""
+        assert self._parts is not None
+        return self._parts
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         model = self._model or await load_served_model(self.settings, int(time.time()))
         address = address_of(self.name, self.epoch)
-        self._job_metrics = JobMetrics(self.metrics, model.max_model_len)
-        self._outbox = Outbox(self.bus, self.epoch)
-        self._tracing = open_tracing(self.settings, model.name, self.log, queued=True)
-        self._inbox = Inbox(
-            self.bus, self.names, address, self._outbox, self._job_metrics, self.log, self._tracing,
+        metrics = JobMetrics(self.metrics, model.max_model_len)
+        outbox = Outbox(self.bus, self.epoch)
+        tracing = open_tracing(self.settings, model.name, self.log, queued=True)
+        inbox = Inbox(
+            self.bus, self.names, address, outbox, metrics, self.log, tracing,
             cache_block_size=cached_block_size(self.settings),
         )  # fmt: skip
-        self.worker = Worker(model, self._inbox, address)
+        self._parts = Parts(metrics, outbox, tracing, inbox, Worker(model, inbox, address))
         await self._bus_retry.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
         for coro, name in (
-            (self._outbox.run(), "outbox"),
-            (self._inbox.mailbox.keep_for_ever(), "mailbox"),
-            (self._inbox.run(), "inbox"),
+            (outbox.run(), "outbox"),
+            (inbox.mailbox.keep_for_ever(), "mailbox"),
+            (inbox.run(), "inbox"),
             (self._settle(), "settle"),
             (self._look(), "look"),
         ):
@@ -98,26 +121,26 @@ class JobsActor(Actor):
 
     def bus_restarted(self) -> None:
         """Retry the requests under way, some of which may be lost."""
-        if hasattr(self, "worker"):
-            self._inbox.mailbox.doubt(lost=True)
+        if self._parts is not None:
+            self._parts.inbox.mailbox.doubt(lost=True)
 
     def lease_lapsed(self) -> None:
-        if hasattr(self, "worker"):
-            self._inbox.mailbox.doubt()
+        if self._parts is not None:
+            self._parts.inbox.mailbox.doubt()
             self._holding.lapsed(self.settings.lease_ttl_s)
 
     async def stop(self) -> None:
         """Leave running jobs to the actor that takes them up."""
-        if not hasattr(self, "worker"):
+        if self._parts is None:
             return
-        self.worker.leaving = True
+        self._parts.worker.leave()
         await self._holding.stop()
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(self.settings.lease_ttl_s):
-                await self._outbox.flush()
-        await self._inbox.mailbox.forget()
-        if self._tracing is not None:
-            await self._tracing.stop()
+                await self._parts.outbox.flush()
+        await self._parts.inbox.mailbox.forget()
+        if self._parts.tracing is not None:
+            await self._parts.tracing.stop()
 
     # -- taking jobs --------------------------------------------------------------------------------------------------
 
@@ -170,8 +193,8 @@ class JobsActor(Actor):
 
     def _trace_below(self, traceparent: str) -> None:
         """Traces of what the present task does lie below this span, if it is one."""
-        if self._tracing is not None:
-            self._tracing.arriving({"traceparent": traceparent})
+        if self.parts.tracing is not None:
+            self.parts.tracing.arriving({"traceparent": traceparent})
 
     async def _do(self, entry: Entry, job: Job, size: int) -> None:
         """Process one job to its outcome."""
@@ -182,9 +205,9 @@ class JobsActor(Actor):
             if problem := problem_of(job, entry.deliveries):
                 result = unanswered(job_id, custom_id_of(job.request), "invalid_job", problem)
             else:
-                result = await self.worker.run(job_id, job.request, int(job.priority or 0))
+                result = await self.parts.worker.run(job_id, job.request, int(job.priority or 0))
         except asyncio.CancelledError:
-            if self.worker.leaving or entry.id not in self._holding:  # others go on with it
+            if self.parts.worker.leaving or entry.id not in self._holding:  # others go on with it
                 self.window.leave(size)
                 raise
             result, counter = cancelled(job_id, job.request), "cancelled"
@@ -212,7 +235,7 @@ class JobsActor(Actor):
         """A disk that is full is waited for; nothing else keeps a batch from its end."""
         while True:
             run = BatchRun(
-                store, batch, self.worker, self.window, self.settings.max_batch_lines, self.log,
+                store, batch, self.parts.worker, self.window, self.settings.max_batch_lines, self.log,
                 partial(self._is_ours, entry.id),
             )  # fmt: skip
             try:
@@ -244,7 +267,7 @@ class JobsActor(Actor):
         batch = job.batch if BATCH_NAME.fullmatch(job.batch) else ""
         told = JobResult(result=result.text(), custom_id=result.custom_id or "", batch=batch, job=str(entry.id))
         stream = job.reply_to if 0 < len(job.reply_to) <= MAX_KEY_CHARS else self.names.job_results
-        self._job_metrics.outcome(counter)
+        self.parts.metrics.outcome(counter)
         completion = Completion(entry, stream, told, self.names.batch(batch), counter if batch else "")
         self._settling.put(Outcome(completion, size))
 
@@ -262,10 +285,10 @@ class JobsActor(Actor):
             with contextlib.suppress(BusUnavailable):
                 await self._holding.look(anew=True)
                 self._holding.cancel(await self._cancelled_of(self._holding.batches))
-                self._job_metrics.queued.set(await self.bus.length(self.names.jobs))
-                self._job_metrics.running.set(self.window.jobs)
-            if self._tracing is not None:
-                self._tracing.tick()
+                self.parts.metrics.queued.set(await self.bus.length(self.names.jobs))
+                self.parts.metrics.running.set(self.window.jobs)
+            if self.parts.tracing is not None:
+                self.parts.tracing.tick()
             await asyncio.sleep(LOOK_S)
 
     async def _cancelled_of(self, batches: Iterable[str]) -> set[str]:

@@ -41,6 +41,10 @@ class Worker:
         self.leaving = False
         """Set when the actor ends: work cancelled from then on continues, in its next life or with another actor."""
 
+    def leave(self) -> None:
+        """From now on :attr:`leaving` is true."""
+        self.leaving = True
+
     async def run(self, job_id: str, text: str | bytes, priority: int = 0, *, cache_salt: str | None = None) -> Result:
         """The result of a line, an answer or an error. If another actor has begun the same ``job_id``, that request is
         joined: nothing is computed twice."""

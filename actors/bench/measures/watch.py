@@ -92,6 +92,7 @@ class Watch:
         self._slots: dict[int, int] = {}
         self._last_step_s = 0.0
         """When the last step of the last run was done."""
+        self._begin(())
 
     async def run(self, requests: Sequence[GenerateRequest], *, scheduler: bool = False) -> Run:
         """Submit all at once and follow them to their last token. To know what the ``scheduler`` did takes up to
@@ -143,6 +144,7 @@ class Watch:
         await self._deployment.bus.publish([(self._deployment.names.control, done)])
 
     def _begin(self, requests: Sequence[GenerateRequest]) -> None:
+        """Watch these, and forget the run before."""
         self._numbers = {request.request_id: index for index, request in enumerate(requests)}
         self._index_of: dict[int, int] = {}
         self._planned: dict[int, tuple[float, dict[str, float]]] = {}

@@ -39,6 +39,7 @@ class Api:
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Api:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
@@ -48,7 +49,12 @@ class Api:
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None,
                         trace: TracebackType | None) -> None:  # fmt: skip
-        await self._session.close()
+        await self._http.close()
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "used outside its context"
+        return self._session
 
     @property
     def root(self) -> str:
@@ -66,7 +72,7 @@ class Api:
     async def get_json(self, url: str) -> Any:
         """The answer of a route, as JSON."""
         try:
-            async with self._session.get(url) as response:
+            async with self._http.get(url) as response:
                 return _parsed(await _checked(response), url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
@@ -89,7 +95,7 @@ class Api:
     async def events(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> AsyncGenerator[Any, None]:
         """The data of all events of a stream, until ``[DONE]`` or its end. Names of events are under ``event``."""
         try:
-            async with self._session.request(method, url, json=body) as response:
+            async with self._http.request(method, url, json=body) as response:
                 if response.status != 200:
                     await _checked(response)
                 rest = b""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """``copying`` runs beside ``launching``, which goes on behind ``copied``."""
+
+    copying: torch.cuda.Stream
+    launching: torch.cuda.Stream
+    copied: torch.cuda.Event
 
 
 class StepMasks:
@@ -18,6 +29,7 @@ class StepMasks:
         self._shape = max_num_seqs, -(-vocab_size // 32)
         self._parts: dict[int, torch.Tensor] = {}
         """The first so many masks, of sizes met before."""
+        self._streams: _Streams | None = None
         self.masks = torch.empty((0, self._shape[1]), dtype=torch.int32, device=device)
 
     def make(self) -> None:
@@ -25,8 +37,8 @@ class StepMasks:
         if not len(self.masks):
             self.masks = torch.empty(self._shape, dtype=torch.int32, device=self._device)
             if self._device.type == "cuda":
-                self._copying, self._launching = new_stream(self._device), torch.cuda.current_stream(self._device)
-                self._copied = new_event()
+                launching = torch.cuda.current_stream(self._device)
+                self._streams = _Streams(new_stream(self._device), launching, new_event())
 
     def send(self, masks: torch.Tensor) -> None:
         """``masks`` [C, ceil(V / 32)] of this step, on the host, pinned if that matters. What is launched from here on
@@ -36,13 +48,14 @@ class StepMasks:
         count = len(masks)
         if (part := self._parts.get(count)) is None:
             part = self._parts[count] = self.masks[:count]
-        if self._device.type != "cuda":
+        streams = self._streams
+        if streams is None:
             part.copy_(masks)
             return
-        torch.cuda.set_stream(self._copying)
+        torch.cuda.set_stream(streams.copying)
         try:
             part.copy_(masks, non_blocking=True)
         finally:
-            torch.cuda.set_stream(self._launching)
-        self._copied.record(self._copying)
-        self._copied.wait(self._launching)
+            torch.cuda.set_stream(streams.launching)
+        streams.copied.record(streams.copying)
+        streams.copied.wait(streams.launching)

@@ -35,13 +35,14 @@ class DeadLetters:
         names: Names,
         outbox: Outbox,
         work: WorkStream,
+        blamed: dict[str, RequestBlamed],
         *,
         bus_retry: BusRetry,
         metrics: SchedulerMetrics,
         log: Log,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
-        self.blamed: dict[str, RequestBlamed] = {}
+        self.blamed = blamed
         self._bus = bus
         self._names = names
         self._outbox = outbox

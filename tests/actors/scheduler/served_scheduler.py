@@ -60,9 +60,12 @@ class Deployment:
 
     async def start_scheduler(self) -> None:
         self.scheduler = SchedulerActor(self.settings, MemoryBus(self.server, NAMES), "scheduler-0")
-        self.scheduler._lease_watch._believe_absence_s = 0.0  # who leaves is gone, although the scheduler is new
         self.life = asyncio.create_task(self.scheduler.run())
         await until(lambda: self.scheduler.state == "ready" or self.life.done())
+        if self.scheduler._leader is not None:
+            self.scheduler._leader.lease_watch._believe_absence_s = (
+                0.0  # who leaves is gone, although the scheduler is new
+            )
 
     async def lose_scheduler(self) -> None:
         """It finishes nothing; its lease ends."""

@@ -83,8 +83,8 @@ async def test_an_executor_that_closes_its_results_is_given_up_at_once() -> None
         at = EntryId(deployment.epochs["gpu-0"], FENCE_INDEX)
         await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), at, fence)])
         await until(lambda: not deployment.scheduler.core.replicas)
-        looked_s = deployment.scheduler._lease_watch.looked_s
-        await until(lambda: deployment.scheduler._lease_watch.looked_s > looked_s)
+        looked_s = deployment.scheduler._leader.lease_watch.looked_s
+        await until(lambda: deployment.scheduler._leader.lease_watch.looked_s > looked_s)
         assert not deployment.scheduler.core.replicas
         await deployment.stop_executor("gpu-0")
         deployment.pause_after = None
@@ -185,8 +185,8 @@ async def test_nobody_is_given_up_when_all_leases_vanish_at_once() -> None:
         await deployment.add_executor()
         await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
         deployment.server.leases.clear()
-        looked_s = deployment.scheduler._lease_watch.looked_s
-        await until(lambda: deployment.scheduler._lease_watch.looked_s > looked_s)
+        looked_s = deployment.scheduler._leader.lease_watch.looked_s
+        await until(lambda: deployment.scheduler._leader.lease_watch.looked_s > looked_s)
         info = dataclasses.asdict(FakeExecutor(name="gpu-0", block_size=16, num_blocks=64, max_model_len=1024).joined)
         held = await deployment.bus.renew_lease(
             "executor", "gpu-0", deployment.epochs["gpu-0"], info | {"state": "ready"}, ttl_s=TTL_S
@@ -274,9 +274,9 @@ async def test_what_is_lost_to_detokenizers_is_told_them(restarted: bool) -> Non
         deployment.pause_after = 6
         await deployment.send(ask("a", max_tokens=20))
         await until(lambda: len(deployment.results) == 6)
-        await until(lambda: deployment.scheduler._results.positions["gpu-0"].index == 6)
+        await until(lambda: deployment.scheduler._leader._results.positions["gpu-0"].index == 6)
         await deployment.tell_positions()
-        await until(lambda: "results:gpu-0" in deployment.scheduler._membership.positions.get("text", {}))
+        await until(lambda: "results:gpu-0" in deployment.scheduler._leader.membership.positions.get("text", {}))
         if restarted:
             deployment.scheduler.bus.on_restart()
         await deployment.stop_executor("gpu-0")
@@ -322,8 +322,8 @@ async def test_a_lease_from_the_past_does_not_stop_its_executor() -> None:
         await deployment.add_executor("gpu-0")
         await until(lambda: deployment.scheduler.core.replicas)
         for state in ("loading", "ready"):
-            epoch, looked_s = deployment.epochs["gpu-0"], deployment.scheduler._lease_watch.looked_s
+            epoch, looked_s = deployment.epochs["gpu-0"], deployment.scheduler._leader.lease_watch.looked_s
             await deployment.bus.renew_lease("executor", "gpu-0", epoch, {"state": state}, ttl_s=TTL_S)
-            await until(lambda before=looked_s: deployment.scheduler._lease_watch.looked_s > before)
+            await until(lambda before=looked_s: deployment.scheduler._leader.lease_watch.looked_s > before)
         await deployment.send(ask("a", max_tokens=4))
         await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})

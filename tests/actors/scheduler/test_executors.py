@@ -28,9 +28,9 @@ async def test_an_executor_that_closed_its_results_before_does_not_join_a_new_sc
         fence = ReplicaFenced(replica="gpu-0", reason="a device fault", error="RuntimeError")
         await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), EntryId(epoch, FENCE_INDEX), fence)])
         await deployment.start_scheduler()
-        looked_s = deployment.scheduler._lease_watch.looked_s
-        await until(lambda: deployment.scheduler._lease_watch.looked_s > looked_s)
-        assert not deployment.scheduler._membership.members
+        looked_s = deployment.scheduler._leader.lease_watch.looked_s
+        await until(lambda: deployment.scheduler._leader.lease_watch.looked_s > looked_s)
+        assert not deployment.scheduler._leader.membership.members
 
         await deployment.bus.release_lease("executor", "gpu-0", epoch)
         deployment.pause_after = None
@@ -75,7 +75,7 @@ async def test_a_plan_that_nobody_answers_in_a_takeover_is_trimmed() -> None:
         await until(lambda: deployment.server.stream(NAMES.steps("gpu-0")).ids)
         await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
         await starting
-        await deployment.scheduler._keep_house(pause_s=0.0)
+        await deployment.scheduler._leader._keep_house(pause_s=0.0)
         assert await deployment.lengths(NAMES.steps("gpu-0")) == [0]
 
 

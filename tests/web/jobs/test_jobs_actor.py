@@ -354,7 +354,7 @@ async def test_a_job_that_is_begun_once_more_is_another_attempt(world: World) ->
     """A server has come back with what it had before the answer: what was said of that is not meant now."""
     actor = await world.begin()
     for _ in range(2):
-        assert not (await actor.worker.run("1-1", line("a"))).failed
+        assert not (await actor.parts.worker.run("1-1", line("a"))).failed
     first, second = world.backend.requests
     assert first.request_id == second.request_id
     assert first.attempt != second.attempt

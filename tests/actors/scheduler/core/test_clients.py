@@ -89,7 +89,7 @@ async def test_who_asked_last_is_answered_even_if_held_up_attempts_come_later(sc
         await deployment.send(held_up, AbortRequest(request_id="another"))
         await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
-        await until(lambda: not scheduler._work.has_settled)
+        await until(lambda: not scheduler._leader.work.has_settled)
         request = scheduler.core.requests["a"]
         newest = request.readers.newest
         assert (newest.attempt, newest.ingress) == ("3", last.ingress)
@@ -112,13 +112,13 @@ async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over
     """A server that took over from another may not know that it has delivered an entry: it is no second request."""
     async with Deployment().running() as deployment:
         await deployment.send(ask("r", max_tokens=8))
-        await until(lambda: "r" in deployment.scheduler._work.requests)
-        deployment.scheduler._put(deployment.scheduler._work.requests["r"])
+        await until(lambda: "r" in deployment.scheduler._leader.work.requests)
+        deployment.scheduler._leader._put(deployment.scheduler._leader.work.requests["r"])
         await deployment.send(AbortRequest(request_id="another"))
         await until_empty(deployment.bus, NAMES.control)
         assert await deployment.lengths(NAMES.tokenized) == [1]
         await deployment.send(AbortRequest(request_id="r"))
-        await until(lambda: not deployment.scheduler._work.requests)
+        await until(lambda: not deployment.scheduler._leader.work.requests)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -131,10 +131,10 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
         await deployment.send(first, again, AbortRequest(request_id="another"))
         await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
-        await until(lambda: not scheduler._work.has_settled)
+        await until(lambda: not scheduler._leader.work.has_settled)
         left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
         assert [entry.message.attempt for entry in left] == ["again" if same else ""]  # type: ignore[union-attr]
-        assert [entry.id for entry in left] == [scheduler._work.requests["r"].id]
+        assert [entry.id for entry in left] == [scheduler._leader.work.requests["r"].id]
         await deployment.lose_scheduler()
         await deployment.start_scheduler()
         await deployment.add_executor()
@@ -145,9 +145,9 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
 async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bus takes no writes and answers reads: others may have lost their leases by that."""
     async with Deployment().running() as deployment:
-        bus, lease_watch = deployment.bus, deployment.scheduler._lease_watch
+        bus, lease_watch = deployment.bus, deployment.scheduler._leader.lease_watch
         epoch = await bus.acquire_lease("ingress", "web", {"state": "ready"}, ttl_s=TTL_S)
-        await until(lambda: address_of("web", epoch) in deployment.scheduler._membership.ingresses)
+        await until(lambda: address_of("web", epoch) in deployment.scheduler._leader.membership.ingresses)
 
         async def refuse(*_: object, **__: object) -> NoReturn:
             raise BusRefused("the server takes no writes")
@@ -159,7 +159,7 @@ async def test_who_cannot_renew_its_own_lease_gives_nobody_up(monkeypatch: pytes
             await bus.release_lease("ingress", "web", epoch)
             looked_s = lease_watch.looked_s
             await until(lambda: lease_watch.looked_s > looked_s)
-            assert address_of("web", epoch) in deployment.scheduler._membership.ingresses
+            assert address_of("web", epoch) in deployment.scheduler._leader.membership.ingresses
 
 
 async def test_who_waits_where_the_request_goes_on_no_more_is_told() -> None:

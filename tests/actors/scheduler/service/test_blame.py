@@ -74,7 +74,7 @@ async def test_a_request_that_ends_schedulers_is_given_up(
         assert [(each.request_id, each.reason) for each in letters] == [(POISON, "RuntimeError: a bug")]
         await deployment.send(done(*GOOD, "late"))
         await until(lambda: core.is_forgettable)
-        assert not deployment.scheduler._dead_letters.blamed
+        assert not deployment.scheduler._leader._dead_letters.blamed
         assert not deployment.life.done()
         core.check_integrity()
 
@@ -115,15 +115,15 @@ async def test_who_was_blamed_once_is_tried_again(monkeypatch: pytest.MonkeyPatc
         deployment.pause_after = 20
         await deployment.start_scheduler()
         await until(lambda: len(deployment.tokens()) > 10)
-        await deployment.scheduler._sum_up()
+        await deployment.scheduler._leader._sum_up()
         await deployment.lose_scheduler()
         deployment.pause_after = None
         await deployment.start_scheduler()
-        assert [blame.times for blame in deployment.scheduler._dead_letters.blamed.values()] == [1]
+        assert [blame.times for blame in deployment.scheduler._leader._dead_letters.blamed.values()] == [1]
         await until(lambda: set(deployment.scheduler.core.delivery.finished) == {POISON})
         assert deployment.tokens()[-1] == expected_tokens(PROMPT, 100)[-1]
         await deployment.send(done(POISON))
-        await until(lambda: not deployment.scheduler._dead_letters.blamed)
+        await until(lambda: not deployment.scheduler._leader._dead_letters.blamed)
 
 
 async def test_a_failure_of_nobody_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

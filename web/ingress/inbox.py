@@ -290,13 +290,11 @@ class Inbox:
                 num_known = num_tokens - len(shown_tokens[row]) if row in shown_tokens else 0
                 if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
-            request.num_prompt_tokens = num_prompt
-            request.num_cached_tokens = num_cached
+            request.num_prompt_tokens, request.num_cached_tokens = num_prompt, num_cached
             if num_tokens > choice.num_counted:
                 self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
                 choice.num_counted = num_tokens
-            if new_tokens > 0:
-                choice.num_tokens = num_tokens
+            choice.num_tokens = max(choice.num_tokens, num_tokens)
             choice.add_text(text, offset)
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
@@ -305,8 +303,7 @@ class Inbox:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
                 choice.add_tokens(shown_tokens[row][-new_tokens:])
             if finish is not None:
-                choice.finish_reason = finish
-                choice.stop_reason = stop
+                choice.finish_reason, choice.stop_reason = finish, stop
                 self._choice_finished(choice, finish, num_tokens, now_s)
             request.call.mark_changed(choice)
         return ""

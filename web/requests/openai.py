@@ -184,10 +184,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     template_kwargs = read_template_kwargs(fields)
     sampling, parsing = read_reasoning(fields, sampling, tools.parsing, model, template_kwargs)
     sampling, details = read_chat_details(fields, sampling, messages, parsing, model, stream=stream)
-    continues = fields.boolean("continue_final_message", False)
-    generates = fields.boolean("add_generation_prompt", True)
-    if continues and generates:
-        raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
+    continues, generates = _read_continuation(fields)
     parsed = ParsedRequest(
         model=name,
         prompts=(Prompt(messages=messages),),
@@ -212,6 +209,15 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed
+
+
+def _read_continuation(fields: Fields) -> tuple[bool, bool]:
+    """Whether the last message is continued, and whether the prompt ends with the start of an answer: not both."""
+    continues = fields.boolean("continue_final_message", False)
+    generates = fields.boolean("add_generation_prompt", True)
+    if continues and generates:
+        raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
+    return continues, generates
 
 
 def parse_prompt(data: dict[str, Any], model: ServedModel) -> ParsedRequest:

@@ -198,17 +198,26 @@ class PersistentBatch:
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
-    def _rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
-        slots, scheduled, num_rows = plan.slots, plan.num_scheduled, len(plan.slots)
-        if num_rows or len(scheduled):
+    def _checked_rows(self, plan: StepPlan) -> tuple[Int32Array, Int32Array]:
+        """The table's columns [., rows] of the plan's slots, and how many tokens [rows] are computed with this step.
+
+        Raises:
+            PlanError: the plan's rows break a rule.
+        """
+        if len(plan.slots) or len(plan.num_scheduled):
             checks.row_slots(plan, self.limits, self.sequence_ids)
         elif plan.num_decodes:
             raise PlanError(f"num_decodes is {plan.num_decodes} in a plan without rows")
-        rows = self._table.take(slots, axis=1)
+        rows = self._table.take(plan.slots, axis=1)
+        ends = rows[COMPUTED] + plan.num_scheduled
+        if len(plan.slots):
+            checks.row_lengths(plan, self.limits, ends, rows[TOKENS], rows[BLOCKS])
+        return rows, ends
+
+    def _rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
+        slots, scheduled, num_rows = plan.slots, plan.num_scheduled, len(plan.slots)
+        rows, ends = self._checked_rows(plan)
         starts, known = rows[COMPUTED], rows[TOKENS]
-        ends = starts + scheduled
-        if num_rows:
-            checks.row_lengths(plan, self.limits, ends, known, rows[BLOCKS])
         only_decodes = plan.num_decodes == num_rows
         query_start = np.arange(num_rows + 1, dtype=np.int32)
         if not only_decodes:

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import structs
 
+from pagebus.bus.messages import GenerateRequest
 from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
@@ -68,19 +69,11 @@ async def answer(
 ) -> web.StreamResponse:
     """Submit the requests of a call and send its answer. Whatever still runs at the end is aborted."""
     context = request.app[CONTEXT]
-    if resumption is None:
-        public_id = endpoint.id_prefix + request[REQUEST_ID]
-        ids = bus_request_ids(public_id, given=request[REQUEST_ID_GIVEN], count=len(parsed.prompts))
-    else:
-        public_id = endpoint.id_prefix + resumption.request_id
-        ids = bus_request_ids(public_id, given=False, count=len(parsed.prompts))
-    arrived_s = time.time()
-    make = partial(parsed.messages_for_bus, ids, context.address, arrived_s)
-    messages = await offload(make, long=len(ids) > MANY_PROMPTS)
+    public_id, arrived_s = _public_id(request, endpoint, resumption), time.time()
+    messages = await _messages(request, parsed, public_id, resumption, arrived_s)
     seen = None
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
-        messages = [structs.replace(message, attempt=resumption.attempt, shared=True) for message in messages]
     size = num_bytes(parsed, request.content_length)
     call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size)
     call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
@@ -104,18 +97,36 @@ async def answer(
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
 
 
+def _public_id(request: web.Request, endpoint: Endpoint, resumption: Resumption | None) -> str:
+    """The id of the answer: a resumed one keeps that of its first attempt."""
+    return endpoint.id_prefix + (request[REQUEST_ID] if resumption is None else resumption.request_id)
+
+
+async def _messages(
+    request: web.Request, parsed: ParsedRequest, public_id: str, resumption: Resumption | None, arrived_s: float
+) -> list[GenerateRequest]:
+    """What goes on the bus: one message per prompt."""
+    given = resumption is None and request[REQUEST_ID_GIVEN]
+    ids = bus_request_ids(public_id, given=given, count=len(parsed.prompts))
+    make = partial(parsed.messages_for_bus, ids, request.app[CONTEXT].address, arrived_s)
+    messages = await offload(make, long=len(ids) > MANY_PROMPTS)
+    if resumption is None:
+        return messages
+    return [structs.replace(message, attempt=resumption.attempt, shared=True) for message in messages]
+
+
 async def _respond(
     request: web.Request, endpoint: Endpoint, parsed: ParsedRequest, call: Call, seen: Seen | None, created_s: int
 ) -> web.StreamResponse:
     """Send the answer of a call, as a stream or whole. ``seen``: what a returning client has of it."""
+    context, public_id = request.app[CONTEXT], call.public_id
     if parsed.stream:
-        chunks = make_chunks(endpoint, parsed, call.public_id, created_s)
-        chunks = endpoint.translated(chunks, call.public_id, parsed.model)
+        chunks = endpoint.translated(make_chunks(endpoint, parsed, public_id, created_s), public_id, parsed.model)
         if seen is not None:
             chunks = ReturningChunks(chunks, call.choices, seen)
-        return await stream(request, request.app[CONTEXT], call, chunks)
+        return await stream(request, context, call, chunks)
     await call.finished()
-    write = partial(endpoint.response, call, call.public_id, created_s, parsed.model)
+    write = partial(endpoint.response, call, public_id, created_s, parsed.model)
     is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
     return await send(request, await offload(write, long=is_long))
 

@@ -228,9 +228,8 @@ class PersistentBatch:
             (finished,) = (ends == known).nonzero()
             sampled, sample_slots, context_lens = rows.take(finished, axis=1), slots[finished], ends[finished]
             hidden_index = query_start[1:][finished] - ONE
-        totals = context_lens + ONE
+        totals, indexes = context_lens + ONE, context_lens - sampled[PROMPT]
         self.num_tokens[sample_slots] = totals
-        indexes = context_lens - sampled[PROMPT]
         work = StepWork(
             num_decodes=plan.num_decodes if self._decodes_apart else 0,
             num_tokens=int(query_start[-1]),

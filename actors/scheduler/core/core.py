@@ -191,9 +191,11 @@ class Core:
         return out
 
     def _take_result(self, message: ReplicaResult) -> None:
-        if message.replica not in self.replicas or message.result.scheduler_epoch != self.config.epoch:
+        replica = self.replicas.get(message.replica)
+        if replica is None or message.result.scheduler_epoch != self.config.epoch:
             return  # of a replica that was given up, or for another scheduler
-        ended = self.planner.take_result(message)
+        ended = replica.take_result(message.result)
+        self.planner.fleet.touch(replica)
         if len(message.result.logprob_rows):
             self.lifecycle.keep_scores(message.result)
         for sequence, end in ended:

@@ -18,7 +18,7 @@ from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
 from pagebus.actors.scheduler.core.fleet import Fleet
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
-from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ReplicaResult, ToJournal, ToReplica
+from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ToJournal, ToReplica
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.preemption import end, preempt
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
@@ -185,17 +185,6 @@ class Planner:
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
             self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
-
-    def take_result(self, message: ReplicaResult) -> list[tuple[Sequence, int]]:
-        """Apply a result. Returns the sequences that it ended, each with its ``ends`` code.
-
-        Raises:
-            ProtocolError: it contradicts the plans; nothing has changed.
-        """
-        replica = self.replicas[message.replica]
-        ended = replica.take_result(message.result)
-        self.fleet.touch(replica)
-        return ended
 
     def touch_all(self) -> None:
         """Mark all replicas as possibly having something new to plan."""

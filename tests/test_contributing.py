@@ -54,7 +54,7 @@ def test_every_path_in_contributing_exists() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:\.?[\w-]+/)*[\w.-]+(?:\.(?:py|js|css|md|json|yaml|txt|toml)|/[\w-]*))`", text))
     assert {"web/app.py", "compose.yaml", "kernels/", "tests/gpu/bench", ".editorconfig"} <= named | {".editorconfig"}
-    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    assert [path for path in sorted(named - {"origin/main"}) if not (ROOT / path).exists()] == []
 
 
 def test_ten_kinds_of_change_have_their_files() -> None:

@@ -125,6 +125,21 @@ def test_objects_are_complete_when_constructed() -> None:
     assert shown(late(TREES)) == []
 
 
+def test_notes_are_only_logged() -> None:
+    """A note is made by the core, logged by the actor and shown by the simulator: nothing else knows the type."""
+    knowing = {str(path.relative_to(ROOT)) for path, tree in TREES.items() if "Note" in names_in(tree)}
+    assert {each for each in knowing if not each.startswith("actors/scheduler/core/")} == {
+        "actors/scheduler/events.py",
+        "actors/scheduler/outputs.py",
+        "actors/simulator/simulation.py",
+    }
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Names that a module defines, imports or uses."""
+    return {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(tree)}
+
+
 def test_no_object_is_asked_whether_it_is_complete() -> None:
     """No ``hasattr(self, ...)`` and the like."""
     assert shown(asked_of_self(TREES)) == []

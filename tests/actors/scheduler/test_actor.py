@@ -167,13 +167,13 @@ async def test_a_jump_of_the_wall_clock_forgets_nothing(monkeypatch: pytest.Monk
         await deployment.add_executor()
         await deployment.send(ask("a", max_tokens=2))
         await until(lambda: deployment.scheduler.core.is_forgettable is False and deployment.scheduler.core.is_idle)
-        deployment.scheduler._news.set()
-        await until(lambda: not deployment.scheduler._news.is_set())
+        deployment.scheduler._leader._news.set()
+        await until(lambda: not deployment.scheduler._leader._news.is_set())
         wall_s = time.time()
         monkeypatch.setattr(time, "time", lambda: wall_s + 86_400.0)
         for _ in range(2):
-            deployment.scheduler._news.set()
-            await until(lambda: not deployment.scheduler._news.is_set())
+            deployment.scheduler._leader._news.set()
+            await until(lambda: not deployment.scheduler._leader._news.is_set())
         assert deployment.scheduler.core.delivery.finished.keys() == {"a"}
         await deployment.send(done("a"))
         await until(lambda: not deployment.scheduler.core.delivery.finished)

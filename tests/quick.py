@@ -55,7 +55,7 @@ def _git(*arguments: str) -> list[str]:
     return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
 
 
-def tests_of(changed: Iterable[str]) -> list[str]:
+def files_to_run(changed: Iterable[str]) -> list[str]:
     """The test files to run: those that changed, those named after a changed file, then the others of their rooms."""
     first, then = [], []
     for name in changed:
@@ -96,7 +96,7 @@ def main() -> int:
         for command in (["check", "-q"], ["format", "-q", "--check"])
     ]
     deadline = Deadline(LIMIT_S)
-    chosen = tests_of(changed)
+    chosen = files_to_run(changed)
     options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not gpu and not slow"]
     failed.append(int(pytest.main([*options, *chosen], plugins=[deadline])))
     failed.append(types.wait())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.quick import ALWAYS, ROOT, Deadline, tests_of
+from tests.quick import ALWAYS, ROOT, Deadline, files_to_run
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from tests.quick import ALWAYS, ROOT, Deadline, tests_of
 )
 def test_the_nearest_test_comes_first(changed: str, first: str | None) -> None:
     """After those that always run: the file's own test, then the others of its room."""
-    chosen = tests_of([changed])
+    chosen = files_to_run([changed])
     assert chosen[: len(ALWAYS)] == list(ALWAYS)
     room = chosen[len(ALWAYS) :]
     assert room[0] == first if first else {Path(each).parent for each in room} == {Path("tests/browser")}
@@ -31,13 +31,13 @@ def test_the_nearest_test_comes_first(changed: str, first: str | None) -> None:
 
 def test_a_room_without_tests_takes_those_above() -> None:
     """And rooms beside or below it are left alone."""
-    chosen = tests_of(["bus/messages/sampling.py", "bus/nothing.py"])
+    chosen = files_to_run(["bus/messages/sampling.py", "bus/nothing.py"])
     assert {Path(each).parent for each in chosen[len(ALWAYS) :]} == {Path("tests/bus")}
 
 
 def test_what_always_runs_exists() -> None:
     """So does every file that is chosen."""
-    assert [each for each in tests_of(["web/app.py", "LICENSE"]) if not (ROOT / each).exists()] == []
+    assert [each for each in files_to_run(["web/app.py", "LICENSE"]) if not (ROOT / each).exists()] == []
 
 
 def test_no_test_begins_after_the_deadline() -> None:

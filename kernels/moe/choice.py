@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import torch
@@ -71,7 +72,9 @@ def leaves_unsorted(num_pairs: int, shape: Shape) -> bool:
 
 
 def _tokens_class(mean: int) -> int:
-    """Pairs of an item, if experts have so many on average: as many or a little more."""
+    """Pairs of an item, if experts have so many on average: few experts have more, which would be read twice."""
+    if mean < LONG_ITEM // 2:
+        mean += ceil(2 * sqrt(mean))
     return min(LONG_ITEM, max(16, next_power_of_2(mean)))
 
 
@@ -79,7 +82,7 @@ def _tokens_class(mean: int) -> int:
 def _unsorted(shape: Shape, dtype: torch.dtype, target: Target | None) -> Unsorted:
     if dtype.itemsize > 2:
         return Unsorted(PairConfig(4, 256, 4), PairConfig(4, 256, 4))
-    return Unsorted(PairConfig(4, 512, 4, 1), PairConfig(8, 256, 4, 1))
+    return Unsorted(PairConfig(2, 256, 2, 1), PairConfig(4, min(1024, next_power_of_2(shape.width)), 8, 4))
 
 
 @cache
@@ -90,7 +93,6 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
     tma = target is not None and target.capability == 90
     deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
     if tokens == LONG_ITEM:
-        both = GroupConfig(128, 64, 3, 8, tma)
-        return Grouped(tokens, both, both)
+        return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 4, tma))
     gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
     return Grouped(tokens, gate_up, GroupConfig(64, deep if shape.width % 128 == 0 else 64, 3, 4, tma))

@@ -29,12 +29,12 @@ RopeLayout: TypeAlias = Literal["half", "pairs"]
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     """``rms`` divides by the root of the mean square, ``layer`` takes the mean off first. The weight counts as
-    ``offset`` + weight, in float32."""
+    ``offset`` + weight, in float32. ``wide``: that multiplies before the norm is rounded, as it does with an offset."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     offset: Literal[0, 1] = 0
-    bias: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +171,20 @@ class ModelSpec:
     def kv_numbers(self) -> int:
         """Numbers that a token has in the cache: keys and values of all layers."""
         return sum(2 * layer.mixer.kv_heads * layer.mixer.head_dim for layer in self.layers)
+
+    def layer_weights(self) -> int:
+        """Numbers in the matrices of all layers by which a token is multiplied; of a mixture those of its experts."""
+        return sum(
+            _mixer_weights(layer.mixer, self.hidden) + _feed_weights(layer.feed, self.hidden) for layer in self.layers
+        )
+
+
+def _mixer_weights(mixer: Gqa, hidden: int) -> int:
+    return 2 * hidden * (mixer.heads + mixer.kv_heads) * mixer.head_dim
+
+
+def _feed_weights(feed: Feed, hidden: int) -> int:
+    if isinstance(feed, Dense):
+        return (3 if feed.gated else 2) * hidden * feed.width
+    shared = 0 if feed.shared is None else _feed_weights(feed.shared, hidden)
+    return hidden * (feed.experts + 3 * feed.top_k * feed.width) + shared

@@ -75,7 +75,7 @@ class AttentionSetup:
 
     @property
     def long_prompts_apart(self) -> bool:
-        """Whether kernels for long prompts may be used: they support no windows and no soft caps, and change the bits of
+        """Whether kernels for long prompts may be used: they support no windows, no soft caps, and change the bits of
         a result."""
         return self.target is not None and not self.deterministic and not any(self.windows) and not self.softcap
 

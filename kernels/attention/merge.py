@@ -9,7 +9,7 @@ from pagebus.kernels.common.triton import tl, triton
 def cap_scores(scores, SOFTCAP: tl.constexpr):
     """Scores times log2(e), capped: c tanh(s / c) for each s, times log2(e) again."""
     CAP: tl.constexpr = SOFTCAP * 1.4426950408889634
-    return CAP * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0))
+    return CAP - 2.0 * CAP / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0)
 
 
 @triton.jit

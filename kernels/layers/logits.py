@@ -21,7 +21,9 @@ def cap_logits_reference(logits: torch.Tensor, scale: float, softcap: float) -> 
 @triton.jit
 def soft_cap(x, cap):
     """cap * tanh(x / cap) of float32 x."""
-    return cap * (1.0 - 2.0 / (tl.exp2(x * (2.8853900817779268 / cap)) + 1.0))
+    power = tl.exp2(tl.abs(x) * (-2.8853900817779268 / cap))  # at most 1, whatever x is
+    capped = cap * (1.0 - power) / (1.0 + power)
+    return tl.where(x < 0, -capped, capped)
 
 
 @triton.jit

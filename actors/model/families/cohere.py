@@ -57,6 +57,6 @@ COHERE2 = Family(
     parse=parse2,
     golden={
         "cohere2": {**LOCAL, "head_dim": 64}, "cohere2-odd": {**LOCAL, **ODD},
-        "cohere2-biased": {**LOCAL, "head_dim": 80, "attention_bias": True, "sliding_window": 33},
+        "cohere2-biased": {**LOCAL, **ODD, "attention_bias": True, "sliding_window": 33},
     },
 )  # fmt: skip

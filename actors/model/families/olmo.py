@@ -52,7 +52,7 @@ OLMO2 = Family(
     golden={
         "olmo2": {},
         "olmo2-odd": ODD,
-        "olmo2-biased": {"attention_bias": True, "hidden_size": 96, "head_dim": 32, "intermediate_size": 64},
+        "olmo2-wide": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 48},
     },
 )
 OLMO3 = Family(

@@ -9,20 +9,22 @@ of the files are read: ``torch_dtype``, ``rope_theta`` and ``rope_scaling`` of t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pagebus.actors import shipped_model
+from pagebus.actors.model import ropes
+from pagebus.actors.model.errors import ModelError
+from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
+from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.spec import ModelSpec
 from pagebus.actors.settings import Settings
 
-LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-ARCHITECTURES = (LLAMA, MISTRAL, QWEN2, QWEN3)
-ORACLE = "OracleForCausalLM"
-"""A model for tests (:mod:`pagebus.actors.executor.models.oracle`)."""
-ROPE_TYPES = ("default", "linear", "llama3")
+__all__ = ["ARCHITECTURES", "ModelConfig", "ModelError"]
+
 DTYPES = ("float32", "bfloat16", "float16")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SHIPPED_MODEL = Path(shipped_model.__file__).parent
@@ -31,20 +33,17 @@ SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
 
 
-class ModelError(Exception):
-    """A model that cannot be served; the text names the model and what is wrong with it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model's shape and its defaults. Counts are per layer where a layer has them.
+    """A model's shape and its defaults: what ``spec`` says of every layer, where all layers are alike in it.
 
     ``layer_windows`` has one entry per layer: the number of latest tokens, itself included, that a token attends to,
-    or 0 for all. ``sliding_window`` is the one window that occurs in it, or None. ``rope_scaling`` is None for plain
-    rotary embeddings, else it holds ``rope_type`` and that type's numbers.
+    or 0 for all. ``intermediate_size`` is the width of a dense feed-forward part. ``names`` finds the weights.
     """
 
     architecture: str
+    spec: ModelSpec
+    names: NameMap
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -52,22 +51,21 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
     max_position_embeddings: int
-    sliding_window: int | None
     layer_windows: tuple[int, ...]
     tie_word_embeddings: bool
-    attention_bias: bool
     attention_out_bias: bool
     mlp_bias: bool
-    hidden_act: str
     dtype: str
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]
     matryoshka_dimensions: tuple[int, ...] = ()
     """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The largest window that occurs, or None."""
+        return max(self.layer_windows) or None
 
     @classmethod
     def load(cls, path: Path) -> ModelConfig:
@@ -80,30 +78,32 @@ class ModelConfig:
 
 
 def max_positions(config: ModelConfig) -> int:
-    """Positions that the rotary embeddings are made for. Linear scaling stretches those of the first training."""
-    scaling = config.rope_scaling
-    if scaling is not None and scaling["rope_type"] == "linear":
-        return math.floor(config.max_position_embeddings * float(scaling["factor"]))
-    return config.max_position_embeddings
+    """The most positions that the rotary embeddings can be made for: those of the first training, stretched."""
+    found = [ropes.max_positions(rope, config.max_position_embeddings) for rope in config.spec.rope]
+    return max(found, default=config.max_position_embeddings)
+
+
+def default_positions(config: ModelConfig) -> int:
+    """As many as it has without other angles for prompts of all lengths."""
+    found = [ropes.default_positions(rope, config.max_position_embeddings) for rope in config.spec.rope]
+    return max(found, default=config.max_position_embeddings)
 
 
 def num_layer_weights(config: ModelConfig) -> int:
     """Of the matrices of all layers: what every token is multiplied with, besides the head's."""
-    hidden, width = config.hidden_size, config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    layer = hidden * (width + 2 * kv_width) + width * hidden + 3 * hidden * config.intermediate_size
-    return layer * config.num_layers
+    return config.spec.layer_weights()
 
 
 def effective_max_model_len(settings: Settings, config: ModelConfig) -> int:
-    """Longest prompt plus output in tokens: what ``--max-model-len`` asks for, else all the model has positions for.
+    """Longest prompt plus output in tokens: what ``--max-model-len`` asks for, else all the model has positions for
+    without angles of its own for long prompts.
 
     Raises:
         ModelError: more is asked for than the model has positions.
     """
     longest = max_positions(config)
     if settings.max_model_len is None:
-        return longest
+        return default_positions(config)
     if settings.max_model_len > longest:
         raise ModelError(f"--max-model-len {settings.max_model_len}: the model has only {longest} positions")
     return settings.max_model_len
@@ -187,40 +187,34 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """The two files' objects as a :class:`ModelConfig`, with the defaults that transformers has. Raises ModelError."""
-    architecture = _architecture(raw)
-    num_layers, num_heads = _integer(raw, "num_hidden_layers"), _integer(raw, "num_attention_heads")
-    num_positions, vocab_size = _integer(raw, "max_position_embeddings"), _integer(raw, "vocab_size")
-    rope_theta, rope_scaling = _rope(raw, num_positions)
-    windows = _layer_windows(raw, architecture, num_layers)
-    config_bias = bool(raw.get("attention_bias", False))
-    config = ModelConfig(
-        architecture=architecture,
-        vocab_size=vocab_size,
-        hidden_size=_integer(raw, "hidden_size"),
-        intermediate_size=_integer(raw, "intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(raw, architecture, num_heads),
-        head_dim=_head_dim(raw, architecture, num_heads),
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        max_position_embeddings=num_positions,
-        sliding_window=max(windows) or None,
-        layer_windows=windows,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=architecture == QWEN2 or (architecture in (LLAMA, QWEN3) and config_bias),
-        attention_out_bias=architecture in (LLAMA, QWEN3) and config_bias,
-        mlp_bias=architecture == LLAMA and bool(raw.get("mlp_bias", False)),
-        hidden_act=str(raw.get("hidden_act", "silu")),
-        dtype=_dtype(raw),
-        eos_token_ids=_eos_token_ids(generation, raw, vocab_size),
+    family = family_of(raw)
+    fields = Fields(text_fields(raw, family))
+    _check_alone(fields)
+    spec = family.parse(fields)
+    mixer, feed = spec.layers[0].mixer, spec.layers[0].feed
+    if len({(layer.mixer.heads, layer.mixer.kv_heads, layer.mixer.head_dim) for layer in spec.layers}) > 1:
+        raise ModelError("config.json: layers that differ in their heads are not supported")
+    return ModelConfig(
+        architecture=_architecture(raw),
+        spec=spec,
+        names=family.names,
+        vocab_size=spec.vocab,
+        hidden_size=spec.hidden,
+        intermediate_size=feed.width,
+        num_layers=len(spec.layers),
+        num_heads=mixer.heads,
+        num_kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim,
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        layer_windows=tuple(layer.mixer.window for layer in spec.layers),
+        tie_word_embeddings=spec.head.tied,
+        attention_out_bias=mixer.out_bias,
+        mlp_bias=feed.bias,
+        dtype=_dtype(fields.raw),
+        eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab),
         default_sampling=_default_sampling(generation),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
     )
-    if config.hidden_act != "silu":
-        raise ModelError(f"config.json: hidden_act {config.hidden_act!r} is not supported (only silu)")
-    return config
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:
@@ -231,117 +225,18 @@ def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _architecture(raw: Mapping[str, Any]) -> str:
-    """The first architecture, if it is one of ours and nothing else in the file changes what it computes."""
-    names = raw.get("architectures") or [None]
-    name = names[0] if isinstance(names, list) else names
-    if name not in (*ARCHITECTURES, ORACLE):
-        said = f"architecture {name!r}" if name else "config.json names no architecture, which"
-        raise ModelError(f"{said} is not supported (supported: {', '.join(ARCHITECTURES)})")
-    if raw.get("auto_map"):
-        raise ModelError("config.json: auto_map asks for code that comes with the model, which is never run")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"]
+    """The first that the file names."""
+    names = raw["architectures"]
+    return str(names[0] if isinstance(names, list) else names)
+
+
+def _check_alone(fields: Fields) -> None:
+    """Nothing else in the file changes what the architecture computes. ``auto_map`` names code that comes with the
+    model: it is never run, and not needed for an architecture that is known."""
+    if fields.get("quantization_config"):
+        method = fields.get("quantization_config")
         method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
         raise ModelError(f"config.json: quantization_config ({method}) is not supported")
-    return str(name)
-
-
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    """A required whole number >= 1."""
-    value = raw.get(key)
-    if value is None:
-        raise ModelError(f"config.json has no {key}")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise ModelError(f"config.json: {key} is {value!r}, not a whole number of at least 1")
-    return value
-
-
-def _number(raw: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A number > 0; required if there is no default."""
-    value = raw.get(key)
-    if value is None:
-        if default is None:
-            raise ModelError(f"config.json has no {key}")
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"config.json: {key} is {value!r}, not a number above 0")
-    return float(value)
-
-
-def _num_kv_heads(raw: Mapping[str, Any], architecture: str, num_heads: int) -> int:
-    """Key and value heads. Older Llama files leave them out (or null) and mean as many as query heads."""
-    if raw.get("num_key_value_heads") is None and (architecture == LLAMA or "num_key_value_heads" in raw):
-        return num_heads
-    num_kv_heads = _integer(raw, "num_key_value_heads")
-    if num_heads % num_kv_heads:
-        raise ModelError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly")
-    return num_kv_heads
-
-
-def _head_dim(raw: Mapping[str, Any], architecture: str, num_heads: int) -> int:
-    """Width of a head: given, else hidden_size / heads; Qwen3's files that leave it out mean 128."""
-    if raw.get("head_dim") is not None:
-        head_dim = _integer(raw, "head_dim")
-    elif architecture == QWEN3 and "head_dim" not in raw:
-        head_dim = 128
-    else:
-        hidden_size = _integer(raw, "hidden_size")
-        head_dim, rest = divmod(hidden_size, num_heads)
-        if rest:
-            raise ModelError(f"config.json: hidden_size {hidden_size} is not a multiple of {num_heads} heads")
-    if head_dim % 2:
-        raise ModelError(f"config.json: head_dim {head_dim} is odd, rotary embeddings need pairs")
-    return head_dim
-
-
-def _rope(raw: Mapping[str, Any], num_positions: int) -> tuple[float, Mapping[str, Any] | None]:
-    """Rotary base, and the scaling as a normalised dict or None."""
-    new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    if not isinstance(new, dict) or not isinstance(old, dict):
-        raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
-    said: dict[str, Any] = {**old, **new}
-    theta = _number({"rope_theta": said.get("rope_theta", raw.get("rope_theta"))}, "rope_theta", 10000.0)
-    partial = said.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial is not None and partial != 1:
-        raise ModelError(f"config.json: partial_rotary_factor {partial} is not supported (only 1)")
-    if any(isinstance(value, dict) for value in said.values()):
-        raise ModelError("config.json: rope_parameters that differ by layer are not supported")
-    rope_type = said.get("rope_type", said.get("type", "default"))
-    if rope_type not in ROPE_TYPES:
-        raise ModelError(f"config.json: rope type {rope_type!r} is not supported (supported: {', '.join(ROPE_TYPES)})")
-    if rope_type == "default":
-        return theta, None
-    scaling: dict[str, Any] = {"rope_type": rope_type, "factor": _number(said, "factor")}
-    if rope_type == "llama3":
-        low, high = _number(said, "low_freq_factor"), _number(said, "high_freq_factor")
-        if low >= high:
-            raise ModelError(f"config.json: rope low_freq_factor {low} is not below high_freq_factor {high}")
-        original = _number(said, "original_max_position_embeddings", float(num_positions))
-        scaling |= {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
-    return theta, scaling
-
-
-def _layer_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int, ...]:
-    """Attention window of each layer, 0 for none. Mistral: all layers; Qwen: those that it lists; Llama: none."""
-    if architecture == MISTRAL:
-        if raw.get("sliding_window", 4096) is None:
-            return (0,) * num_layers
-        return (_integer({"sliding_window": 4096, **raw}, "sliding_window"),) * num_layers
-    if architecture == LLAMA:
-        return (0,) * num_layers
-    window = 0
-    if raw.get("use_sliding_window") and raw.get("sliding_window", 4096) is not None:
-        window = _integer({"sliding_window": 4096, **raw}, "sliding_window")
-    types = raw.get("layer_types")
-    if types is None:
-        first = raw.get("max_window_layers", 28)
-        return tuple(window if index >= first else 0 for index in range(num_layers))
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise ModelError(f"config.json: layer_types must list {num_layers} layers")
-    unknown = sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise ModelError(f"config.json: layer type {unknown[0]!r} is not supported")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

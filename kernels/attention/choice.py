@@ -60,6 +60,8 @@ class AttentionSetup:
     windows: frozenset[int] = frozenset({0})
     backend: str = "auto"
     deterministic: bool = False
+    softcap: bool = False
+    """Whether scores are capped, in any layer."""
 
     @property
     def in_place(self) -> bool:
@@ -73,8 +75,9 @@ class AttentionSetup:
 
     @property
     def long_prompts_apart(self) -> bool:
-        """Whether kernels for long prompts may be used: they support no windows, and change the bits of a result."""
-        return self.target is not None and not self.deterministic and not any(self.windows)
+        """Whether kernels for long prompts may be used: they support no windows, no soft caps, and change the bits of
+        a result."""
+        return self.target is not None and not self.deterministic and not any(self.windows) and not self.softcap
 
     @property
     def has_hopper(self) -> bool:
@@ -97,7 +100,8 @@ class LongPromptRule(NamedTuple):
 LONG_PROMPTS = {
     AttentionPath.HOPPER_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "torch" and setup.has_hopper,
-        "sm_90, bfloat16, heads of 128, no sliding window: rows that this kernel computes faster by measured rates",
+        "sm_90, bfloat16, heads of 128, no sliding window or soft cap: rows that this kernel computes faster by "
+        "measured rates",
     ),
     AttentionPath.CUDNN_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "triton" and setup.has_cudnn,

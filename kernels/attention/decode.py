@@ -16,7 +16,7 @@ import torch
 from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
 from pagebus.kernels.attention.decode_plan import DecodePlan
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
-from pagebus.kernels.attention.merge import merge_pieces
+from pagebus.kernels.attention.merge import cap_scores, merge_pieces
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
 from pagebus.kernels.common.int8 import (
     ONES,
@@ -102,6 +102,7 @@ def _decode_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
     INT8: tl.constexpr,  # the cache
@@ -240,7 +241,12 @@ def _decode_kernel(
                 scores = tl.dot(k.to(q.dtype), q, input_precision=PRECISION) * scale_log2
             if INT8:
                 k_scale, v_log, per_v_scale = token_scales(words, NATIVE and WHOLE)
-                scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
+                if SOFTCAP > 0:
+                    scores = cap_scores(scores * k_scale[:, None], SOFTCAP) + v_log[:, None]
+                else:
+                    scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
+            elif SOFTCAP > 0:
+                scores = cap_scores(scores, SOFTCAP)
             scores = tl.where(seen[:, None], scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=0))
             weights = tl.exp2(scores - new_highest[None, :])
@@ -342,6 +348,7 @@ def decode_attention(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    softcap: float = 0.0,
 ) -> None:
     """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`.
 
@@ -368,6 +375,7 @@ def decode_attention(
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
         PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window > 0,
+        SOFTCAP=softcap,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,

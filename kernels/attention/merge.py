@@ -1,8 +1,15 @@
-"""Merges attention results whose keys were cut into pieces, for both kernels that cut keys."""
+"""What both kernels over pages need: capped scores, and the sum of the results of keys that were cut into pieces."""
 
 from __future__ import annotations
 
 from pagebus.kernels.common.triton import tl, triton
+
+
+@triton.jit
+def cap_scores(scores, SOFTCAP: tl.constexpr):
+    """Scores times log2(e), capped: c tanh(s / c) for each s, times log2(e) again."""
+    CAP: tl.constexpr = SOFTCAP * 1.4426950408889634
+    return CAP - 2.0 * CAP / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0)
 
 
 @triton.jit

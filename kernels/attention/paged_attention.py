@@ -177,6 +177,7 @@ def paged_attention(
     scale: float,
     num_decodes: int,
     sliding_window: int = 0,
+    softcap: float = 0.0,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -191,8 +192,9 @@ def paged_attention(
     multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
     tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each; the
     others any number. Query i of n sees keys up to position context_len - n + i, and with a sliding_window only that
-    many of them (0: all). A float8 cache holds keys and values divided by kv_scales [2, Hkv] float32, which others do
-    not have. -> [T, Hq, D], q's dtype, or `out` when given.
+    many of them (0: all). With a softcap c a score s counts as c tanh(s / c) (0: as s). A float8 cache holds keys and
+    values divided by kv_scales [2, Hkv] float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when
+    given.
 
     Rows with context length 0 and tokens after query_start[R] give anything. Block ids past a row's context are never
     followed, negative ones read block 0.
@@ -214,7 +216,7 @@ def paged_attention(
     assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
-    assert not long_rows or (sliding_window == 0 and not invariant)
+    assert not long_rows or (sliding_window == 0 and softcap == 0 and not invariant)
     for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
     if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
         return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
@@ -230,12 +232,14 @@ def paged_attention(
         plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, long_rows, invariant=invariant)
     if num_decodes > 0:
         decodes = plan.decodes[sliding_window]
-        decode_attention(q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales)
+        decode_attention(
+            q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales, softcap=softcap
+        )  # fmt: skip
     if num_rows > num_decodes or decode_lens is not None:
         assert plan.prefills is not None
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
-            plan.prefills, kv_scales,
+            plan.prefills, kv_scales, softcap,
         )  # fmt: skip
     if for_hopper:
         hopper_prefill.hopper_attention(

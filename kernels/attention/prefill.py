@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pagebus.kernels.attention.merge import merge_pieces
+from pagebus.kernels.attention.merge import cap_scores, merge_pieces
 from pagebus.kernels.attention.prefill_plan import PrefillConfig
 from pagebus.kernels.common.float8 import float8_query, has_instructions
 from pagebus.kernels.common.int8 import ONES, token_scales, unpack
@@ -57,6 +57,7 @@ def _attend(
     stride_block, stride_token,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, BLOCK_DIM: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Take the keys begin..end (a multiple of TILE apart) into the running softmax of one block of queries.
 
@@ -93,7 +94,13 @@ def _attend(
             k = unpack(k, 0, q.dtype, NATIVE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         factor = scale_log2
-        if words_base is not None:
+        if SOFTCAP > 0:
+            if words_base is None:
+                scores, factor = cap_scores(scores * scale_log2, SOFTCAP), 1.0
+            else:
+                scores = cap_scores(scores * (k_scale * scale_log2)[None, :], SOFTCAP)
+                scores, factor = scores + v_log[None, :], 1.0
+        elif words_base is not None:
             scores, factor = tl.fma(scores, (k_scale * scale_log2)[None, :], v_log[None, :]), 1.0
         if MASKED:
             seen = place[None, :] <= position[:, None]
@@ -142,6 +149,7 @@ def _prefill_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # 0: none
     BLOCK_QUERIES: tl.constexpr,
     HEADS: tl.constexpr,  # of a program: 1, or GROUP rounded up
     TILE: tl.constexpr,
@@ -211,12 +219,12 @@ def _prefill_kernel(
         acc, total, highest = _attend(
             acc, total, highest, q, k_base, v_base, words_base, table, position, first_tile * TILE,
             tl.minimum(masked_tile * TILE, end), length, window, scale_log2, stride_block, stride_token,
-            False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE,
+            False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
         )  # fmt: skip
     acc, total, highest = _attend(
         acc, total, highest, q, k_base, v_base, words_base, table, position,
         tl.maximum(masked_tile, first_tile) * TILE, end, length, window, scale_log2, stride_block, stride_token,
-        True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE,
+        True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)
     acc = acc / total[:, None]
@@ -281,6 +289,7 @@ def prefill_attention(
     sliding_window: int,
     plan: PrefillPlan,
     kv_scales: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> None:
     """out = attention of the queries in the plan's spans; all others stay. Shapes as in `paged_attention`.
 
@@ -297,7 +306,7 @@ def prefill_attention(
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, HEADS=config.heads,
+        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, SOFTCAP=softcap, HEADS=config.heads,
         HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, **pdl(q.device),

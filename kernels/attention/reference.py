@@ -56,7 +56,7 @@ def _gather(
 
 
 def _decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float, window: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float, window: int, softcap: float
 ) -> torch.Tensor:
     """One query per row: q [R, Hq, D], k and v [R, Hkv, L, D] -> [R, Hq, D]. A group's heads are the query rows."""
     num_rows, num_heads, head_dim = q.shape
@@ -67,17 +67,30 @@ def _decode(
     if 0 < window < length:
         mask &= place >= ends - window
     grouped = q.reshape(num_rows, kv_heads, num_heads // kv_heads, head_dim)
-    result = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None], scale=scale)
+    if softcap:
+        result = _capped(grouped, k, v, mask[:, None, None], scale, softcap)
+    else:
+        result = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None], scale=scale)
     return result.reshape(num_rows, num_heads, head_dim)
 
 
+def _capped(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention of q [R, H, Lq, D] over k and v [R, H, L, D] with capped scores, in float32."""
+    scores = (q @ k.transpose(2, 3)).float() * scale
+    scores = (scores / softcap).tanh() * softcap
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(3)
+    return weights.to(q.dtype) @ v
+
+
 def _prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor, scale: float, window: int
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor, scale: float, window: int, softcap: float
 ) -> torch.Tensor:
     """Causal attention of padded queries: q [R, Hq, Lq, D], k and v [R, Hkv, L, D], past [R] (cached before q)."""
     num_queries, length = q.shape[2], k.shape[2]
     gqa = q.shape[1] != k.shape[1]
-    if num_queries == length and not 0 < window < length and not bool(past.any()):
+    if not softcap and num_queries == length and not 0 < window < length and not bool(past.any()):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     place = torch.arange(length, device=q.device)
     position = past.unsqueeze(1) + torch.arange(num_queries, device=q.device)  # [R, Lq]
@@ -86,6 +99,10 @@ def _prefill(
         mask &= place > position.unsqueeze(2) - window
         # A padded query may lie a window past the last key; it has to see something to stay finite.
         mask |= (position >= length).unsqueeze(2)
+    if softcap:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return _capped(q, k, v, mask.unsqueeze(1), scale, softcap)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(1), scale=scale, enable_gqa=gqa)
 
 
@@ -123,6 +140,7 @@ def paged_attention_reference(
     scale: float,
     num_decodes: int,
     sliding_window: int = 0,
+    softcap: float = 0.0,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -141,7 +159,7 @@ def paged_attention_reference(
     caches: Caches = tuple(
         zip((0, 1), (k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True)
     )
-    common = (caches, slots, context_lens, block_tables, scale, sliding_window)
+    common = (caches, slots, context_lens, block_tables, scale, sliding_window, softcap)
     for rows in _decode_rows(lens[:num_decodes]):
         _attend_decodes(q, out, rows, max(lens[row] for row in rows), *common)
     query_lens = [end - start for start, end in itertools.pairwise(starts)]
@@ -152,20 +170,20 @@ def paged_attention_reference(
 
 def _attend_decodes(
     q: torch.Tensor, out: torch.Tensor, rows: list[int], length: int, caches: Caches, slots: torch.Tensor,
-    context_lens: torch.Tensor, block_tables: torch.Tensor, scale: float, window: int,
+    context_lens: torch.Tensor, block_tables: torch.Tensor, scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
     """Attention of decode rows (token index = row) in one padded batch of `length` keys."""
     every = rows == list(range(len(rows)))
     row: slice | torch.Tensor = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
     table, lens = block_tables[slots[row].long()], context_lens[row]
     k, v = (_gather(part, cache, of, table, lens, length, q.dtype) for part, cache, of in caches)
-    out[row] = _decode(q[row], k, v, lens, scale, window)
+    out[row] = _decode(q[row], k, v, lens, scale, window, softcap)
 
 
 def _attend_prefills(
     q: torch.Tensor, out: torch.Tensor, query_start: torch.Tensor, rows: list[int], query_lens: list[int],
     lens: list[int], caches: Caches, slots: torch.Tensor, context_lens: torch.Tensor, block_tables: torch.Tensor,
-    scale: float, window: int,
+    scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
     """Attention of rows with several queries in one batch padded to the longest of them."""
     row = torch.tensor(rows, device=q.device)
@@ -176,5 +194,5 @@ def _attend_prefills(
     real = place < count
     token = torch.where(real, first + place, first)  # padding repeats the row's first token
     k, v = (_gather(part, cache, of, table, ends, length, q.dtype) for part, cache, of in caches)
-    result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window)
+    result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window, softcap)
     out[token[real]] = result.transpose(1, 2)[real]

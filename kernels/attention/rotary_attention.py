@@ -35,6 +35,7 @@ def rotary_attention_reference(
     block_tables: torch.Tensor,
     scale: float,
     sliding_window: int = 0,
+    softcap: float = 0.0,
     kv_scales: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -58,7 +59,7 @@ def rotary_attention_reference(
     return paged_attention_reference(
         q, k_cache, v_cache, slots=slots, query_start=torch.arange(count + 1, dtype=torch.int32, device=q.device),
         context_lens=context_lens, block_tables=block_tables, scale=scale, num_decodes=count,
-        sliding_window=sliding_window, kv_scales=kv_scales,
+        sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales,
     )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def rotary_attention(
     scale: float,
     plan: AttentionPlan,
     sliding_window: int = 0,
+    softcap: float = 0.0,
     kv_scales: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -98,6 +100,6 @@ def rotary_attention(
     out = torch.empty((num_rows, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     decode_attention(
         qkv, k_cache, v_cache, out, block_tables, scale, sliding_window, plan.decodes[sliding_window],
-        kv_scales=kv_scales, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps,
+        softcap=softcap, kv_scales=kv_scales, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps,
     )  # fmt: skip
     return out

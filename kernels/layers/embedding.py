@@ -9,9 +9,10 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 
-def embedding_reference(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """weight[input_ids]: input_ids [T] integers inside the vocabulary, weight [V, H] -> [T, H], a new tensor."""
-    return F.embedding(input_ids, weight)
+def embedding_reference(input_ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """weight[input_ids] * scale: input_ids [T] integers in the vocabulary, weight [V, H] -> [T, H], a new tensor."""
+    rows = F.embedding(input_ids, weight)
+    return rows if scale == 1.0 else rows.mul_(scale)
 
 
 @triton.jit
@@ -19,8 +20,10 @@ def _embedding_kernel(
     ids_ptr,  # [T]
     weight_ptr,  # [V, SIZE]
     out_ptr,  # [T, SIZE]
+    factor,  # of all, if SCALED
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -31,11 +34,13 @@ def _embedding_kernel(
         gdc_launch_dependents()
     row = tl.load(ids_ptr + token).to(tl.int64)
     values = tl.load(weight_ptr + row * SIZE + column, mask=column < SIZE)
+    if SCALED:
+        values = (values.to(tl.float32) * factor).to(values.dtype)
     tl.store(out_ptr + token * SIZE + column, values, mask=column < SIZE)
 
 
-def embedding(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """weight[input_ids], as `embedding_reference`."""
+def embedding(input_ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """weight[input_ids] * scale, as `embedding_reference`."""
     num_tokens, size = len(input_ids), weight.shape[1]
     assert input_ids.is_contiguous()
     assert weight.is_contiguous()
@@ -44,6 +49,7 @@ def embedding(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         block = min(1024, next_power_of_2(size))
         grid = (num_tokens, -(-size // block))
         _embedding_kernel[grid](
-            input_ids, weight, out, SIZE=size, BLOCK=block, num_warps=4, **pdl(weight.device)
+            input_ids, weight, out, scale,
+            SIZE=size, BLOCK=block, SCALED=scale != 1.0, num_warps=4, **pdl(weight.device),
         )  # fmt: skip
     return out

@@ -45,25 +45,44 @@ class Addition(NamedTuple):
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False
 ) -> torch.Tensor:
     """x / rms(x) * weight over the last dimension. x [..., D], weight [D] -> [..., D] (or `out`, which may be x).
 
-    As Hugging Face's Llama: the norm is taken in float32, rounded to x's dtype, then multiplied by the weight.
+    As Hugging Face's Llama: the norm is taken in float32, rounded to x's dtype, then multiplied by the weight. With a
+    weight in float32, as its Gemma: rounded after that.
+    ``centred``: the mean is taken off first, which makes it a layer norm without a bias.
     """
     wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True) if centred else wide
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    result = weight * normed.to(x.dtype)
+    result = (weight * normed.to(weight.dtype)).to(x.dtype)
     return result if out is None else out.copy_(result)
 
 
-def add_rms_norm_reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
+    centred: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """residual += x * scale (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
 
-    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
+    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first; so is the product with
+    the scale.
     """
-    residual += x if x.dim() == 2 else x.sum(0).to(residual.dtype)
-    return rms_norm_reference(residual, weight, eps)
+    whole = x if x.dim() == 2 else x.sum(0).to(residual.dtype)
+    residual += whole if scale == 1.0 else whole * scale
+    return rms_norm_reference(residual, weight, eps, centred=centred)
+
+
+@triton.jit
+def norm_rows(x, weight, eps, SIZE: tl.constexpr):
+    """RMS norm of rows [R, BLOCK] with a weight [BLOCK], not yet rounded: float32."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
+    normed = wide * scale[:, None]
+    if weight.dtype != tl.float32:
+        normed = normed.to(x.dtype).to(tl.float32)
+    return normed * weight[None, :].to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,11 +99,14 @@ def _rms_norm_kernel(
     stride_out_inner,
     num_rows,  # outer * INNER
     eps,
+    factor,  # of x, if SCALED
     INNER: tl.constexpr,
     SIZE: tl.constexpr,  # D
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # D rounded up
     PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    CENTRED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -99,20 +121,32 @@ def _rms_norm_kernel(
     x = tl.load(place, mask=mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         x += tl.load(place + part * stride_x_part, mask=mask, other=0.0)
-    x = x.to(weight.dtype)
+    x = x.to(out_ptr.dtype.element_ty)
+    if SCALED:
+        x = (x.to(tl.float32) * factor).to(x.dtype)
     if residual_ptr is not None:
         residual = residual_ptr + outer * stride_residual + column[None, :]
         x = (x.to(tl.float32) + tl.load(residual, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(residual, x, mask=mask)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)
-    normed = (wide * scale[:, None]).to(x.dtype).to(tl.float32) * weight[None, :].to(tl.float32)
+    if CENTRED:
+        wide = x.to(tl.float32)
+        wide = tl.where(mask, wide - (tl.sum(wide, axis=1) / SIZE)[:, None], 0.0)
+        normed = norm_rows(wide, weight, eps, SIZE)
+    else:
+        normed = norm_rows(x, weight, eps, SIZE)
     out = out_ptr + outer * stride_out_outer + inner * stride_out_inner + column[None, :]
     tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    factor: float = 1.0,
+    *,
+    centred: bool = False,
 ) -> None:
     """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D]."""
     parts, outer, inner, size = x.shape
@@ -121,7 +155,7 @@ def _launch(
     assert out.shape == x.shape[1:]
     assert weight.shape == (size,)
     assert weight.is_contiguous()
-    assert weight.dtype == out.dtype
+    assert weight.dtype in (out.dtype, torch.float32)
     assert x.dtype == (out.dtype if parts == 1 else torch.float32)
     num_rows = outer * inner
     if num_rows == 0:
@@ -141,18 +175,23 @@ def _launch(
         out.stride(1),
         num_rows,
         eps,
+        factor,
         INNER=inner,
         SIZE=size,
         BLOCK_ROWS=block_rows,
         BLOCK=block,
         PARTS=parts,
+        SCALED=factor != 1.0,
+        CENTRED=centred,
         num_warps=min(16, max(4, block // 512)),
         **pdl(out.device),
     )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x / rms(x) * weight over the last dimension, rounded as `rms_norm_reference` does.
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False
+) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension, rounded and perhaps ``centred`` as in `rms_norm_reference`.
 
     x [..., D]: two or three dimensions may be strided (a view of a fused qkv), more must be contiguous; out may be x.
     """
@@ -162,19 +201,19 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
         views = x.unsqueeze(1), out.unsqueeze(1)
     else:
         views = (x, out) if x.dim() == 3 else (x.view(-1, 1, x.shape[-1]), out.view(-1, 1, x.shape[-1]))
-    _launch(views[0].unsqueeze(0), None, weight, eps, views[1])
+    _launch(views[0].unsqueeze(0), None, weight, eps, views[1], centred=centred)
     return out
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual += x (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
-
-    x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first.
-    """
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
+    centred: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """residual += x * scale (in place), then rms_norm(residual), as `add_rms_norm_reference`."""
     assert x.dim() in (2, 3)
     assert residual.shape == x.shape[-2:]
     assert residual.stride(1) == 1
     out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
     parts = x.unsqueeze(0) if x.dim() == 2 else x
-    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1))
+    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1), scale, centred=centred)
     return out

@@ -74,8 +74,11 @@ def norm_halves(first, second, first_weight, second_weight, eps, HALF: tl.conste
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     square = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
     scale = tl.rsqrt(square / (2 * HALF) + eps)[:, None]
-    wide_first = (wide_first * scale).to(first.dtype).to(tl.float32) * first_weight.to(tl.float32)
-    wide_second = (wide_second * scale).to(first.dtype).to(tl.float32) * second_weight.to(tl.float32)
+    wide_first, wide_second = wide_first * scale, wide_second * scale
+    if first_weight.dtype != tl.float32:  # see rms_norm_reference
+        wide_first = wide_first.to(first.dtype).to(tl.float32)
+        wide_second = wide_second.to(first.dtype).to(tl.float32)
+    wide_first, wide_second = wide_first * first_weight.to(tl.float32), wide_second * second_weight.to(tl.float32)
     return wide_first.to(first.dtype), wide_second.to(first.dtype)
 
 

@@ -1,4 +1,4 @@
-"""SiLU-gated product of a fused gate_up projection."""
+"""Gated product of a fused gate_up projection."""
 
 from __future__ import annotations
 
@@ -8,21 +8,38 @@ import torch.nn.functional as F
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
+GATES = {"silu": 1, "gelu_tanh": 2}
+"""Activations of gates, by the numbers that kernels know them by; 0 is no gate."""
+
+
+def activation_mul_reference(x: torch.Tensor, act: str = "silu") -> torch.Tensor:
+    """act(x[:, :I]) * x[:, I:], ``act`` one of `GATES`. x [T, 2I] (gate | up) -> [T, I]; the activation is rounded to
+    x's dtype first."""
+    gate, up = x.chunk(2, dim=-1)
+    return (F.silu(gate) if GATES[act] == 1 else F.gelu(gate, approximate="tanh")) * up
+
 
 def silu_mul_reference(x: torch.Tensor) -> torch.Tensor:
-    """silu(x[:, :I]) * x[:, I:]. x [T, 2I] (gate | up) -> [T, I]; the SiLU is rounded to x's dtype first."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    """`activation_mul_reference` of SiLU."""
+    return activation_mul_reference(x)
+
+
+@triton.jit
+def activate(x, GATED: tl.constexpr):
+    """The activation of float32 x: SiLU, or GELU by its tanh approximation, which is x times a sigmoid too."""
+    power = 1.5957691216057308 * (x + 0.044715 * x * x * x) if GATED == 2 else x
+    return x / (1.0 + tl.exp(-power))
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _silu_mul_kernel(
+def _activation_mul_kernel(
     x_ptr,  # [T, 2I]
     out_ptr,  # [T, I]
     stride_x,
     num_tokens,
     SIZE: tl.constexpr,  # I
     BLOCK: tl.constexpr,
+    GATED: tl.constexpr,  # one of GATES
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -33,13 +50,18 @@ def _silu_mul_kernel(
     mask = columns < SIZE
     gate = tl.load(x_ptr + token * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + token * stride_x + SIZE + columns, mask=mask, other=0.0)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(up.dtype).to(tl.float32)
+    activated = activate(gate, GATED).to(up.dtype).to(tl.float32)
     product = activated * up.to(tl.float32)
     tl.store(out_ptr + token * SIZE + columns, product.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(x[:, :I]) * x[:, I:]. x [T, 2I] (gate | up), contiguous rows -> [T, I]."""
+    """`activation_mul` of SiLU."""
+    return activation_mul(x)
+
+
+def activation_mul(x: torch.Tensor, act: str = "silu") -> torch.Tensor:
+    """act(x[:, :I]) * x[:, I:], ``act`` one of `GATES`. x [T, 2I] (gate | up), contiguous rows -> [T, I]."""
     assert x.dim() == 2
     assert x.shape[1] % 2 == 0
     assert x.stride(1) == 1
@@ -49,5 +71,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
         return out
     block = min(1024, next_power_of_2(size))
     grid = (num_tokens, -(-size // block))
-    _silu_mul_kernel[grid](x, out, x.stride(0), num_tokens, SIZE=size, BLOCK=block, num_warps=4, **pdl(x.device))
+    _activation_mul_kernel[grid](
+        x, out, x.stride(0), num_tokens, SIZE=size, BLOCK=block, GATED=GATES[act], num_warps=4, **pdl(x.device)
+    )  # fmt: skip
     return out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.linear.activation import activate
 
 
 @triton.jit
 def tile_rows(tile, num_rows, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
     """The rows of W [BLOCK_N] in ``tile``, and which exist: the first ROWS, as far as there are any.
 
-    ``GATED``: half of the tile is from the first half of W, half from the second (gate | up), for silu(gate) * up.
+    ``GATED``: half of the tile is from the first half of W, half from the second (gate | up), for act(gate) * up.
     """
     place = tl.arange(0, BLOCK_N)
     HALVES: tl.constexpr = 2 if GATED else 1
@@ -35,10 +36,10 @@ def split_gated(acc):
 
 
 @triton.jit
-def silu_mul_tile(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up, rounded as separate operations would round."""
+def gated_tile(gate, up, dtype: tl.constexpr, GATED: tl.constexpr):
+    """act(gate) * up, rounded as separate operations would round."""
     gate = gate.to(dtype).to(tl.float32)
-    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    return activate(gate, GATED).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit

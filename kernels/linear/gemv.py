@@ -18,9 +18,9 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.linear.epilogue import (
     add_bias,
+    gated_tile,
     inverse_rms,
     load_squares,
-    silu_mul_tile,
     split_gated,
     store_residual,
     store_tile,
@@ -58,7 +58,7 @@ def _vector_kernel(
     num_rows,  # N
     size,  # K
     eps,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -116,7 +116,7 @@ def _vector_kernel(
     total = add_bias(total, bias_ptr, row)
     if GATED:
         gate, up = split_gated(total)
-        total = silu_mul_tile(gate, up, out_ptr.dtype.element_ty)
+        total = gated_tile(gate, up, out_ptr.dtype.element_ty, GATED)
     HALVES: tl.constexpr = 2 if GATED else 1
     if residual_ptr is None:
         store_tile(total, tile, out_ptr, token, num_tokens, num_rows // HALVES, BLOCK_N // HALVES)
@@ -133,11 +133,12 @@ def vector_linear(
     out: torch.Tensor,
     config: VectorConfig,
     *,
-    gated: bool,
+    gated: int,
     before: HalfNorm | None = None,
     after: Addition | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: silu(gate) * up into out [T, N / 2].
+    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
+    of this number in `GATES`, into out [T, N / 2].
 
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
     norm's weight.

@@ -141,9 +141,9 @@ def _load_all(
 
 
 @gluon.jit
-def _silu(x):
-    """x / (1 + exp(-x)), without what only numbers beyond float16 and bfloat16 need."""
-    power = x * -1.4426950408889634
+def _activate(x, GATED: gl.constexpr):
+    """x / (1 + exp(-x)), or GELU by tanh (`activate`), without what only numbers beyond float16 and bfloat16 need."""
+    power = (x + 0.044715 * x * x * x) * -2.302208198 if GATED == 2 else x * -1.4426950408889634
     power = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], gl.float32, True, 1)
     return x * gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + power], gl.float32, True, 1)
 
@@ -162,7 +162,7 @@ def _store(
             up += gl.load(bias_ptr + num_columns + column, mask=inside, other=0.0).to(gl.float32)[None, :]
         dtype: gl.constexpr = out_ptr.dtype.element_ty
         gate = gate.to(dtype).to(gl.float32)
-        result = _silu(gate).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
+        result = _activate(gate, GATED).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
     else:
         result = acc
         column = first_column + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
@@ -301,9 +301,10 @@ def specialized_linear(
     out: torch.Tensor,
     config: SpecializedConfig,
     *,
-    gated: bool,
+    gated: int,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: silu(gate) * up into out [T, N / 2].
+    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
+    of this number in `GATES`, into out [T, N / 2].
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
     """

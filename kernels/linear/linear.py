@@ -1,7 +1,7 @@
 """Products with weights, y = x Wᵀ: our own kernels where they are faster, for few tokens, and the library otherwise.
 
 The faster kernel and its launch shape were measured for each shape; `pagebus.kernels.linear.dispatch` holds the
-results. There are five forms: the product; the product in float32; silu(gate) * up; partial sums, which
+results. There are five forms: the product; the product in float32; act(gate) * up; partial sums, which
 `pagebus.kernels.layers.norm.add_rms_norm` adds up; and the product into the residual, which computes half of the
 following norm. The first three compute the other half. Forms ending in ``_invariant`` give a token the same bits
 whatever other tokens are in the pass, at any cost.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import silu_mul, silu_mul_reference
+from pagebus.kernels.linear.activation import GATES, activation_mul, activation_mul_reference
 from pagebus.kernels.linear.dispatch import (
     Config,
     LinearChoice,
@@ -51,10 +51,11 @@ def linear_reference(
 
 
 def gated_linear_reference(
-    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None, act: str = "silu"
 ) -> torch.Tensor:
-    """silu(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
-    return silu_mul_reference(F.linear(_whole(x), weight, bias))
+    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``act`` one of
+    `GATES`."""
+    return activation_mul_reference(F.linear(_whole(x), weight, bias), act)
 
 
 def _whole(x: torch.Tensor | HalfNorm) -> torch.Tensor:
@@ -98,7 +99,7 @@ def _run(
     out: torch.Tensor,
     config: Config,
     *,
-    gated: bool = False,
+    gated: int = 0,
     after: Addition | None = None,
 ) -> torch.Tensor:
     values, before = (x.x, x) if isinstance(x, HalfNorm) else (x, None)
@@ -139,16 +140,21 @@ def linear(
 
 
 def gated_linear(
-    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None, config: Config | None = None
+    x: torch.Tensor | HalfNorm,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    config: Config | None = None,
+    act: str = "silu",
 ) -> torch.Tensor:
-    """silu(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
+    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``act`` one of
+    `GATES`."""
     config = config or _chosen("gated", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
-        return silu_mul(F.linear(x, weight, bias))
+        return activation_mul(F.linear(x, weight, bias), act)
     values = x.x if isinstance(x, HalfNorm) else x
     out = torch.empty((len(values), len(weight) // 2), dtype=values.dtype, device=values.device)
-    return _run(x, weight, bias, out, config, gated=True)
+    return _run(x, weight, bias, out, config, gated=GATES[act])
 
 
 def partial_linear(
@@ -229,10 +235,10 @@ def linear_invariant(
 
 
 def gated_linear_invariant(
-    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None = None, act: str = "silu"
 ) -> torch.Tensor:
     """`gated_linear` with results independent of other tokens."""
-    return gated_linear(x, weight, bias, config=_invariant_config(x))
+    return gated_linear(x, weight, bias, config=_invariant_config(x), act=act)
 
 
 def _invariant_config(x: torch.Tensor | HalfNorm) -> Config:

@@ -17,10 +17,10 @@ from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl,
 from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.linear.epilogue import (
     add_bias,
+    gated_tile,
     inverse_rms,
     load_squares,
     prefetch_rows,
-    silu_mul_tile,
     split_gated,
     store_residual,
     store_tile,
@@ -76,7 +76,7 @@ def _tiles_kernel(
     num_rows,  # N
     size,  # K
     eps,
-    GATED: tl.constexpr,
+    GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
     SPLITS: tl.constexpr,  # K is a multiple of SPLITS * BLOCK_K, if > 1
@@ -163,7 +163,7 @@ def _tiles_kernel(
         if GATED:
             acc, up = split_gated(acc)
     if GATED:
-        acc = silu_mul_tile(acc, up, out_ptr.dtype.element_ty)
+        acc = gated_tile(acc, up, out_ptr.dtype.element_ty, GATED)
     if SPLITS > 1 and residual_ptr is None:
         out_ptr += split * num_tokens.to(tl.int64) * num_rows
     HALVES: tl.constexpr = 2 if GATED else 1
@@ -192,11 +192,12 @@ def tiles_linear(
     out: torch.Tensor,
     config: TileConfig,
     *,
-    gated: bool,
+    gated: int,
     before: HalfNorm | None = None,
     after: Addition | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: silu(gate) * up into out [T, N / 2].
+    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
+    of this number in `GATES`, into out [T, N / 2].
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the

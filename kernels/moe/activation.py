@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.common.triton import tl, triton
-from pagebus.kernels.linear.epilogue import silu_mul_tile
+from pagebus.kernels.linear.epilogue import gated_tile
 
 
 class GateKind(StrEnum):
@@ -46,7 +46,7 @@ def gate_reference(gate: torch.Tensor, up: torch.Tensor, how: Gate) -> torch.Ten
 def gate_tile(gate, up, alpha, limit, KIND: tl.constexpr, dtype: tl.constexpr):
     """gate and up in float32 -> the same, rounded to ``dtype`` where separate operations would be."""
     if KIND == SILU:
-        return silu_mul_tile(gate, up, dtype)
+        return gated_tile(gate, up, dtype, 1)  # SiLU by `GATES`
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if KIND == GELU_TANH:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)

@@ -123,7 +123,9 @@ def load_reference(folder: Path) -> Any:
     """The folder's model in transformers, float32, ready for inference."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float32, attn_implementation="eager"
+    )
     return model.eval()
 
 
@@ -147,3 +149,25 @@ def reference_logits(folder: Path, ids: Sequence[int]) -> torch.Tensor:
     """Logits [len(ids), V] of one whole sequence, by transformers in float32."""
     with torch.inference_mode():
         return load_reference(folder)(torch.tensor([list(ids)])).logits[0]
+
+
+def make_golden(folder: Path, model_type: str, fields: Mapping[str, Any], *, seed: int = 1, std: float = 0.2) -> Path:
+    """Save a random float32 model of transformers' ``model_type`` into ``folder`` and return it: ``DEFAULTS`` and these
+    ``fields``; norms, biases and all else drawn anew."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model_type, **{**DEFAULTS, **fields})
+    config.dtype = torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    redraw(model, seed, std)
+    model.save_pretrained(str(folder))
+    return folder
+
+
+def redraw(model: Any, seed: int, std: float = 0.2) -> None:
+    """Random parameters everywhere; norms keep their mean."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            mean = float(weight.mean()) if "norm" in name else 0.0
+            weight.normal_(mean, std, generator=generator)

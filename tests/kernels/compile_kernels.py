@@ -13,6 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +46,9 @@ from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.triton import LayoutDescriptor
+from pagebus.kernels.layers.branch_norm import add_normed
 from pagebus.kernels.layers.embedding import embedding
+from pagebus.kernels.layers.logits import cap_logits
 from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import MANY_TOKENS, rotary_kv_write
 from pagebus.kernels.linear.dispatch import Config, invariant_config
@@ -156,13 +159,13 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
 
 def launch_attention(
     q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int,
-    cache_dtype: torch.dtype | None = None, *, fixed: bool = False,
+    cache_dtype: torch.dtype | None = None, *, fixed: bool = False, softcap: float = 0.0,
 ) -> None:  # fmt: skip
     """Launch attention on tensors of no memory; `queries` tokens in each row that is no decode. fixed: for a graph."""
     global case
     cache_dtype = cache_dtype or dtype
     case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window} {fixed=}"
-    case += f" cache {TYPES[cache_dtype]}"
+    case += f" cache {TYPES[cache_dtype]} softcap {softcap}"
     tokens = decodes + (rows - decodes) * queries
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     float8 = cache_dtype.itemsize == 1
@@ -172,7 +175,7 @@ def launch_attention(
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
-        num_decodes=decodes, sliding_window=window,
+        num_decodes=decodes, sliding_window=window, softcap=softcap,
         decode_lens=meta(rows) if fixed else None, kv_scales=scales,
         plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 5), meta(4, 4))),
     )  # fmt: skip
@@ -251,7 +254,7 @@ def launch_linear(
 ) -> None:
     """A product with weights [rows, 4096]."""
     global case
-    case = f"{TYPES[dtype]} {call.__name__} of {tokens} tokens, {rows} rows, {config}"
+    case = f"{TYPES[dtype]} {getattr(call, '__name__', 'gelu')} of {tokens} tokens, {rows} rows, {config}"
     call(meta(tokens, 4096, dtype=dtype), meta(rows, 4096, dtype=dtype), config=config)
 
 
@@ -289,6 +292,8 @@ def launch_all() -> None:
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.int8)
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.int8)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 4096, softcap=50.0)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8, softcap=50.0)
     launch_invariant_attention(32, 8, 128, bf16)
     launch_invariant_attention(32, 8, 128, torch.int8)
     launch_rotary_attention(32, 8, 128, torch.int8, norms=False)
@@ -332,6 +337,9 @@ def launch_all() -> None:
     launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4), rows=1024)
     launch_linear(partial_linear, 8, TileConfig(64, 16, 128, 4, 4, 4, tma=True), rows=1024)
     launch_linear(gated_linear, 128, SpecializedConfig(224))
+    for tokens, config in ((1, VectorConfig(4, 1024, 4)), (64, TileConfig(64, 64, 128, 4, 4)),
+                           (128, SpecializedConfig(224))):  # fmt: skip
+        launch_linear(partial(gated_linear, act="gelu_tanh"), tokens, config)
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
@@ -340,11 +348,17 @@ def launch_all() -> None:
         launch()
     case = "embedding"
     embedding(meta(256), meta(128256, 4096, dtype=bf16))
+    embedding(meta(256), meta(128256, 4096, dtype=bf16), 55.5)
+    case = "logits"
+    cap_logits(meta(256, 128256, dtype=fp32), 1.0, 30.0)
     case = "plan"
     plan_decodes(meta(256), meta(256), 32, 128, 64, 66, 0)
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+    for parts in ((), (4,)):
+        rows = meta(*parts, 64, 3840, dtype=fp32 if parts else bf16)
+        add_normed(rows, meta(64, 3840, dtype=bf16), meta(3840, dtype=fp32), 1e-5, meta(3840, dtype=fp32))
     add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
 
 

@@ -18,19 +18,37 @@ Tensor = torch.Tensor
 class Embed(Protocol):
     """:func:`pagebus.kernels.layers.embedding.embedding`"""
 
-    def __call__(self, input_ids: Tensor, weight: Tensor) -> Tensor: ...
+    def __call__(self, input_ids: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor: ...
 
 
 class Norm(Protocol):
     """:func:`pagebus.kernels.layers.norm.rms_norm`"""
 
-    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def __call__(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None, *, centred: bool = False
+    ) -> Tensor: ...
 
 
 class AddNorm(Protocol):
     """:func:`pagebus.kernels.layers.norm.add_rms_norm`"""
 
-    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, *, centred: bool = False
+    ) -> Tensor: ...
+
+
+class AddNormed(Protocol):
+    """:func:`pagebus.kernels.layers.branch_norm.add_normed`"""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, following: Tensor | None
+    ) -> Tensor | None: ...
+
+
+class CapLogits(Protocol):
+    """:func:`pagebus.kernels.layers.logits.cap_logits`"""
+
+    def __call__(self, logits: Tensor, scale: float, softcap: float) -> None: ...
 
 
 class RotaryKvWrite(Protocol):
@@ -53,7 +71,9 @@ class Product(Protocol):
 class GatedProduct(Protocol):
     """:func:`pagebus.kernels.linear.linear.gated_linear`"""
 
-    def __call__(self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+    def __call__(
+        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None, *, act: str = "silu"
+    ) -> Tensor: ...
 
 
 class ResidualProduct(Protocol):
@@ -86,7 +106,7 @@ class PagedAttention(Protocol):
 
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, query_start: Tensor, context_lens: Tensor,
-        block_tables: Tensor, scale: float, num_decodes: int, sliding_window: int = 0,
+        block_tables: Tensor, scale: float, num_decodes: int, sliding_window: int = 0, softcap: float = 0.0,
         decode_lens: Tensor | None = None, kv_scales: Tensor | None = None, plan: AttentionPlan | None = None,
         long_rows: Sequence[LongRow] = (), projected: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor: ...  # fmt: skip
@@ -97,7 +117,7 @@ class RotaryAttention(Protocol):
 
     def __call__(
         self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, context_lens: Tensor,
-        block_tables: Tensor, scale: float, plan: AttentionPlan, sliding_window: int = 0,
+        block_tables: Tensor, scale: float, plan: AttentionPlan, sliding_window: int = 0, softcap: float = 0.0,
         kv_scales: Tensor | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
     ) -> Tensor: ...  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 from pagebus.actors.executor.device import operations
 from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
-from pagebus.kernels.layers import embedding, norm, rotary_kv_write
+from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
 from pagebus.kernels.linear import linear
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
@@ -21,6 +21,8 @@ class Ops:
     embedding: operations.Embed
     rms_norm: operations.Norm
     add_rms_norm: operations.AddNorm
+    add_normed: operations.AddNormed
+    cap_logits: operations.CapLogits
     rotary_kv_write: operations.RotaryKvWrite
     linear: operations.Product
     gated_linear: operations.GatedProduct
@@ -52,6 +54,8 @@ class Ops:
             embedding=embedding.embedding,
             rms_norm=norm.rms_norm,
             add_rms_norm=norm.add_rms_norm,
+            add_normed=branch_norm.add_normed,
+            cap_logits=logits.cap_logits,
             rotary_kv_write=rotary_kv_write.rotary_kv_write,
             linear=linear.linear,
             gated_linear=linear.gated_linear,
@@ -79,6 +83,8 @@ class Ops:
             embedding=embedding.embedding_reference,
             rms_norm=norm.rms_norm_reference,
             add_rms_norm=norm.add_rms_norm_reference,
+            add_normed=branch_norm.add_normed_reference,
+            cap_logits=logits.cap_logits_reference,
             rotary_kv_write=rotary_kv_write.rotary_kv_write_reference,
             linear=linear.linear_reference,
             gated_linear=linear.gated_linear_reference,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
@@ -9,6 +11,7 @@ from pagebus.actors.executor.layers.attention_batch import Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass, Heads, Pages
 from pagebus.actors.executor.layers.linear import Linear, ResidualLinear
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.rotary import head_order, query_factors
 from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape
@@ -24,31 +27,44 @@ def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.
 
 
 class Attention:
-    """Grouped-query self-attention of one layer, with rotary embeddings and perhaps a sliding window; ``out`` is the
-    product that goes into the residual stream.
+    """Grouped-query self-attention of one layer; ``out`` is the product that goes into the residual stream.
 
+    ``rotary`` is the layer's table of angles, which says how many positions there are.
     ``kv_scales`` [2, Hkv] float32: by what a float8 cache's keys and values are divided; unused for other formats.
     """
 
     def __init__(
         self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
     ) -> None:
-        self._ops = ops
-        self._config = config
-        self._layer = layer
-        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
-        self.qkv = Linear(parameters, prefix, sizes, config.hidden_size, ops, bias=config.attention_bias)
-        out, out_bias = {"o_proj": config.hidden_size}, config.attention_out_bias
-        self.out = ResidualLinear(parameters, prefix, out, query, ops, bias=out_bias)
-        self.heads = self._make_heads(config, parameters, prefix, rotary)
-        self.kv_scales = torch.ones(2, config.num_kv_heads, device=parameters.device)
+        self._ops, self._config, self._layer = ops, config, layer
+        spec, hidden, fused = config.spec.layers[layer].mixer, config.hidden_size, config.names.qkv
+        self.sizes = spec.heads, spec.kv_heads, spec.kv_heads
+        query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        sizes = {"q_proj": query, "k_proj": key, "v_proj": key} if fused is None else {fused: query + 2 * key}
+        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias)
+        self.out = ResidualLinear(parameters, prefix, {"o_proj": hidden}, query, ops, bias=spec.out_bias)
+        order = None if spec.rope is None else head_order(config.spec.rope[spec.rope], spec.head_dim)
+        self._order = None if order is None else torch.tensor(order, device=parameters.device)
+        if self._order is not None:
+            parameters.after_load(self._reorder)
+        self.heads = Heads(self.sizes, spec.head_dim, spec.scale, spec.window, rotary, softcap=spec.softcap)
+        self._q_width_norm: torch.Tensor | None = None
+        self._k_width_norm: torch.Tensor | None = None
+        if spec.qk_norm != "none":
+            self._norm_heads(parameters, prefix)
+        factors = query_factors(spec.position_scale, len(rotary), parameters.device)
+        self._query_factors = None if factors is None else factors.to(parameters.dtype)
+        self.kv_scales = torch.ones(2, spec.kv_heads, device=parameters.device)
 
     def project(self, x: torch.Tensor | HalfNorm, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries, keys and values [T, Hq + 2 Hkv, D], rotated and, the latter, in the cache too. Without a
         slot mapping attention will do that: they are as projected."""
         heads = self.heads
         qkv = self.qkv(x).view(len(tokens.positions), sum(heads.sizes), heads.head_dim)
+        if self._q_width_norm is not None:
+            self._norm_widths(qkv)
+        if self._query_factors is not None:
+            qkv[:, : self.sizes[0]].mul_(self._query_factors.index_select(0, tokens.positions))
         if tokens.slot_mapping is not None:
             k_cache, v_cache, scales = self._pages(tokens.kv_cache)
             self._ops.rotary_kv_write(
@@ -61,10 +77,36 @@ class Attention:
         """What :meth:`project` gave -> attended values [T, Hq * D], for ``out``."""
         return attention.attend(qkv, self._pages(kv_cache), self.heads).flatten(1)
 
-    def _make_heads(self, config: ModelConfig, parameters: Parameters, prefix: str, rotary: torch.Tensor) -> Heads:
-        """For families whose heads have weights of their own."""
-        sizes, head_dim = (config.num_heads, config.num_kv_heads, config.num_kv_heads), config.head_dim
-        return Heads(sizes, head_dim, head_dim**-0.5, config.layer_windows[self._layer], rotary)
+    def _norm_heads(self, parameters: Parameters, prefix: str) -> None:
+        """Norms of queries and keys: of each head, which the kernels do that rotate them, or of all heads at once."""
+        norm, (query, key, _), dim = self._config.spec.norm, self.sizes, self.heads.head_dim
+        per_head = self._config.spec.layers[self._layer].mixer.qk_norm == "head"
+        query, key = (1, 1) if per_head else (query, key)
+        q_norm = parameters.norm(f"{prefix}.q_norm.weight", query * dim, norm)
+        k_norm = parameters.norm(f"{prefix}.k_norm.weight", key * dim, norm)
+        if per_head:
+            self.heads = replace(self.heads, q_norm=q_norm, k_norm=k_norm, eps=norm.eps)
+        else:
+            self._q_width_norm, self._k_width_norm = q_norm, k_norm
+
+    def _norm_widths(self, qkv: torch.Tensor) -> None:
+        """Norm the queries, and the keys, of qkv [T, Hq + 2 Hkv, D] in place, over all heads at once."""
+        assert self._q_width_norm is not None
+        assert self._k_width_norm is not None
+        eps, query = self._config.spec.norm.eps, len(self._q_width_norm)
+        flat = qkv.view(len(qkv), -1)
+        q, k = flat[:, :query], flat[:, query : query + len(self._k_width_norm)]
+        self._ops.rms_norm(q, self._q_width_norm, eps, q)
+        self._ops.rms_norm(k, self._k_width_norm, eps, k)
+
+    def _reorder(self) -> None:
+        """Put the rows of queries and keys, their biases and norms, into the order of our kernels."""
+        rows, dim = (self.sizes[0] + self.sizes[1]) * self.heads.head_dim, self.heads.head_dim
+        found = [self.qkv.weight[:rows], *(() if self.qkv.bias is None else (self.qkv.bias[:rows],))]
+        norms = (self.heads.q_norm, self.heads.k_norm, self._q_width_norm, self._k_width_norm)
+        for part in (*found, *(norm for norm in norms if norm is not None)):
+            by_head = part.view(-1, dim, *part.shape[1:])
+            by_head.copy_(by_head[:, self._order])
 
     def _pages(self, kv_cache: torch.Tensor) -> Pages:
         """This layer's part of the cache."""

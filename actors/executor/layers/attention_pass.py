@@ -21,9 +21,9 @@ class Heads:
     """What attention of a layer is, but for its weights.
 
     ``sizes`` are the numbers of query, key and value heads; scores are multiplied by ``scale``; a query sees ``window``
-    tokens (0: all); ``cos_sin`` is the table of :func:`pagebus.actors.executor.layers.rotary.rotary_table`. ``q_norm``
-    and
-    ``k_norm`` [D], with ``eps``, are there where queries and keys are normalised head by head.
+    tokens (0: all); ``softcap`` c makes each score c tanh(s / c), 0: it does not. ``cos_sin`` is the table of
+    :func:`pagebus.actors.executor.layers.rotary.rotary_table`. ``q_norm`` and ``k_norm`` [D], with ``eps``, are there
+    where queries and keys are normalised head by head.
     """
 
     sizes: tuple[int, int, int]
@@ -34,6 +34,7 @@ class Heads:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     eps: float = 0.0
+    softcap: float = 0.0
 
 
 class AttentionPass(Protocol):
@@ -73,6 +74,7 @@ class PagedPass:
             scale=heads.scale,
             num_decodes=batch.num_decodes,
             sliding_window=heads.window,
+            softcap=heads.softcap,
             decode_lens=batch.decode_lens,
             kv_scales=kv_scales,
             plan=self._plan,
@@ -104,6 +106,7 @@ class FusedDecodePass:
             scale=heads.scale,
             plan=self._plan,
             sliding_window=heads.window,
+            softcap=heads.softcap,
             kv_scales=kv_scales,
             q_norm=heads.q_norm,
             k_norm=heads.k_norm,

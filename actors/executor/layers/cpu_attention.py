@@ -76,25 +76,27 @@ class CpuPass:
     def attend(self, qkv: torch.Tensor, pages: Pages, heads: Heads) -> torch.Tensor:
         q, (k_cache, v_cache, kv_scales) = qkv[:, : heads.sizes[0]], pages
         assert kv_scales is None  # a float8 cache is the reference's
-        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window)
+        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window, heads.softcap)
 
     def attend_queries(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
-    ) -> torch.Tensor:
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:  # fmt: skip
         """Attention of q [T, Hq, D] over a layer's keys and values in the cache -> [T, Hq, D]."""
         count = self.batch.num_decodes
         if not count:
-            return self._refer(q, k_cache, v_cache, scale, window, 0)
-        decoded = self._decode(q[:count], k_cache, v_cache, scale, window)
+            return self._refer(q, k_cache, v_cache, scale, window, softcap, 0)
+        decoded = self._decode(q[:count], k_cache, v_cache, scale, window, softcap)
         if not math.isfinite(decoded.sum().item()):  # unused places of a block may hold NaN, and NaN times 0 is NaN
-            return self._refer(q, k_cache, v_cache, scale, window, 0)
+            return self._refer(q, k_cache, v_cache, scale, window, softcap, 0)
         if len(q) == count:
             return decoded
-        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, count)))
+        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, softcap, count)))
 
     def _refer(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, skip: int
-    ) -> torch.Tensor:
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, softcap: float,
+        skip: int,
+    ) -> torch.Tensor:  # fmt: skip
         """The reference's answer for all rows but the first ``skip`` decode rows: [T - skip, Hq, D]."""
         batch = self.batch
         return self._ops.paged_attention(
@@ -108,10 +110,11 @@ class CpuPass:
             scale=scale,
             num_decodes=batch.num_decodes - skip,
             sliding_window=window,
+            softcap=softcap,
         )
 
     def _decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, softcap: float
     ) -> torch.Tensor:
         """One query per row: q [R, Hq, D] -> [R, Hq, D]."""
         if window not in self._pairs:
@@ -127,7 +130,11 @@ class CpuPass:
         keys = pairs.of(k_cache, self._scratch)
         for head in range(kv_heads):
             transposed = keys[:, :, head].transpose(1, 2)
-            torch.baddbmm(pairs.bias, grouped[:, head], transposed, alpha=scale, out=weights[head])
+            if softcap:
+                scores = torch.bmm(grouped[:, head], transposed).mul_(scale / softcap).tanh_().mul_(softcap)
+                torch.add(scores, pairs.bias, out=weights[head])
+            else:
+                torch.baddbmm(pairs.bias, grouped[:, head], transposed, alpha=scale, out=weights[head])
         sums = self._exponentiate(weights, pairs, num_rows)
         values, out = pairs.of(v_cache, self._scratch), q.new_empty(num_rows, kv_heads, group, head_dim)
         for head in range(kv_heads):

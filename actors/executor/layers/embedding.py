@@ -6,32 +6,39 @@ import torch
 
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.model.spec import HeadSpec
 
 
 class Embedding:
-    """The rows of a [vocabulary, hidden] matrix."""
+    """The rows of a [vocabulary, hidden] matrix, times ``scale`` in the matrix' format."""
 
-    __slots__ = ("_ops", "weight")
+    __slots__ = ("_ops", "_scale", "weight")
 
-    def __init__(self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int, ops: Ops) -> None:
+    def __init__(
+        self, parameters: Parameters, name: str, vocab_size: int, hidden_size: int, ops: Ops, scale: float = 1.0
+    ) -> None:
         self._ops = ops
+        self._scale = torch.tensor(scale, dtype=parameters.dtype).item()
         self.weight = parameters.matrix({f"{name}.weight": vocab_size}, hidden_size)
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
-        return self._ops.embedding(input_ids, self.weight)
+        return self._ops.embedding(input_ids, self.weight, self._scale)
 
 
 class Head:
-    """Logits over the vocabulary; ``tied`` shares the embedding's matrix."""
+    """Logits over the vocabulary, as ``spec`` says; tied it shares the embedding's matrix."""
 
-    __slots__ = ("_ops", "weight")
+    __slots__ = ("_ops", "_spec", "weight")
 
-    def __init__(self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, *, tied: bool) -> None:
-        self._ops = ops
+    def __init__(self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, spec: HeadSpec) -> None:
+        self._ops, self._spec = ops, spec
         rows, columns = embedding.weight.shape
-        self.weight = embedding.weight if tied else parameters.matrix({f"{name}.weight": rows}, columns)
+        self.weight = embedding.weight if spec.tied else parameters.matrix({f"{name}.weight": rows}, columns)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> float32 [R, V]."""
-        return self._ops.linear(hidden, self.weight, None, torch.float32)
+        logits = self._ops.linear(hidden, self.weight, None, torch.float32)
+        if self._spec.scale != 1.0 or self._spec.softcap:
+            self._ops.cap_logits(logits, self._spec.scale, self._spec.softcap)
+        return logits

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.norm import RMSNorm
+from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 
@@ -41,20 +41,35 @@ class ResidualLinear(Linear):
         super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
         self._counters = torch.zeros(len(self.weight), dtype=torch.int32, device=parameters.device)
 
-    def into(self, residual: torch.Tensor, x: torch.Tensor, before: RMSNorm | None) -> torch.Tensor | HalfNorm | None:
+    def into(self, residual: torch.Tensor, x: torch.Tensor, before: Norm | None) -> torch.Tensor | HalfNorm | None:
         """The product of x for ``residual`` [T, out]; ``before`` which norm, if that may be half done here.
 
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
         result; or it has been, and no more (None).
         """
-        following = None if before is None else NextNorm(before.weight, before.eps, self._counters)
+        following = None
+        if before is not None and before.may_be_halved:
+            following = NextNorm(before.weight, before.eps, self._counters)
         return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
+
+    def alone(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
+        product = self._ops.partial_linear(x, self.weight, self.bias, None, None)
+        assert isinstance(product, torch.Tensor)
+        return product
 
 
 class GatedLinear(Linear):
-    """silu(gate) * up of the product with two matrices of equal width, gate and up: x [T, in] -> [T, out / 2]."""
+    """act(gate) * up of the product with two matrices of equal width, gate and up: x [T, in] -> [T, out / 2]."""
 
-    __slots__ = ()
+    __slots__ = ("_act",)
+
+    def __init__(
+        self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *,
+        bias: bool, act: str,
+    ) -> None:  # fmt: skip
+        super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
+        self._act = act
 
     def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
-        return self._ops.gated_linear(x, self.weight, self.bias)
+        return self._ops.gated_linear(x, self.weight, self.bias, act=self._act)

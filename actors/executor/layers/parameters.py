@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+
+from pagebus.actors.model.spec import NormSpec
 
 
 class Parameters:
@@ -19,6 +21,7 @@ class Parameters:
         self.dtype = dtype
         self.views: dict[str, torch.Tensor] = {}
         self.tensors: list[torch.Tensor] = []
+        self._finishing: list[Callable[[], object]] = []
 
     def matrix(self, parts: Mapping[str, int], columns: int) -> torch.Tensor:
         """[sum of rows, columns]; ``parts`` maps checkpoint names to their rows, in order."""
@@ -28,16 +31,31 @@ class Parameters:
         """[sum of rows]."""
         return self._allocate(parts, ())
 
-    def norm(self, name: str, size: int) -> torch.Tensor:
-        """[size]."""
-        return self._allocate({name: size}, ())
+    def norm(self, name: str, size: int, spec: NormSpec) -> torch.Tensor:
+        """[size]; in float32 if it is wide, or has an offset, which is added once it is loaded: 1 + w of small w would
+        lose most of w in 16 bits."""
+        weight = self._allocate({name: size}, (), torch.float32 if spec.offset or spec.wide else self.dtype)
+        if spec.offset:
+            self.after_load(lambda: weight.add_(spec.offset))
+        return weight
+
+    def after_load(self, change: Callable[[], object]) -> None:
+        """Have something done whenever the tensors have been filled."""
+        self._finishing.append(change)
+
+    def finish(self) -> None:
+        """Do what was wanted: the tensors have been filled."""
+        for change in self._finishing:
+            change()
 
     def num_bytes(self) -> int:
         """Memory that all tensors take."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def _allocate(self, parts: Mapping[str, int], rest: tuple[int, ...]) -> torch.Tensor:
-        tensor = torch.empty((sum(parts.values()), *rest), device=self.device, dtype=self.dtype)
+    def _allocate(
+        self, parts: Mapping[str, int], rest: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        tensor = torch.empty((sum(parts.values()), *rest), device=self.device, dtype=dtype or self.dtype)
         for name, view in zip(parts, tensor.split_with_sizes(list(parts.values())), strict=True):
             self.views[name] = view
         self.tensors.append(tensor)

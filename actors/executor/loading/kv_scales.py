@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from pagebus.actors.executor.layers.attention import attention_shape
-from pagebus.actors.executor.loading.weights import read_headers, weight_files
+from pagebus.actors.executor.loading.weights import our_names, read_headers, weight_files
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.model.config import ModelError
@@ -49,7 +49,9 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
 
 def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     """The checkpoint's scales [layers, 2, Hkv]; None if it has none. Each is one number or one per head."""
-    config, tensors = model.config, read_headers(weight_files(path))
+    config = model.config
+    files = read_headers(weight_files(path))
+    tensors, theirs = our_names(files, config.names), {id(tensor): name for name, tensor in files.items()}
     found: dict[tuple[int, int], torch.Tensor] = {}
     for layer in range(config.num_layers):
         for part, name in enumerate("kv"):
@@ -57,7 +59,9 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
                 full = f"model.layers.{layer}.{place.format(name=name)}.{name}_scale"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
-                        found[layer, part] = _checked(full, source.get_tensor(full), config.num_kv_heads)
+                        found[layer, part] = _checked(
+                            full, source.get_tensor(theirs[id(tensors[full])]), config.num_kv_heads
+                        )
     if not found:
         return None
     wanted = [(layer, part) for layer in range(config.num_layers) for part in range(2)]

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, copy_weights
-from pagebus.actors.executor.models.llama import LlamaModel
+from pagebus.actors.executor.models import Model
 from pagebus.actors.model.config import ModelError, read_json
+from pagebus.actors.model.family import NameMap
 
 Progress = Callable[[float], None]
 
@@ -38,7 +39,7 @@ UNUSED_SUFFIXES = (
 
 
 @torch.inference_mode()
-def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, progress: Progress) -> None:
+def load_weights(model: Model, path: Path, load_format: str, seed: int, progress: Progress) -> None:
     """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), "auto" or "safetensors".
 
     ``progress`` gets the share of bytes done, rising to 1.0, from whichever thread copies, one call at a time.
@@ -49,13 +50,26 @@ def load_weights(model: LlamaModel, path: Path, load_format: str, seed: int, pro
     if load_format == "dummy":
         fill_with_noise(model, seed)
     else:
-        stored = read_headers(weight_files(path))
+        stored = our_names(read_headers(weight_files(path)), model.config.names)
         check_tensors(model, stored)
         _copy_all(model, stored, progress)
+    model.parameters.finish()
     progress(1.0)
 
 
-def fill_with_noise(model: LlamaModel, seed: int) -> None:
+def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, StoredTensor]:
+    """The tensors that the text model has, by our names. Raises ModelError for two of one name."""
+    found: dict[str, StoredTensor] = {}
+    for theirs, tensor in stored.items():
+        name = names.ours(theirs)
+        if name in found:
+            raise ModelError(f"tensor {name} is there twice, once as {theirs} in {tensor.file.name}")
+        if name is not None:
+            found[name] = tensor
+    return found
+
+
+def fill_with_noise(model: Model, seed: int) -> None:
     """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
     generator = _make_generator(model.parameters.device).manual_seed(seed)
     for tensor in model.parameters.tensors:
@@ -122,7 +136,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensors(model: LlamaModel, stored: dict[str, StoredTensor]) -> None:
+def check_tensors(model: Model, stored: dict[str, StoredTensor]) -> None:
     """The files hold exactly the model's tensors, with its shapes. Raises ModelError with the names."""
     views = model.parameters.views
     missing = [name for name in views if name not in stored]
@@ -148,7 +162,7 @@ def _some(names: list[str]) -> str:
     return f"tensor {', '.join(names[:NAMES_SHOWN])}{more}"
 
 
-def _copy_all(model: LlamaModel, stored: dict[str, StoredTensor], progress: Progress) -> None:
+def _copy_all(model: Model, stored: dict[str, StoredTensor], progress: Progress) -> None:
     """Copy every tensor of the model out of its file, in the order in which they lie there."""
     views = model.parameters.views
     total, done = sum(stored[name].num_bytes for name in views), 0

@@ -19,8 +19,7 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> 
     """Bytes of one block: keys and values of ``block_size`` tokens in all layers, and their scales in int8."""
     if dtype == torch.int8:
         return int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
-    per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
-    return block_size * per_token * dtype.itemsize
+    return block_size * config.spec.kv_numbers() * dtype.itemsize
 
 
 def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:

@@ -1,9 +1,9 @@
-"""Model definitions, one file per architecture family, and the table that selects one."""
+"""The model that computes every family, and one for tests."""
 
 from __future__ import annotations
 
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
-from pagebus.actors.executor.models.llama import LlamaModel as Model
-from pagebus.actors.executor.models.registry import MODELS, build_model
+from pagebus.actors.executor.models.build import build_model
+from pagebus.actors.executor.models.decoder import Decoder as Model
 
-__all__ = ["MODELS", "AttentionBatch", "Model", "Tokens", "build_model"]
+__all__ = ["AttentionBatch", "Model", "Tokens", "build_model"]

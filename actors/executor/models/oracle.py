@@ -16,13 +16,13 @@ from collections.abc import Callable
 import torch
 
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
-from pagebus.actors.executor.models.llama import LlamaModel
+from pagebus.actors.executor.models.decoder import Decoder
 
 MASK = 2**32 - 1
 LOGIT_RANGE = 8.0
 
 
-class OracleModel(LlamaModel):
+class OracleModel(Decoder):
     """Keys are (token + 1, position); hidden states are the halves of a 32-bit hash. All exact in float32."""
 
     @torch.inference_mode()

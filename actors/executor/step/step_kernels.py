@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.spec import ModelSpec
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
 from pagebus.kernels.linear.dispatch import (
     BUCKETS,
@@ -54,8 +56,10 @@ class KernelChooser:
             counts = dict.fromkeys(PRODUCTS, num_tokens) | {"lm_head": num_sampled}
             return {name: choose_invariant_product(forms[name], counts[name], setup.dtype) for name in PRODUCTS}
         size, given = config.hidden_size, (setup.dtype, setup.target)
-        out = choose_residual_product(num_tokens, size, heads, *given, biased=config.attention_out_bias)
-        down = choose_residual_product(num_tokens, size, config.intermediate_size, *given, biased=config.mlp_bias)
+        adds, norms = added_at_once(config.spec)
+        residual = partial(choose_residual_product, num_tokens, size, adds=adds, norms=norms)
+        out = residual(heads, *given, biased=config.attention_out_bias)
+        down = residual(config.intermediate_size, *given, biased=config.mlp_bias)
         rows = heads + 2 * config.num_kv_heads * config.head_dim
         half_normed = down.form == "residual"
         qkv = choose_product("plain", num_tokens, rows, size, *given, half_normed=half_normed)
@@ -78,6 +82,13 @@ class KernelChooser:
                     runs.append((kernel, runs[-1][2] + 1 if runs else 1, tokens))
             lines[name] = ", ".join(f"{kernel}{_span(first, last)}" for kernel, first, last in runs)
         return lines
+
+
+def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:
+    """Whether products of layers may add themselves to the residual stream, and do half of the norm that follows."""
+    adds = all(layer.norms in ("pre", "shared") and layer.residual_scale == 1.0 for layer in spec.layers)
+    halved = spec.norm.kind == "rms" and not spec.norm.offset and not spec.norm.wide
+    return adds, adds and halved and all(layer.norms == "pre" for layer in spec.layers)
 
 
 def _span(first: int, last: int) -> str:

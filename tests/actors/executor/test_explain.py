@@ -35,7 +35,12 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
     "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
-MODELS = {"small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}}
+GEMMA: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 5000,
+    "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MODELS = {"small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA}
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -46,7 +51,7 @@ def _no_target_is_left() -> Iterator[None]:
     compile_for(None)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=["small", "llama8b"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Only a config.json."""
     (tmp_path / "config.json").write_text(json.dumps(MODELS[request.param]))
@@ -114,6 +119,7 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("llama8b", "sm_89", {"enforce_eager": True}),
         ("small", "sm_80", {"deterministic": True}),
         ("small", "sm_90", {"attention_backend": "torch"}),
+        ("gemma", "sm_90", {}),
     ],
 )
 def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:

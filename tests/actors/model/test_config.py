@@ -20,6 +20,7 @@ from pagebus.actors.model.config import (
     resolve_model,
     resolve_tokenizer,
 )
+from pagebus.actors.model.spec import RopeSpec
 from pagebus.actors.settings import Settings
 from tests.helpers.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference
 
@@ -49,6 +50,12 @@ def parse_without(*names: str, **fields: Any) -> ModelConfig:
     return parse_config({key: value for key, value in {**BASE, **fields}.items() if key not in names}, {})
 
 
+def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+    """Of queries, keys and values; of what attention gives; of the feed-forward part."""
+    layer = config.spec.layers[0]
+    return layer.mixer.bias, layer.mixer.out_bias, layer.feed.bias
+
+
 def test_both_dialects_say_the_same() -> None:
     """torch_dtype, rope_theta and rope_scaling of transformers 4 mean what dtype and rope_parameters of 5 mean."""
     old = parse(torch_dtype="bfloat16", rope_theta=500000.0, rope_scaling={"type": "llama3", **LLAMA3_ROPE})
@@ -57,8 +64,9 @@ def test_both_dialects_say_the_same() -> None:
 
     assert old == new
     assert new.dtype == "bfloat16"
-    assert new.rope_theta == 500000.0
-    assert new.rope_scaling == {"rope_type": "llama3", **LLAMA3_ROPE}
+    [rope] = new.spec.rope
+    assert (rope.base, rope.kind, rope.dims) == (500000.0, "llama3", 16)
+    assert (rope.factor, rope.low, rope.high, rope.original) == (8.0, 1.0, 4.0, 64)
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}}])
@@ -66,8 +74,7 @@ def test_plain_rope(rope: dict[str, Any]) -> None:
     """No scaling, however it is said, is None; the base defaults to 10000."""
     config = parse(**rope)
 
-    assert config.rope_scaling is None
-    assert config.rope_theta == 10000.0
+    assert config.spec.rope == (RopeSpec(16, 10000.0),)
 
 
 def test_defaults_of_old_llama_files() -> None:
@@ -78,7 +85,7 @@ def test_defaults_of_old_llama_files() -> None:
     assert config.head_dim == 16
     assert config.dtype == "float32"
     assert not config.tie_word_embeddings
-    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias) == (False,) * 3
+    assert biases(config) == (False,) * 3
     assert config.layer_windows == (0, 0, 0)
     assert config.sliding_window is None
 
@@ -96,7 +103,7 @@ def test_biases_by_architecture(architecture: str, expected: tuple[bool, ...]) -
     """Only the architectures that know a bias field obey it; Qwen2 has its biases always."""
     config = parse(architectures=[architecture], attention_bias=True, mlp_bias=True)
 
-    assert (config.attention_bias, config.attention_out_bias, config.mlp_bias) == expected
+    assert biases(config) == expected
 
 
 @pytest.mark.parametrize(
@@ -156,13 +163,14 @@ def test_generation_config_decides_ends_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported .*Qwen3ForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, "'BloomForCausalLM' is not supported: it needs .*Qwen3ForCausalLM"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "it needs multi-head latent attention"),
+        ({"architectures": ["NeverHeardOf"]}, "'NeverHeardOf' is not supported .*Qwen3ForCausalLM"),
         ({"architectures": None}, "names no architecture"),
-        ({"auto_map": {"AutoModel": "modeling.py"}}, "auto_map .* never run"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type 'yarn' is not supported"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "rope type 'spiral' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "config.json has no factor"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope short_factor must list 8 numbers above 0"),
         ({"rope_scaling": {"type": "linear"}}, "config.json has no factor"),
         ({"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer"),
@@ -218,7 +226,7 @@ def test_reads_what_transformers_writes(config: ReferenceConfig, tmp_path: Path)
     assert loaded.num_kv_heads == config.overrides["num_key_value_heads"]
     assert loaded.head_dim == config.overrides["head_dim"]
     assert loaded.tie_word_embeddings == config.overrides.get("tie_word_embeddings", False)
-    assert (loaded.rope_scaling is not None) == (config.arch == "llama3")
+    assert [rope.kind for rope in loaded.spec.rope] == ["llama3" if config.arch == "llama3" else "default"]
     assert loaded.sliding_window == config.overrides.get("sliding_window", 24 if config.arch == "mistral" else None)
     assert loaded.dtype == "float32"
     assert loaded.eos_token_ids == ()

@@ -52,6 +52,7 @@ def make_case(
     head_dim: int,
     block_size: int = 16,
     window: int = 0,
+    softcap: float = 0.0,
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
@@ -108,6 +109,7 @@ def make_case(
             "scale": head_dim**-0.5,
             "num_decodes": num_decodes,
             "sliding_window": window,
+            "softcap": softcap,
             "kv_scales": scales if float8 or int8 else None,
         },
         context_lens,
@@ -147,6 +149,8 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
         for position in range(length - count, length):
             seen = slice(max(0, position - window + 1) if window else 0, position + 1)
             scores = torch.einsum("hd,phd->hp", case.q[token].double(), k[seen]) * case.keywords["scale"]
+            softcap = case.keywords["softcap"]
+            scores = (scores / softcap).tanh() * softcap if softcap else scores
             out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v[seen])
             token += 1
     return out

@@ -46,6 +46,14 @@ CASES: dict[str, dict[str, Any]] = {
     "float8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn},
     "float8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
                            "cache_dtype": torch.float8_e5m2},
+    "softcap": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "softcap": 0.7},
+    "softcap_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
+                            "softcap": 1.5},
+    "softcap_float8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn,
+                       "softcap": 0.7},
+    "softcap_int8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.int8, "softcap": 0.7},
+    "softcap_int8_half": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16,
+                          "cache_dtype": torch.int8, "softcap": 0.7},
     "int8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.int8},
     "int8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
                          "cache_dtype": torch.int8},
@@ -76,7 +84,8 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
 
 
 INVARIANT_CASES = (
-    "half_window", "wide_group", "head_96_block_32", "float8", "int8_half_window", "padded_decodes", "padded_rows"
+    "half_window", "wide_group", "head_96_block_32", "softcap", "float8", "int8_half_window", "padded_decodes",
+    "padded_rows",
 )  # fmt: skip
 
 
@@ -97,6 +106,8 @@ LONG_CASES: dict[str, dict[str, Any]] = {
              "head_dim": 64},
     "long_window": {"context_lens": [40, 700, 30], "query_lens": [1, 21, 30], "q_heads": 2, "kv_heads": 1,
                     "head_dim": 64, "window": 150},
+    "long_softcap": {"context_lens": [40, 500, 30, 400], "query_lens": [1, 21, 17, 3], "q_heads": 4, "kv_heads": 2,
+                     "head_dim": 64, "softcap": 0.7},
     "long_half_float8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
                          "dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn},
     "long_half_int8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,

@@ -23,6 +23,8 @@ CASES: dict[str, dict[str, Any]] = {
     "norms": {"q_heads": 6, "kv_heads": 2, "head_dim": 64, "norms": True},
     "half_norms_window": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "norms": True,
                           "window": 50},
+    "wide_norms_softcap": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": torch.float16, "norms": True,
+                           "wide": True, "softcap": 0.7},
     "block_48": {"q_heads": 7, "kv_heads": 1, "head_dim": 32, "block_size": 48},
     "float8": {"q_heads": 3, "kv_heads": 1, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn},
     "float8_half_window": {"q_heads": 2, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
@@ -35,13 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make(device: torch.device, *, norms: bool = False, **shape: Any) -> dict[str, Any]:
+def make(device: torch.device, *, norms: bool = False, wide: bool = False, **shape: Any) -> dict[str, Any]:
     """Arguments of one call; where new tokens go, the cache is NaN, or its scales are. What goes into a cache of one
     byte needs no rounding there (the interpreter's is wrong): quarter turns, and multiples of a quarter or, in int8, of
     a 127th of the largest number."""
     case = make_case(LENS, [1] * len(LENS), **shape, device=device)
     (q_heads, head_dim), (block_size, kv_heads) = case.q.shape[1:], case.k_cache.shape[1:3]
-    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "kv_scales"
+    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "softcap", "kv_scales"
     words = {name: case.keywords[name] for name in names}
     words["block_tables"][words["slots"][NOWHERE]] = -1
     case.k_cache[0], case.v_cache[0] = 0, 0  # is read instead
@@ -65,7 +67,7 @@ def make(device: torch.device, *, norms: bool = False, **shape: Any) -> dict[str
         cos_sin = cos_sin.round()
     words |= {"qkv": qkv.to(case.q.dtype), "cos_sin": cos_sin, "k_cache": case.k_cache, "v_cache": case.v_cache}
     if norms:
-        weights = torch.randn(2, head_dim, device=device).to(case.q.dtype)
+        weights = torch.randn(2, head_dim, device=device).to(torch.float32 if wide else case.q.dtype)
         words |= {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-2}
     return words
 

@@ -85,6 +85,17 @@ def test_gated_linear(tokens: int, config: Config, dtype: torch.dtype, device: t
         assert relative_error(gated_linear_reference(x, weight, b), F.silu(gate) * up) < 2 * LIMITS[dtype]
 
 
+@pytest.mark.parametrize("config", [VectorConfig(8, 64, 4), TileConfig(32, 16, 64, 3, 4), None])
+def test_gated_by_gelu(config: Config | None, device: torch.device) -> None:
+    """The same with GELU, by our kernels and behind the library's product."""
+    x, weight, _ = make(2, 2 * 37, 128, torch.float32, device)
+    gate, up = F.linear(x.double(), weight.double()).chunk(2, dim=1)
+    expected = F.gelu(gate, approximate="tanh") * up
+    for call in (lambda: gated_linear(x, weight, config=config, act="gelu_tanh"),
+                 lambda: gated_linear_reference(x, weight, act="gelu_tanh")):  # fmt: skip
+        assert relative_error(call(), expected) < 2 * LIMITS[torch.float32]
+
+
 @pytest.mark.parametrize("config", [VectorConfig(8, 64, 4), VectorConfig(8, 32, 4, 2), TileConfig(32, 16, 64, 3, 4)])
 def test_odd_depth(config: Config, device: torch.device) -> None:
     """K that is no multiple of the tiles' depth."""

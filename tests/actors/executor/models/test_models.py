@@ -17,7 +17,7 @@ from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model, build_model
-from pagebus.actors.model.config import ARCHITECTURES, ModelConfig
+from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.choice import AttentionChooser
 from pagebus.kernels.common.target import Target
 from tests.helpers.model_factory import (
@@ -222,12 +222,11 @@ def test_every_operation_has_a_kernel_and_a_reference() -> None:
 
 
 def test_there_are_three_models_of_each_family() -> None:
-    """At least three reference configurations for each family, which together use every supported architecture."""
+    """At least three reference configurations for each family, beside those of their own files (test_families.py)."""
     families = [config.arch for config in REFERENCE_CONFIGS]
 
     assert {family: families.count(family) for family in set(families)} == dict.fromkeys(set(families), 3)
     assert len({config.name for config in REFERENCE_CONFIGS}) == len(REFERENCE_CONFIGS)
-    assert len(ARCHITECTURES) == 4
 
 
 @pytest.mark.parametrize(("arch", "kinds"), [("llama3", 1), ("qwen3", 2)])

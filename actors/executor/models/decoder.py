@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.1; the other families differ from it in a few places each."""
+"""The one network: a decoder whose layers are what the model's :class:`~pagebus.actors.model.spec.ModelSpec` says."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
+from pagebus.actors.executor.layers.decoder_layer import DecoderLayer
 from pagebus.actors.executor.layers.embedding import Embedding, Head
-from pagebus.actors.executor.layers.mlp import GatedMLP
-from pagebus.actors.executor.layers.norm import RMSNorm
+from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
@@ -35,45 +33,11 @@ class ForwardPass:
     last: torch.Tensor | None
 
 
-class LlamaLayer:
-    """Attention and feed-forward of one layer, each with the norm before it."""
-
-    def __init__(
-        self, config: ModelConfig, parameters: Parameters, prefix: str, ops: Ops, attention: Attention
-    ) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(parameters, f"{prefix}.input_layernorm", size, eps, ops)
-        self.attention = attention
-        self.mlp_norm = RMSNorm(parameters, f"{prefix}.post_attention_layernorm", size, eps, ops)
-        self.mlp = GatedMLP(config, parameters, f"{prefix}.mlp", ops)
-
-    def forward(self, stream: ResidualStream, step: ForwardPass, following: RMSNorm) -> None:
-        """x += attention(norm(x)), then x += mlp(norm(x)); the ``following`` norm reads x next."""
-        self.attend(stream, self.project(stream, step.tokens), step.tokens.kv_cache, step.attention)
-        self.feed_forward(stream, following)
-
-    def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
-        """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`."""
-        return self.attention.project(stream.normed(self.attention_norm), tokens)
-
-    def attend(
-        self, stream: ResidualStream, qkv: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
-    ) -> None:
-        """Add what the tokens find in the cache to the stream."""
-        stream.add(self.attention.attend(qkv, kv_cache, attention), self.attention.out, self.mlp_norm)
-
-    def feed_forward(self, stream: ResidualStream, following: RMSNorm | None) -> None:
-        """Add the MLP of the normed stream to it; None is no norm that may be half done by then."""
-        stream.add(self.mlp.gate_up(stream.normed(self.mlp_norm)), self.mlp.down, following)
-
-
-class LlamaModel:
-    """A decoder: embedding, layers, norm, head. Its tensors are uninitialised until weights are loaded.
+class Decoder:
+    """Embedding, layers, norm, head. Its tensors are uninitialised until weights are loaded.
 
     ``passes`` begins the attention of each pass.
     """
-
-    attention_class: ClassVar[type[Attention]] = Attention
 
     def __init__(
         self,
@@ -88,22 +52,25 @@ class LlamaModel:
         self._begin = passes.begin
         self.parameters = parameters
         self.num_positions = num_positions
-        rotary = rotary_table(config, num_positions, parameters.device)
-        self.embedding = Embedding(parameters, "model.embed_tokens", config.vocab_size, config.hidden_size, ops)
-        self.layers: list[LlamaLayer] = []
-        for index in range(config.num_layers):
-            prefix = f"model.layers.{index}"
-            attention = self.attention_class(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
-            self.layers.append(LlamaLayer(config, parameters, prefix, ops, attention))
-        self.norm = RMSNorm(parameters, "model.norm", config.hidden_size, config.rms_norm_eps, ops)
-        self.head = Head(parameters, "lm_head", self.embedding, ops, tied=config.tie_word_embeddings)
+        spec, device = config.spec, parameters.device
+        tables = {
+            place: rotary_table(None if place is None else spec.rope[place], config.head_dim, num_positions, device)
+            for place in {layer.mixer.rope: None for layer in spec.layers}
+        }
+        self.embedding = Embedding(parameters, "model.embed_tokens", spec.vocab, spec.hidden, ops, spec.embed_scale)
+        self.layers = [
+            DecoderLayer(config, index, parameters, f"model.layers.{index}", ops, tables[layer.mixer.rope])
+            for index, layer in enumerate(spec.layers)
+        ]
+        self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
+        self.head = Head(parameters, "lm_head", self.embedding, ops, spec.head)
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
         """In this block a pass goes through one layer of each kind, and the last, only: others launch the same kernels,
         and take no memory of their own. For warming up."""
         layers = self.layers
-        few = list({layer.attention.heads.window: layer for layer in reversed(layers[:-1])}.values())
+        few = list({layer.spec: layer for layer in reversed(layers[:-1])}.values())
         self.layers = [*few, layers[-1]]
         try:
             yield
@@ -125,7 +92,10 @@ class LlamaModel:
         stream = ResidualStream(self.embedding(input_ids))
         for layer, following in itertools.pairwise(self.layers):
             pause()
-            layer.forward(stream, step, following.attention_norm)
+            qkv = layer.project(stream, step.tokens)
+            layer.attend(stream, qkv, step.tokens.kv_cache, step.attention)
+            del qkv  # the MLP may have its memory
+            layer.feed_forward(stream, following.attention_norm)
         pause()
         return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
 

@@ -1,0 +1,72 @@
+"""One layer of a decoder: attention, a feed-forward part, and the norms around them, as its spec says."""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention import Attention
+from pagebus.actors.executor.layers.attention_batch import Tokens
+from pagebus.actors.executor.layers.attention_pass import AttentionPass
+from pagebus.actors.executor.layers.mlp import GatedMLP
+from pagebus.actors.executor.layers.norm import Norm
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.residual import ResidualStream
+from pagebus.actors.model.config import ModelConfig, ModelError
+from pagebus.actors.model.spec import Dense, NormPlaces
+
+NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
+    "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "sandwich": (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+    "shared": ("input_layernorm", None, None, None),
+}
+"""Names of the norms before attention, behind it, before the feed-forward part, and behind it."""
+
+
+class DecoderLayer:
+    """Attention and feed-forward of one layer; ``attention_norm`` is what reads the residual stream first, if any."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
+    ) -> None:
+        self.spec = spec = config.spec.layers[index]
+
+        def norm(name: str | None) -> Norm | None:
+            size = config.hidden_size
+            return None if name is None else Norm(parameters, f"{prefix}.{name}", size, config.spec.norm, ops)
+
+        before, behind, before_feed, behind_feed = NORMS[spec.norms]
+        self.attention_norm, self._attention_after = norm(before), norm(behind)
+        self.attention = Attention(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
+        self.mlp_norm, self._mlp_after = norm(before_feed), norm(behind_feed)
+        if not isinstance(spec.feed, Dense) or not spec.feed.gated:
+            raise ModelError("a feed-forward part of this kind is not served")
+        self.mlp = GatedMLP(spec.feed, config.hidden_size, parameters, f"{prefix}.mlp", ops, config.names.gate_up)
+
+    def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
+        """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both
+        parts read one norm, the feed-forward part is added here: what attention adds does not reach it."""
+        x = stream.normed(self.attention_norm)
+        qkv = self.attention.project(x, tokens)
+        if self.spec.norms == "shared":
+            self.mlp.into(stream, x, None, None, self.spec.residual_scale)
+            stream.settle()
+        return qkv
+
+    def attend(
+        self, stream: ResidualStream, qkv: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
+    ) -> None:
+        """Add what the tokens find in the cache to the stream."""
+        before = self.mlp_norm if self.mlp.reads_halves else None
+        attended = self.attention.attend(qkv, kv_cache, attention)
+        stream.add(attended, self.attention.out, before, self._attention_after, self.spec.residual_scale)
+
+    def feed_forward(self, stream: ResidualStream, following: Norm | None) -> None:
+        """Add the MLP of the normed stream to it; None is no norm that may be half done by then."""
+        if self.spec.norms != "shared":
+            x = stream.normed(self.mlp_norm)
+            self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale)

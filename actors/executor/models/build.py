@@ -1,0 +1,44 @@
+"""From a configuration to a model without weights."""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.models.decoder import Decoder
+from pagebus.actors.executor.models.oracle import OracleModel
+from pagebus.actors.model.config import ModelConfig, default_positions
+from pagebus.actors.model.families.oracle import ORACLE
+from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
+from pagebus.kernels.common.target import target_of
+
+
+@torch.inference_mode()
+def build_model(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    ops: Ops,
+    max_model_len: int | None = None,
+    cache_dtype: torch.dtype | None = None,
+    *,
+    backend: str = "auto",
+    deterministic: bool = False,
+) -> Decoder:
+    """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: those of
+    :func:`default_positions`), for a cache of ``cache_dtype`` (default: ``dtype``). ``backend`` and ``deterministic``:
+    as in :class:`AttentionSetup`.
+    """
+    num_positions = max_model_len or default_positions(config)
+    cache_dtype = cache_dtype or dtype
+    setup = AttentionSetup(
+        target_of(device), dtype, cache_dtype, config.num_heads, config.num_kv_heads, config.head_dim,
+        frozenset(config.layer_windows), backend, deterministic,
+        softcap=any(layer.mixer.softcap for layer in config.spec.layers),
+    )  # fmt: skip
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
+    model = OracleModel if config.architecture == ORACLE else Decoder
+    return model(config, Parameters(device, dtype), ops, passes, num_positions)

@@ -1,0 +1,51 @@
+"""Which family an architecture belongs to, and why others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagebus.actors.model.errors import ModelError
+from pagebus.actors.model.families import cohere, gemma, glm, granite, llama, mistral, olmo, oracle, phi3, qwen, smollm3
+from pagebus.actors.model.families.refused import why_refused
+from pagebus.actors.model.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
+    gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
+    cohere.COHERE, cohere.COHERE2,
+)  # fmt: skip
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+BY_ARCHITECTURE = {name: family for family in (*FAMILIES, oracle.FAMILY) for name in family.architectures}
+OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+"""Fields of a checkpoint with images that its text model's object may leave to the outer one."""
+
+
+def family_of(raw: Mapping[str, Any]) -> Family:
+    """The family of the first architecture that the configuration names. Raises ModelError."""
+    names = raw.get("architectures") or [None]
+    name = names[0] if isinstance(names, list) else names
+    if name in BY_ARCHITECTURE:
+        family = BY_ARCHITECTURE[str(name)]
+        text = raw.get("text_config")
+        inner = text.get("model_type") if isinstance(text, dict) else None
+        return mistral.MINISTRAL3 if family is mistral.MISTRAL and inner == "ministral3" else family
+    if not name:
+        raise ModelError(f"config.json names no architecture, which is not supported (supported: {_known()})")
+    why = why_refused(str(name))
+    raise ModelError(f"architecture {name!r} is not supported{why} (supported: {_known()})")
+
+
+def text_fields(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The text model's fields, its own before those of the outer object, before the family's defaults. Whether the head
+    is tied, the outer object decides: the head is its."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        return {**family.defaults, **raw}
+    outer = {key: raw[key] for key in OUTER if raw.get(key) is not None}
+    tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+    return {**family.defaults, **outer, **text, **tied}
+
+
+def _known() -> str:
+    return ", ".join(ARCHITECTURES)

@@ -11,6 +11,8 @@ from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, Spans
 from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.moe.routing import Routing
+from pagebus.kernels.moe.weights import ExpertWeights
 
 Tensor = torch.Tensor
 
@@ -82,6 +84,26 @@ class ResidualProduct(Protocol):
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None
     ) -> Tensor | HalfNorm | None: ...
+
+
+class Route(Protocol):
+    """:func:`pagebus.kernels.moe.routing.route`"""
+
+    def __call__(
+        self, logits: Tensor, routing: Routing, bias: Tensor | None = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class MoeExperts(Protocol):
+    """:func:`pagebus.kernels.moe.experts.moe_experts`"""
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor, layer: ExpertWeights) -> Tensor: ...
+
+
+class AddShared(Protocol):
+    """:func:`pagebus.kernels.moe.shared.add_shared`"""
+
+    def __call__(self, total: Tensor, shared: Tensor, gate: Tensor | None) -> Tensor: ...
 
 
 class CutPrompts(Protocol):

@@ -11,6 +11,7 @@ from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
 from pagebus.kernels.linear import linear
+from pagebus.kernels.moe import experts, routing, shared
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
 
@@ -27,6 +28,9 @@ class Ops:
     linear: operations.Product
     gated_linear: operations.GatedProduct
     partial_linear: operations.ResidualProduct
+    route: operations.Route
+    moe_experts: operations.MoeExperts
+    add_shared: operations.AddShared
     cut_prompts: operations.CutPrompts
     plan_attention: operations.PlanAttention
     paged_attention: operations.PagedAttention
@@ -60,6 +64,9 @@ class Ops:
             linear=linear.linear,
             gated_linear=linear.gated_linear,
             partial_linear=linear.partial_linear,
+            route=routing.route,
+            moe_experts=experts.moe_experts,
+            add_shared=shared.add_shared,
             cut_prompts=paged_attention.cut_prompts,
             plan_attention=paged_attention.plan_attention,
             paged_attention=paged_attention.paged_attention,
@@ -89,6 +96,9 @@ class Ops:
             linear=linear.linear_reference,
             gated_linear=linear.gated_linear_reference,
             partial_linear=linear.partial_linear_reference,
+            route=routing.route_reference,
+            moe_experts=experts.moe_experts_reference,
+            add_shared=shared.add_shared_reference,
             cut_prompts=paged_attention.cut_prompts_reference,
             plan_attention=paged_attention.plan_attention_reference,
             paged_attention=paged_attention.paged_attention_reference,
@@ -114,6 +124,7 @@ class Ops:
             linear=linear.linear_invariant,
             gated_linear=linear.gated_linear_invariant,
             partial_linear=linear.partial_linear_invariant,
+            moe_experts=experts.moe_experts_invariant,
             cut_prompts=paged_attention.cut_prompts_invariant,
             plan_attention=paged_attention.plan_attention_invariant,
             paged_attention=paged_attention.paged_attention_invariant,

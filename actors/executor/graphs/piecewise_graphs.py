@@ -84,7 +84,7 @@ def run_piece(
     layer = model.layers[index]
     stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual)
     if index:
-        model.layers[index - 1].feed_forward(stream, layer.attention_norm)
+        model.layers[index - 1].feed_forward(stream, layer.attention_norm, tokens.padding)
     qkv = layer.project(stream, tokens)
     return stream.values, qkv
 

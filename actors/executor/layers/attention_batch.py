@@ -14,12 +14,14 @@ from pagebus.kernels.attention.paged_attention import Spans
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """What T tokens of a pass are, and where their keys and values go: ``ids``, ``positions`` and ``slot_mapping`` [T]
-    (negative: nowhere; None: attention itself will store them)."""
+    (negative: nowhere; None: attention itself will store them). ``padding`` [T] is negative where a pass of fixed shape
+    has no token; None: it has everywhere."""
 
     ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor | None
     kv_cache: torch.Tensor
+    padding: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.mlp import GatedMLP
+from pagebus.actors.executor.layers.moe import MixtureOfExperts
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelConfig, ModelError
-from pagebus.actors.model.spec import Dense, NormPlaces
+from pagebus.actors.model.spec import Feed, Moe, NormPlaces
 
 NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -43,9 +44,7 @@ class DecoderLayer:
         self.attention_norm, self._attention_after = norm(before), norm(behind)
         self.attention = Attention(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
         self.mlp_norm, self._mlp_after = norm(before_feed), norm(behind_feed)
-        if not isinstance(spec.feed, Dense) or not spec.feed.gated:
-            raise ModelError("a feed-forward part of this kind is not served")
-        self.mlp = GatedMLP(spec.feed, config.hidden_size, parameters, f"{prefix}.mlp", ops, config.names.gate_up)
+        self.mlp = _feed_forward(spec.feed, config, parameters, f"{prefix}.mlp", ops)
 
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both
@@ -53,7 +52,7 @@ class DecoderLayer:
         x = stream.normed(self.attention_norm)
         qkv = self.attention.project(x, tokens)
         if self.spec.norms == "shared":
-            self.mlp.into(stream, x, None, None, self.spec.residual_scale)
+            self.mlp.into(stream, x, None, None, self.spec.residual_scale, tokens.padding)
             stream.settle()
         return qkv
 
@@ -65,8 +64,19 @@ class DecoderLayer:
         attended = self.attention.attend(qkv, kv_cache, attention)
         stream.add(attended, self.attention.out, before, self._attention_after, self.spec.residual_scale)
 
-    def feed_forward(self, stream: ResidualStream, following: Norm | None) -> None:
-        """Add the MLP of the normed stream to it; None is no norm that may be half done by then."""
+    def feed_forward(self, stream: ResidualStream, following: Norm | None, padding: torch.Tensor | None) -> None:
+        """Add the MLP of the normed stream to it; None is no norm that may be half done by then. ``padding`` [T]: as of
+        :class:`Tokens`."""
         if self.spec.norms != "shared":
             x = stream.normed(self.mlp_norm)
-            self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale)
+            self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale, padding)
+
+
+def _feed_forward(
+    spec: Feed, config: ModelConfig, parameters: Parameters, prefix: str, ops: Ops
+) -> GatedMLP | MixtureOfExperts:
+    if isinstance(spec, Moe):
+        return MixtureOfExperts(spec, config.hidden_size, parameters, prefix, ops)
+    if not spec.gated:
+        raise ModelError("a feed-forward part of this kind is not served")
+    return GatedMLP(spec, config.hidden_size, parameters, prefix, ops, config.names.gate_up)

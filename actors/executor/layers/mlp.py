@@ -29,7 +29,9 @@ class GatedMLP:
         self.down = ResidualLinear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
 
     def into(
-        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None, scale: float
-    ) -> None:
-        """Add the part of x [T, H] to the stream; all else as in :meth:`ResidualStream.add`."""
+        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        scale: float, padding: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add the part of x [T, H] to the stream; all else as in :meth:`ResidualStream.add`. ``padding`` is of use to
+        experts only."""
         stream.add(self._gate_up(x), self.down, before, after, scale)

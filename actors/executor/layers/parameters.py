@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from pagebus.actors.model.spec import NormSpec
+
+Views: TypeAlias = dict[str, torch.Tensor]
+"""Parts of tensors by the names that they have in a checkpoint."""
 
 
 class Parameters:
@@ -19,17 +23,42 @@ class Parameters:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
-        self.views: dict[str, torch.Tensor] = {}
+        self.views: Views = {}
         self.tensors: list[torch.Tensor] = []
+        self._ways: list[tuple[Views, Sequence[Callable[[], Views]]]] = []
         self._finishing: list[Callable[[], object]] = []
 
     def matrix(self, parts: Mapping[str, int], columns: int) -> torch.Tensor:
         """[sum of rows, columns]; ``parts`` maps checkpoint names to their rows, in order."""
         return self._allocate(parts, (columns,))
 
-    def bias(self, parts: Mapping[str, int]) -> torch.Tensor:
-        """[sum of rows]."""
-        return self._allocate(parts, ())
+    def bias(self, parts: Mapping[str, int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[sum of rows], in the model's own format or this."""
+        return self._allocate(parts, (), dtype)
+
+    def stored_in_ways(
+        self, shape: tuple[int, ...], ways: Callable[[torch.Tensor], Sequence[Callable[[], Views]]]
+    ) -> torch.Tensor:
+        """A tensor that checkpoints have by different names: ``ways`` gives, of it, what makes the views of each. The
+        first way counts until :meth:`find` has seen the names."""
+        tensor = torch.empty(shape, device=self.device, dtype=self.dtype)
+        self.tensors.append(tensor)
+        first, *others = ways(tensor)
+        views = first()
+        self.views |= views
+        self._ways.append((views, others))
+        return tensor
+
+    def find(self, names: Collection[str]) -> None:
+        """Go by the ``names`` that a checkpoint has. Of tensors that it has in no way, the last way's are missed."""
+        for place, (views, others) in enumerate(self._ways):
+            if all(name in names for name in views):
+                continue
+            found = next((made for made in (make() for make in others) if any(name in names for name in made)), views)
+            for name in views:
+                del self.views[name]
+            self.views |= found
+            self._ways[place] = found, others
 
     def norm(self, name: str, size: int, spec: NormSpec) -> torch.Tensor:
         """[size]; in float32 if it is wide, or has an offset, which is added once it is loaded: 1 + w of small w would

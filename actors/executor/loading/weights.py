@@ -51,6 +51,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
         fill_with_noise(model, seed)
     else:
         stored = our_names(read_headers(weight_files(path)), model.config.names)
+        model.parameters.find(stored)
         check_tensors(model, stored)
         _copy_all(model, stored, progress)
     model.parameters.finish()

@@ -95,7 +95,7 @@ class Decoder:
             qkv = layer.project(stream, step.tokens)
             layer.attend(stream, qkv, step.tokens.kv_cache, step.attention)
             del qkv  # the MLP may have its memory
-            layer.feed_forward(stream, following.attention_norm)
+            layer.feed_forward(stream, following.attention_norm, step.tokens.padding)
         pause()
         return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
 
@@ -105,7 +105,8 @@ class Decoder:
         """How the tokens of a pass attend; to be asked for before all else that the pass launches."""
         attention, last = self._begin(batch), batch.last
         ending = attention if last is None else self._begin(batch.of_last_tokens(last))
-        tokens = Tokens(input_ids, positions, None if attention.stores else batch.slot_mapping, kv_cache)
+        slots = batch.slot_mapping
+        tokens = Tokens(input_ids, positions, None if attention.stores else slots, kv_cache, padding=slots)
         return ForwardPass(tokens, attention, ending, None if last is None else last.index)
 
     def finish(self, stream: ResidualStream, qkv: torch.Tensor, step: ForwardPass) -> torch.Tensor:
@@ -116,7 +117,7 @@ class Decoder:
             qkv = qkv.index_select(0, step.last)
         layer.attend(stream, qkv, step.tokens.kv_cache, step.ending)
         del qkv  # the MLP may have its memory
-        layer.feed_forward(stream, None)
+        layer.feed_forward(stream, None, step.tokens.padding if step.last is None else None)
         hidden = stream.normed(self.norm)
         assert isinstance(hidden, torch.Tensor)
         return hidden

@@ -252,7 +252,8 @@ class Runner:
 
     def tokens(self, count: int) -> Tokens:
         """The first ``count`` tokens of a pass, at addresses common to all passes."""
-        return Tokens(self._input_ids[:count], self._positions[:count], self._slot_mapping[:count], self.kv_cache)
+        slots = self._slot_mapping[:count]
+        return Tokens(self._input_ids[:count], self._positions[:count], slots, self.kv_cache, padding=slots)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Sample tokens [N] int32 from ``logits`` [N, V] of the sampling rows, and store them in their slots."""

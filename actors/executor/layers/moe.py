@@ -1,0 +1,124 @@
+"""A mixture of experts as the feed-forward part of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.linear import GatedLinear, Linear
+from pagebus.actors.executor.layers.norm import Norm
+from pagebus.actors.executor.layers.parameters import Parameters, Views
+from pagebus.actors.executor.layers.residual import ResidualStream
+from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.spec import Dense, Moe
+from pagebus.kernels.layers.norm import HalfNorm
+from pagebus.kernels.moe.activation import Gate, GateKind
+from pagebus.kernels.moe.routing import Routing, Score
+from pagebus.kernels.moe.weights import ExpertWeights
+
+STACKED = ("experts.gate_up_proj", "experts.down_proj")
+"""Names of the experts' weights in files that have them as one tensor each."""
+SPELLINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Names of each expert's gate, up and down in files that have them one by one."""
+
+
+class MixtureOfExperts:
+    """The sum over a token's experts of down(act(gate(x)) * up(x)), weighted by the router, and the shared expert.
+
+    The router's matrix has a last row more where the shared expert has a gate: both are one product, in float32.
+    """
+
+    __slots__ = ("_choice_bias", "_experts", "_ops", "_router", "_router_bias", "_routing", "_shared", "_spec")
+
+    reads_halves = False
+    """Whether the norm before it may be done by halves: several products read it, and they want it whole."""
+
+    def __init__(self, spec: Moe, hidden: int, parameters: Parameters, prefix: str, ops: Ops) -> None:
+        _check(spec)
+        self._spec, self._ops, self._routing = spec, ops, routing_of(spec)
+        rows = {f"{prefix}.gate.weight": spec.experts}
+        if spec.shared_gate:
+            rows[f"{prefix}.shared_expert_gate.weight"] = 1
+        self._router = parameters.matrix(rows, hidden)
+        self._router_bias = parameters.bias({f"{prefix}.gate.bias": spec.experts}) if spec.router_bias else None
+        name = f"{prefix}.gate.e_score_correction_bias"
+        self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
+        self._experts = _expert_weights(spec, hidden, parameters, prefix)
+        part = spec.shared
+        self._shared = None if part is None else SharedExpert(part, hidden, parameters, f"{prefix}.shared_expert", ops)
+
+    def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+        """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
+        logits, count = self._ops.linear(x, self._router, self._router_bias, torch.float32), self._spec.experts
+        weights, experts = self._ops.route(logits[:, :count], self._routing, self._choice_bias, padding)
+        total = self._ops.moe_experts(x, weights, experts, self._experts)
+        if self._shared is None:
+            return total
+        return self._ops.add_shared(total, self._shared(x), logits[:, count:] if self._spec.shared_gate else None)
+
+    def into(
+        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        scale: float, padding: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add the part of x [T, H] to the stream, ``padding`` as above; all else as in :meth:`ResidualStream.add`."""
+        assert isinstance(x, torch.Tensor)
+        stream.add_sum(self(x, padding), after, scale)
+
+
+class SharedExpert:
+    """down(act(gate(x)) * up(x)) of all tokens."""
+
+    __slots__ = ("_down", "_gate_up")
+
+    def __init__(self, spec: Dense, hidden: int, parameters: Parameters, prefix: str, ops: Ops) -> None:
+        sizes = {"gate_proj": spec.width, "up_proj": spec.width}
+        self._gate_up = GatedLinear(parameters, prefix, sizes, hidden, ops, bias=spec.bias, act=spec.act)
+        self._down = Linear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] -> [T, H]."""
+        return self._down(self._gate_up(x))
+
+
+def routing_of(spec: Moe) -> Routing:
+    """How the kernels choose the experts."""
+    best = 2 if spec.group_score == "top2" else 1
+    return Routing(
+        spec.top_k, Score(spec.score), spec.renormalise, spec.factor, spec.groups, spec.keep_groups, best
+    )  # fmt: skip
+
+
+def _check(spec: Moe) -> None:
+    """Raises ModelError for what no kernel computes."""
+    if spec.bias or spec.weight_on_input or spec.act == "gelu" or (spec.router_bias and spec.shared_gate):
+        raise ModelError("experts with biases, with weights on their inputs or with this activation are not served")
+    try:
+        routing_of(spec).check(spec.experts)
+    except ValueError as error:
+        raise ModelError(f"config.json: {error}") from error
+
+
+def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str) -> ExpertWeights:
+    def stacked(tensor: torch.Tensor, name: str) -> Callable[[], Views]:
+        return lambda: {f"{prefix}.{name}": tensor}
+
+    def one_by_one(tensor: torch.Tensor, names: tuple[str, ...]) -> Callable[[], Views]:
+        """Each expert's rows, divided among ``names``."""
+        return lambda: {
+            f"{prefix}.experts.{index}.{name}.weight": part
+            for index, expert in enumerate(tensor)
+            for name, part in zip(names, expert.chunk(len(names)), strict=True)
+        }
+
+    gate_up = parameters.stored_in_ways(
+        (spec.experts, 2 * spec.width, hidden),
+        lambda tensor: [stacked(tensor, STACKED[0]), *(one_by_one(tensor, names[:2]) for names in SPELLINGS)],
+    )
+    down = parameters.stored_in_ways(
+        (spec.experts, hidden, spec.width),
+        lambda tensor: [stacked(tensor, STACKED[1]), *(one_by_one(tensor, names[2:]) for names in SPELLINGS)],
+    )
+    gate = Gate(GateKind(spec.act), spec.alpha, spec.limit)
+    return ExpertWeights(gate_up, down, gate=gate)

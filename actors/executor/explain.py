@@ -14,12 +14,13 @@ from pagebus.actors.executor.graphs.graphs import empty_step
 from pagebus.actors.executor.loading.dry_run import META, make_runner
 from pagebus.actors.executor.loading.loading import graph_tokens
 from pagebus.actors.executor.step.runner import Launch, prefill_rows
-from pagebus.actors.executor.step.step_kernels import StepKernels
+from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import LinearChoice
+from pagebus.kernels.linear.dispatch import Config
+from pagebus.kernels.moe import choice as experts
 
 CPU = torch.device("cpu")
 DECODES = (1, 8, 32, 64, 128, 256)
@@ -59,9 +60,17 @@ class ExplainedStep:
         }
 
 
-def _choice_as_json(choice: LinearChoice) -> dict[str, Any]:
-    config = None if choice.config is None else asdict(choice.config)
+def _choice_as_json(choice: Choice) -> dict[str, Any]:
+    config = None if choice.config is None else _config_as_json(choice.config)
     return {"kernel": str(choice.kernel), "form": choice.form, "config": config, "why": choice.why}
+
+
+def _config_as_json(config: Config | experts.Config) -> dict[str, Any]:
+    """A launch shape; of experts one for each product."""
+    if not isinstance(config, experts.Unsorted | experts.Grouped):
+        return asdict(config)
+    parts = config._asdict()
+    return parts | {name: asdict(parts[name]) for name in ("gate_up", "down")}
 
 
 class AbsentEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cache
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -96,3 +97,45 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
         return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 4, tma))
     gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
     return Grouped(tokens, gate_up, GroupConfig(64, deep if shape.width % 128 == 0 else 64, 3, 4, tma))
+
+
+class ExpertsKernel(StrEnum):
+    """The kernels that multiply tokens with their experts."""
+
+    PAIRS = "moe_pairs"
+    GROUPED = "moe_grouped"
+    TORCH = "torch"
+
+
+class ExpertsChoice(NamedTuple):
+    """What is chosen for the experts of a layer; fields as of `pagebus.kernels.linear.dispatch.LinearChoice`."""
+
+    kernel: ExpertsKernel
+    form: str
+    config: Config | None
+    why: str
+
+
+def choose_experts(
+    num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None, *, invariant: bool = False
+) -> ExpertsChoice:
+    """The kernels for so many tokens, and why."""
+    if target is None:
+        return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
+    if invariant:
+        config: Config = choose_invariant(num_tokens, shape, dtype, target)
+        why = "--deterministic: one order of sums for any number of tokens"
+    else:
+        config = choose(num_tokens, shape, dtype, target)
+        why = "tokens have hardly an expert in common" if isinstance(config, Unsorted) else "tokens sorted by expert"
+    kernel = ExpertsKernel.PAIRS if isinstance(config, Unsorted) else ExpertsKernel.GROUPED
+    return ExpertsChoice(kernel, "experts", config, why)
+
+
+def token_counts(shape: Shape, most: int) -> list[int]:
+    """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
+    between two of them nothing changes but the number of programs."""
+    ends = {min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4)) // shape.top_k}
+    for power in (1 << bit for bit in range(most.bit_length() + shape.experts.bit_length())):
+        ends |= {power, power // shape.top_k, power * shape.experts // shape.top_k}
+    return sorted({most, *(end for end in ends if 0 < end <= most)}) if most else []

@@ -17,9 +17,12 @@ from pagebus.actors.executor.batch.buckets import LONG_CONTEXT
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.logprob_rows import MAX_TOP
 from pagebus.actors.executor.step.runner import Runner
+from pagebus.actors.executor.step.step_kernels import expert_shape, moe_of
+from pagebus.actors.model.config import ModelConfig
 from pagebus.bus.messages import NewSequence, SamplingParams, StepPlan
 from pagebus.kernels.attention.cudnn_prefill import PIECES
 from pagebus.kernels.linear import dispatch
+from pagebus.kernels.moe.choice import token_counts
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 """How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
@@ -127,21 +130,30 @@ def _chunk(decodes: list[int], context: int, count: int, limits: BatchLimits) ->
     )  # fmt: skip
 
 
-def small_steps(limits: BatchLimits, *, thorough: bool) -> list[list[StepPlan]]:
+def small_steps(limits: BatchLimits, *, thorough: bool, counts: Sequence[int] = ()) -> list[list[StepPlan]]:
     """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; random, and if ``thorough``
-    also longer ones, with every sampling, and one for each number of tokens for which products have own kernels."""
+    also longer ones, with every sampling, and one for each number of tokens for which products have own kernels, and
+    for each of ``counts``."""
     groups = []
     for sampling in (RANDOM, GREEDY, EXTRAS) if thorough else (RANDOM,):
         for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:
                 groups.append([_entering(lengths, limits, sampling), _decoding(len(lengths)), _decoding(1)])
-    for num_tokens in dispatch.BUCKETS if thorough else ():
+    for num_tokens in sorted({*dispatch.BUCKETS, *counts}) if thorough else ():
         num_rows = min(num_tokens, limits.max_num_seqs)
         lengths = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
         if lengths[0] <= limits.max_model_len - 2 and num_tokens <= limits.max_num_batched_tokens:
             groups.append([_entering(lengths, limits, RANDOM)])
     return groups
+
+
+def expert_counts(config: ModelConfig, limits: BatchLimits) -> list[int]:
+    """Numbers of tokens at which experts take other kernels, whose rows are as many as all of a step."""
+    moe = moe_of(config.spec)
+    if moe is None:
+        return []
+    return token_counts(expert_shape(moe, config.hidden_size), limits.max_num_batched_tokens)
 
 
 def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
@@ -207,7 +219,8 @@ def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
 
 def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
-    for plans in small_steps(batch.limits, thorough=thorough):
+    counts = expert_counts(runner.model.config, batch.limits)
+    for plans in small_steps(batch.limits, thorough=thorough, counts=counts):
         batch.reset()
         for plan in plans:
             runner.run(batch.apply(plan))

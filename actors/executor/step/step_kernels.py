@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.spec import ModelSpec
+from pagebus.actors.model.spec import ModelSpec, Moe
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
 from pagebus.kernels.linear.dispatch import (
     BUCKETS,
@@ -18,18 +19,25 @@ from pagebus.kernels.linear.dispatch import (
     choose_residual_product,
     tokens_class,
 )
+from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
 """The matrix products of a model: those of each layer but the first and the last, and the head."""
+EXPERT_PRODUCTS = ("qkv", "o", "router", "experts", "lm_head")
+SHARED_PRODUCTS = ("shared_gate_up", "shared_down")
+"""Those of a model with experts: of the layers that have some, and with the latter if an expert is shared."""
+
+
+Choice: TypeAlias = LinearChoice | ExpertsChoice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepKernels:
-    """The kernels of a step: its attention path, and the kernel of each of the `PRODUCTS`. Steps with equal kernels
-    share one object."""
+    """The kernels of a step: its attention path, and the kernel of each of the `PRODUCTS`, or of those of a model with
+    experts. Steps with equal kernels share one object."""
 
     attention: AttentionPath
-    products: Mapping[str, LinearChoice]
+    products: Mapping[str, Choice]
 
 
 class KernelChooser:
@@ -38,17 +46,24 @@ class KernelChooser:
     def __init__(self, attention: AttentionChooser, config: ModelConfig) -> None:
         self.attention = attention
         self._config = config
-        self._chosen: dict[tuple[AttentionPath, int, int], StepKernels] = {}
+        self._moe = moe_of(config.spec)
+        self._chosen: dict[tuple[AttentionPath, int, int, ExpertsChoice | None], StepKernels] = {}
 
     def choose(self, rows: StepRows, num_tokens: int, num_sampled: int) -> StepKernels:
         """The kernels of a step of this many tokens, of which ``num_sampled`` go through the head; padding included."""
-        key = self.attention.choose(rows), tokens_class(num_tokens), tokens_class(num_sampled)
+        experts = None if self._moe is None else self._experts(self._moe, num_tokens)
+        key = self.attention.choose(rows), tokens_class(num_tokens), tokens_class(num_sampled), experts
         if key not in self._chosen:
             self._chosen[key] = StepKernels(key[0], self.products(num_tokens, num_sampled))
         return self._chosen[key]
 
-    def products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
+    def products(self, num_tokens: int, num_sampled: int) -> Mapping[str, Choice]:
         """The kernel of each product, given what the product before leaves to it."""
+        if self._moe is not None:
+            return self._expert_products(self._moe, num_tokens, num_sampled)
+        return self._dense_products(num_tokens, num_sampled)
+
+    def _dense_products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
         config, setup = self._config, self.attention.setup
         heads = config.num_heads * config.head_dim
         if setup.deterministic and setup.target is not None:
@@ -68,11 +83,42 @@ class KernelChooser:
         head = choose_product("wide", num_sampled, config.vocab_size, size, *given)
         return dict(zip(PRODUCTS, (qkv, out, gate_up, down, head), strict=True))
 
+    def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
+        """Nothing here leaves half of a norm to the next product: the norm before experts is read by several."""
+        config, setup = self._config, self.attention.setup
+        size, heads = config.hidden_size, config.num_heads * config.head_dim
+
+        def product(form: str, rows: int, inputs: int, tokens: int = num_tokens) -> LinearChoice:
+            if setup.deterministic and setup.target is not None:
+                return choose_invariant_product(form, tokens, setup.dtype)
+            return choose_product(form, tokens, rows, inputs, setup.dtype, setup.target)
+
+        out = product("plain", size, heads)
+        if not (setup.deterministic and setup.target is not None):
+            biased, adds = config.attention_out_bias, added_at_once(config.spec)[0]
+            out = choose_residual_product(
+                num_tokens, size, heads, setup.dtype, setup.target, biased=biased, adds=adds, norms=False
+            )
+        rows = heads + 2 * config.num_kv_heads * config.head_dim
+        router = product("wide", moe.experts + moe.shared_gate, size)
+        head = product("wide", config.vocab_size, size, num_sampled)
+        found = (product("plain", rows, size), out, router, self._experts(moe, num_tokens), head)
+        products: dict[str, Choice] = dict(zip(EXPERT_PRODUCTS, found, strict=True))
+        if moe.shared is None:
+            return products
+        width = moe.shared.width
+        shared = product("gated", 2 * width, size), product("plain", size, width)
+        return products | dict(zip(SHARED_PRODUCTS, shared, strict=True))
+
+    def _experts(self, moe: Moe, num_tokens: int) -> ExpertsChoice:
+        setup, shape = self.attention.setup, expert_shape(moe, self._config.hidden_size)
+        return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
+
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""
         lines = {"attention": ", ".join(self.attention.possible)}
         by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, MANY)}
-        for name in PRODUCTS:
+        for name in by_tokens[1]:
             runs: list[tuple[str, int, int]] = []
             for tokens, products in by_tokens.items():
                 kernel = products[name].kernel
@@ -89,6 +135,16 @@ def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:
     adds = all(layer.norms in ("pre", "shared") and layer.residual_scale == 1.0 for layer in spec.layers)
     halved = spec.norm.kind == "rms" and not spec.norm.offset and not spec.norm.wide
     return adds, adds and halved and all(layer.norms == "pre" for layer in spec.layers)
+
+
+def moe_of(spec: ModelSpec) -> Moe | None:
+    """The mixture of the layers that have one; None: all are dense."""
+    return next((layer.feed for layer in spec.layers if isinstance(layer.feed, Moe)), None)
+
+
+def expert_shape(moe: Moe, hidden: int) -> Shape:
+    """What its launch shapes are chosen by."""
+    return Shape(moe.experts, moe.top_k, hidden, moe.width)
 
 
 def _span(first: int, last: int) -> str:

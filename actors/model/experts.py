@@ -9,8 +9,8 @@ from pagebus.actors.model.spec import Moe
 
 def num_experts(fields: Fields) -> int:
     """By either name: transformers 5 writes ``num_local_experts`` where the hub has ``num_experts``, or the reverse."""
-    name = "num_experts" if fields.get("num_experts") is not None else "num_local_experts"
-    return fields.integer(name)
+    local = fields.get("num_experts") is None and fields.get("num_local_experts") is not None
+    return fields.integer("num_local_experts" if local else "num_experts")
 
 
 def checked(moe: Moe) -> Moe:

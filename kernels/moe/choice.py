@@ -91,7 +91,8 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
     if dtype.itemsize > 2:
         both = GroupConfig(32, 32, 2, 4)
         return Grouped(min(64, tokens), both, both)
-    tma = target is not None and target.capability == 90
+    aligned = shape.hidden % 8 == 0 and shape.width % 8 == 0  # rows of whole 16 bytes
+    tma = aligned and target is not None and target.capability == 90
     deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
     if tokens == LONG_ITEM:
         return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 4, tma))

@@ -45,7 +45,7 @@ def test_every_kernel_is_compiled() -> None:
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
         "_route_kernel", "_sort_kernel", "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel",
-        "_combine_kernel",
+        "_combine_kernel", "_add_shared_kernel",
         "_add_normed_kernel", "_cap_logits_kernel",
     } <= set(names)  # fmt: skip
 

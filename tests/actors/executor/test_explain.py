@@ -40,7 +40,13 @@ GEMMA: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 5000,
     "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
 }  # fmt: skip
-MODELS = {"small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA}
+MOE: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "num_experts": 60,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 704, "shared_expert_intermediate_size": 2816,
+    "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 5000,
+    "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MODELS = {"moe": MOE, "small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA}
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -104,7 +110,7 @@ def test_it_is_what_an_engine_is_told(folder: Path, name: str, changes: dict[str
 LAUNCHED = {
     "rotary_kv_write": "_rotary_kv_write", "decode": "_decode_kernel", "prefill": "_prefill_kernel",
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
-    "hopper_gemm": "_specialized_kernel",
+    "hopper_gemm": "_specialized_kernel", "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
 LAST_LAYER = {"rotary_kv_write", "decode"}
@@ -120,6 +126,8 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("small", "sm_80", {"deterministic": True}),
         ("small", "sm_90", {"attention_backend": "torch"}),
         ("gemma", "sm_90", {}),
+        ("moe", "sm_90", {}),
+        ("moe", "sm_80", {"deterministic": True}),
     ],
 )
 def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -153,6 +161,21 @@ def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]
         kernels = {choice["kernel"] for step in found["steps"] for choice in step["products"].values()}
         assert kernels == {"torch"}
     assert explained(capsys, folder, "--target", "cpu")["target"] == "cpu"
+
+
+@needs_triton
+def test_experts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the router and the shared expert, with the launch shapes of both of their products."""
+    (tmp_path / "config.json").write_text(json.dumps(MOE))
+    found = explained(capsys, tmp_path, "--target", "sm_90")
+    products = {step["step"]: step["products"] for step in found["steps"]}
+    names = ["qkv", "o", "router", "experts", "lm_head", "shared_gate_up", "shared_down"]
+    assert list(products["decode 1"]) == names
+    kernels = [products[step]["experts"]["kernel"] for step in ("decode 1", "decode 8", "prefill 2048")]
+    assert kernels == ["moe_pairs", "moe_grouped", "moe_grouped"]
+    assert products["decode 1"]["experts"]["config"]["gate_up"]["rows"] > 0
+    sizes = [products[step]["experts"]["config"]["tokens"] for step in ("decode 8", "prefill 512", "prefill 2048")]
+    assert sizes == [16, 64, 128]
 
 
 @needs_triton

@@ -12,6 +12,7 @@ from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.choice import Shape, choose, choose_invariant
 from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.routing import Routing, Score, route
+from pagebus.kernels.moe.shared import add_shared
 from pagebus.kernels.moe.weights import ExpertWeights
 
 QWEN3, GPT_OSS, MIXTRAL = Shape(128, 8, 2048, 768), Shape(32, 4, 2880, 2880), Shape(8, 2, 4096, 14336)
@@ -36,6 +37,7 @@ def mixtures() -> Iterator[tuple[str, Callable[[], object]]]:
         case = f"bf16 experts of qwen3, {tokens} tokens, invariant"
         yield case, partial(_experts, QWEN3, Gate(), tokens, invariant=True)
     yield "bf16 experts of mixtral, 64 tokens", partial(_experts, MIXTRAL, Gate(GateKind.GELU_TANH), 64)
+    yield "shared expert with a gate, 64 tokens", partial(_shared, 64)
     for name, (num_experts, routing) in ROUTINGS.items():
         for tokens in (64, 4096):
             yield f"routing of {name}, {tokens} tokens", partial(_routing, num_experts, routing, tokens)
@@ -52,6 +54,11 @@ def _experts(shape: Shape, gate: Gate, tokens: int, *, biased: bool = False, inv
     config = (choose_invariant if invariant else choose)(tokens, shape, torch.bfloat16, target_of(layer.down.device))
     weights, chosen = _meta(tokens, top_k, dtype=torch.float32), _meta(tokens, top_k, dtype=torch.int32)
     moe_experts(_meta(tokens, hidden), weights, chosen, layer, config)
+
+
+def _shared(tokens: int) -> None:
+    logits = _meta(tokens, 61, dtype=torch.float32)
+    add_shared(_meta(tokens, 2048), _meta(tokens, 2048), logits[:, 60:])
 
 
 def _routing(num_experts: int, routing: Routing, tokens: int) -> None:

@@ -29,6 +29,10 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
     "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
+MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 352,
+    "shared_expert_intermediate_size": 704, "decoder_sparse_step": 2,
+}  # fmt: skip
 H200 = Target(90, 132)
 
 
@@ -70,6 +74,19 @@ def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
     assert {"_decode_kernel", "_prefill_kernel", "_limits_kernel", "_logprobs_kernel"} <= set(found["recorded"])
     assert found["unforeseen"] == []
     assert found["hits"] == [False, True]
+
+
+def test_experts_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
+    """Their kernels depend on numbers of tokens that no dense product knows."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | MOE))
+    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {"_pair_down_kernel", "_grouped_kernel", "_add_shared_kernel"} <= set(found["recorded"])
+    assert found["unforeseen"] == []
 
 
 def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

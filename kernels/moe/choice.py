@@ -13,6 +13,8 @@ from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.moe.grouped import GroupConfig
 from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.routing import WIDE_GRID
+from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS
 
 MOST_UNSORTED = 32
 """Pairs of a token and an expert that are not sorted, at most."""
@@ -136,7 +138,8 @@ def choose_experts(
 def token_counts(shape: Shape, most: int) -> list[int]:
     """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
     between two of them nothing changes but the number of programs."""
-    ends = {min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4)) // shape.top_k}
-    for power in (1 << bit for bit in range(most.bit_length() + shape.experts.bit_length())):
-        ends |= {power, power // shape.top_k, power * shape.experts // shape.top_k}
-    return sorted({most, *(end for end in ends if 0 < end <= most)}) if most else []
+    ends = {WIDE_GRID, min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4)) // shape.top_k}
+    means = (mean for mean in range(1, LONG_ITEM + 1) if _tokens_class(mean) != _tokens_class(mean + 1))
+    ends |= {mean * shape.experts // shape.top_k for mean in means}
+    ends |= {(1 << bit) // shape.top_k for bit in range(FEW_PAIRS.bit_length() - 1, MOST_PAIRS.bit_length())}
+    return sorted({most, *(end for end in ends if 0 < end < most)})

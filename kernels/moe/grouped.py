@@ -16,6 +16,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.moe.activation import gate_tile
+from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import SortedPairs
 from pagebus.kernels.moe.weights import ExpertWeights
 
@@ -187,7 +188,7 @@ def combine(products: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     expert -1 are left out."""
     num_tokens, top_k, size = products.shape
     out = torch.empty((num_tokens, size), dtype=products.dtype, device=products.device)
-    block, block_rows = min(512, next_power_of_2(size)), 4 if num_tokens > 512 else 1
+    block, block_rows = min(512, next_power_of_2(size)), 4 if num_tokens > WIDE_GRID else 1
     _combine_kernel[(-(-size // block), -(-num_tokens // block_rows))](
         products, weights, experts, out, num_tokens,
         SIZE=size, TOP_K=top_k, BLOCK_ROWS=block_rows, BLOCK=block, num_warps=4 if block_rows > 1 else 2,

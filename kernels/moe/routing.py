@@ -54,6 +54,8 @@ class Routing:
             raise ValueError("groups are compared by their best one or two experts, which each must have")
 
 
+WIDE_GRID = 512
+"""Tokens up to which routing, and the sum of a token's products, have a program for each."""
 SMALLEST, LEFT_OUT = -3.0e38, -3.2e38
 """Of logits and scores; of experts whose group is not kept, which are finite too: what has been taken is infinite."""
 TINY = 1e-20
@@ -226,7 +228,7 @@ def route(
     if num_tokens == 0:
         return weights, experts
     # A warp has a token: its maxima need no shared memory. The interpreter is faster with many tokens at once.
-    block_rows = 16 if target_of(device) is None else 4 if num_tokens > 512 else 1
+    block_rows = 16 if target_of(device) is None else 4 if num_tokens > WIDE_GRID else 1
     _route_kernel[(-(-num_tokens // block_rows),)](
         logits, bias, padding, weights, experts, logits.stride(0), num_tokens, num_experts, routing.factor,
         SCORE=str(routing.score), RENORMALISE=routing.renormalise,

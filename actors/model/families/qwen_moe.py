@@ -81,7 +81,10 @@ QWEN3_MOE = Family(
     defaults={"intermediate_size": 6144, "moe_intermediate_size": 768},
     golden={
         "qwen3-moe": {**SMALL, "num_hidden_layers": 3, "mlp_only_layers": [0], "norm_topk_prob": True},
-        "qwen3-moe-odd": {**SMALL, **ODD, "num_experts": 13, "moe_intermediate_size": 56, "decoder_sparse_step": 2},
+        "qwen3-moe-odd": {
+            **SMALL, **ODD, "num_experts": 13, "moe_intermediate_size": 56, "decoder_sparse_step": 2,
+            "attention_bias": True,
+        },
         "qwen3-moe-window": {
             **SMALL, "head_dim": 96, "use_sliding_window": True, "sliding_window": 21, "tie_word_embeddings": True,
         },

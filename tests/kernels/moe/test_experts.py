@@ -28,6 +28,7 @@ from pagebus.kernels.moe.experts import (
 )
 from pagebus.kernels.moe.grouped import GroupConfig, combine, combine_reference
 from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS, SortedPairs, most_items, sort_pairs, sort_pairs_reference
 from pagebus.kernels.moe.weights import ExpertWeights
 
@@ -157,7 +158,7 @@ def launched(tokens: int, shape: Shape) -> tuple[object, ...]:
     """All that decides about kernels."""
     chosen, pairs = choose(tokens, shape, torch.bfloat16, H200), tokens * shape.top_k
     invariant = choose_invariant(tokens, shape, torch.bfloat16, H200)
-    return chosen, invariant, tokens > 512, min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs)))
+    return chosen, invariant, tokens > WIDE_GRID, min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs)))
 
 
 def test_rows_at_odd_addresses() -> None:

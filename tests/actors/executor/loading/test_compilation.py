@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 MOE = {
     "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 352,
-    "shared_expert_intermediate_size": 704, "decoder_sparse_step": 2,
+    "shared_expert_intermediate_size": 704, "decoder_sparse_step": 2, "num_hidden_layers": 4,
 }  # fmt: skip
 H200 = Target(90, 132)
 

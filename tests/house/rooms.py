@@ -110,18 +110,18 @@ ROOMS: dict[str, str] = {
     "actors.executor": (
         "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model.grammars "
-        "actors.model actors.telemetry actors.settings kernels.attention kernels.linear kernels.common bus "
-        "bus.messages"
+        "actors.model actors.telemetry actors.settings kernels.attention kernels.linear kernels.moe kernels.common "
+        "bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model "
-        "actors.settings kernels.attention kernels.linear kernels.common bus.messages"
+        "actors.settings kernels.attention kernels.linear kernels.moe kernels.common bus.messages"
     ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
-        "actors.settings kernels.attention kernels.linear bus.messages"
+        "actors.settings kernels.attention kernels.linear kernels.moe bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
@@ -134,14 +134,14 @@ ROOMS: dict[str, str] = {
         "actors.executor.layers actors.executor.device actors.model kernels.attention kernels.common"
     ),
     "actors.executor.layers": (
-        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.layers"
+        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.moe kernels.layers"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
     ),
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
-        "actors.model actors.settings kernels.attention kernels.linear kernels.sampling kernels.batch "
+        "actors.model actors.settings kernels.attention kernels.linear kernels.moe kernels.sampling kernels.batch "
         "kernels.layers kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",

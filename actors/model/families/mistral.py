@@ -1,13 +1,14 @@
-"""Mistral, Ministral 3, and the text towers of Mistral Small 3.1 and later and of Ministral 3."""
+"""Mistral, Ministral 3, Mixtral, and the text towers of Mistral Small 3.1 and later and of Ministral 3."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.family import WITH_IMAGES, Family
+from pagebus.actors.model.experts import checked, num_experts
+from pagebus.actors.model.family import WITH_IMAGES, Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope, rope_fields
-from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, NormSpec, QueryScale
+from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, Moe, NormSpec, QueryScale
 
 ACTIVATIONS = {"silu": "silu"}
 WINDOW = 4096
@@ -32,6 +33,13 @@ def parse(fields: Fields) -> ModelSpec:
         head=HeadSpec(tied=fields.flag("tie_word_embeddings")),
         rope=(parse_rope(fields, head_dim),),
     )
+
+
+def parse_mixtral(fields: Fields) -> ModelSpec:
+    """Mistral with experts, which are as wide as ``intermediate_size``."""
+    spec = parse(fields)
+    moe = checked(Moe(num_experts(fields), fields.integer("num_experts_per_tok"), fields.integer("intermediate_size")))
+    return replace(spec, layers=tuple(replace(layer, feed=moe) for layer in spec.layers))
 
 
 def _query_scale(fields: Fields) -> QueryScale | None:
@@ -71,3 +79,21 @@ MINISTRAL3 = replace(
         "ministral3-window": {"head_dim": 128, "sliding_window": 21, "rope_parameters": YARN},
     },
 )
+MIXTRAL = Family(
+    name="Mixtral",
+    architectures=("MixtralForCausalLM",),
+    model_type="mixtral",
+    parse=parse_mixtral,
+    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),)),
+    defaults={
+        "sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    golden={
+        "mixtral": {"num_local_experts": 5},
+        "mixtral-odd": {**ODD, "num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 40},
+        "mixtral-window": {
+            "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 19, "tie_word_embeddings": True,
+        },
+    },
+)  # fmt: skip

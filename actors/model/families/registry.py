@@ -13,7 +13,6 @@ from pagebus.actors.model.families import (
     granite,
     llama,
     mistral,
-    mixtral,
     olmo,
     oracle,
     phi3,
@@ -27,7 +26,7 @@ from pagebus.actors.model.family import Family
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
     gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
-    cohere.COHERE, cohere.COHERE2, qwen_moe.QWEN2_MOE, qwen_moe.QWEN3_MOE, mixtral.FAMILY,
+    cohere.COHERE, cohere.COHERE2, qwen_moe.QWEN2_MOE, qwen_moe.QWEN3_MOE, mistral.MIXTRAL,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 BY_ARCHITECTURE = {name: family for family in (*FAMILIES, oracle.FAMILY) for name in family.architectures}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.attention.decode import decode_attention
+from pagebus.kernels.attention.decode import LEAST_DIM, decode_attention
 from pagebus.kernels.attention.paged_attention import AttentionPlan
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
@@ -20,8 +20,9 @@ MOST_ROWS = 64
 
 
 def supports(q_heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernel takes these heads: a key lies beside the queries of its KV head, in a tile of eight."""
-    return q_heads // kv_heads < 8 and head_dim == next_power_of_2(head_dim)
+    """Whether the kernel takes these heads: a key lies beside the queries of its KV head, in a tile of eight, and no
+    dimension of a tile is padded."""
+    return q_heads // kv_heads < 8 and head_dim == next_power_of_2(head_dim) >= LEAST_DIM
 
 
 def rotary_attention_reference(

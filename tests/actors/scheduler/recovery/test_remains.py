@@ -128,10 +128,10 @@ async def test_who_is_gone_is_told_nothing(world: World) -> None:
 def mentions(deployment: Deployment, replica: str) -> set[str]:
     """Where the scheduler, or the journal that it leaves, knows how far a replica's results are read."""
     actor, journal = deployment.scheduler, deployment.server.streams.get(NAMES.journal)
-    found = {"results"} if replica in actor._results.positions else set()
-    found |= {"checkpoints"} if replica in actor._checkpoints.covered else set()
-    streams = actor._trimmer._done.keys() | actor._trimmer._read.keys()
-    found |= {"trimmer"} if streams & OF_EXECUTOR or replica in actor._trimmer._last_steps else set()
+    found = {"results"} if replica in actor._leader._results.positions else set()
+    found |= {"checkpoints"} if replica in actor._leader._checkpoints.covered else set()
+    streams = actor._leader._trimmer._done.keys() | actor._leader._trimmer._read.keys()
+    found |= {"trimmer"} if streams & OF_EXECUTOR or replica in actor._leader._trimmer._last_steps else set()
     entries = [] if journal is None else journal.fields.values()
     return found | {"journal" for fields in entries if replica in str(fields)}
 

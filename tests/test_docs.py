@@ -144,14 +144,15 @@ def test_tests_named_in_the_documentation_exist() -> None:
 
 
 def test_the_readmes_figures_are_those_that_were_measured() -> None:
-    """Each figure of its table is, rounded, one of the tables of docs/performance.md."""
+    """Each figure of its table is, rounded, one of the tables of docs/performance.md or docs/models.md."""
     numbers = re.compile(r"\d+(?: \d{3})*(?:\.\d+)?")
     tables = TEXTS["docs/performance.md"].partition("<!-- tables -->")[2].partition("<!-- end of tables -->")[0]
+    tables += TEXTS["docs/models.md"].partition("## How fast they are")[2].partition("## What is refused")[0]
     measured = {float(each.replace(" ", "")) for each in numbers.findall(tables)}
     table = TEXTS["README.md"].partition("## Measured")[2].partition("## More")[0]
     rows = re.findall(r"^\| (?:Llama|Qwen|vLLM)[^|]*\|(.*)$", table, re.M)
     told = [each.replace(" ", "") for row in rows for each in numbers.findall(row)]
-    assert len(told) == 4 * 5
+    assert len(told) == 6 * 5
     unknown = [each for each in told if float(each) not in {round(m, len(each.partition(".")[2])) for m in measured}]
     assert unknown == []
 

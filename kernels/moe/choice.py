@@ -97,7 +97,7 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
     tma = aligned and target is not None and target.capability == 90
     deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
     if tokens == LONG_ITEM:
-        return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 4, tma))
+        return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 8, tma))
     gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
     return Grouped(tokens, gate_up, GroupConfig(64, deep if shape.width % 128 == 0 else 64, 3, 4, tma))
 

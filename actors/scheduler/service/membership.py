@@ -20,7 +20,7 @@ from pagebus.actors.scheduler.events import (
     ReplicaJoined,
     ReplicaSuspended,
 )
-from pagebus.bus.contract import EntryId, LeaseInfo
+from pagebus.bus.contract import START, EntryId, LeaseInfo
 from pagebus.bus.streams import address_of, is_address
 
 DEFAULT_BUDGET_TOKENS = 2048
@@ -76,10 +76,13 @@ class Membership:
         return self._detokenizers.keys()
 
     def deaf_to(self, replica: str) -> tuple[str, ...]:
-        """Detokenizers that have not confirmed that they read this replica's results, or that may have lost some."""
-        if replica in self.members and self.members[replica].rolled_back:
+        """Detokenizers that have not confirmed that they read this replica's results, or that may have lost some. One
+        that has only reached those of an earlier executor may take their end for the end of all."""
+        member = self.members.get(replica)
+        if member is None or member.rolled_back:
             return tuple(self.positions)
-        return tuple(name for name, told in self.positions.items() if f"results:{replica}" not in told)
+        reached = ((name, told.get(f"results:{replica}", START)) for name, told in self.positions.items())
+        return tuple(name for name, at in reached if at.epoch < member.epoch)
 
     def absent(self, leases: Iterable[LeaseInfo]) -> list[tuple[str, str]]:
         """(kind, name) of known actors without a live lease. They may only be frozen: an actor is given up only after

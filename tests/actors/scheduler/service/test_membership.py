@@ -1,0 +1,44 @@
+"""What the scheduler concludes from the leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagebus.actors.scheduler.service.membership import Membership
+from pagebus.bus.contract import FENCE_INDEX, LeaseInfo
+
+
+def executor(epoch: int) -> LeaseInfo:
+    info = {"state": "ready", "num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
+    return LeaseInfo(kind="executor", name="gpu-0", epoch=epoch, info=info)
+
+
+def detokenizer(position: str | None) -> LeaseInfo:
+    positions = {} if position is None else {"results:gpu-0": position}
+    return LeaseInfo(kind="detokenizer", name="text", epoch=1, info={"state": "ready", "positions": positions})
+
+
+@pytest.mark.parametrize(
+    ("position", "is_deaf"),
+    [
+        (None, True),
+        ("0-0", True),
+        ("4-17", True),
+        (f"4-{FENCE_INDEX}", True),  # it will forget the replica, though a later executor has lived and died meanwhile
+        ("7-0", False),
+        (f"7-{FENCE_INDEX}", False),
+    ],
+)
+def test_a_detokenizer_is_deaf_to_an_executor_whose_results_it_has_not_reached(
+    position: str | None, is_deaf: bool
+) -> None:
+    membership = Membership(lambda event: None, lambda *_: None)
+    membership.look([executor(7), detokenizer(position)])
+    assert membership.deaf_to("gpu-0") == (("text",) if is_deaf else ())
+
+
+def test_all_detokenizers_are_deaf_to_an_executor_that_the_bus_was_restarted_under() -> None:
+    membership = Membership(lambda event: None, lambda *_: None)
+    membership.look([executor(7), detokenizer("7-12")])
+    membership.bus_restarted()
+    assert membership.deaf_to("gpu-0") == ("text",)

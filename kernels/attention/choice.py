@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill, rotary_attention
-from pagebus.kernels.attention.rotary_attention import MOST_ROWS
+from pagebus.kernels.attention.rotary_attention import MOST_GROUPED, MOST_ROWS
 from pagebus.kernels.common.target import Target
 
 
@@ -206,7 +206,7 @@ class AttentionChooser:
             return PATHS[path].why
         if rows.decodes > MOST_ROWS:
             return f"decodes alone, more than {MOST_ROWS} rows: two kernels are as fast or faster"
-        return "decodes alone, but one kernel needs fewer than 8 query heads per KV head, of a power of two"
+        return f"decodes alone, but one kernel takes at most {MOST_GROUPED} query heads per KV head, of multiples of 16"
 
 
 NO_ROWS = StepRows(0, False)

@@ -138,7 +138,8 @@ def plan_attention(
     if not len(slots):
         return AttentionPlan({}, prefills)
     config = decode_config(
-        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8
+        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8,
+        group=shape.q_heads // shape.kv_heads,
     )  # fmt: skip
     decodes = {
         window: plan_decodes(

@@ -299,6 +299,13 @@ def launch_all() -> None:
     launch_rotary_attention(32, 8, 128, torch.int8, norms=False)
     launch_rotary_attention(16, 8, 128, bf16, norms=True)
     launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
+    for cache_dtype in (bf16, torch.float8_e4m3fn, torch.int8):
+        launch_rotary_attention(64, 8, 128, cache_dtype, norms=True)
+        launch_rotary_attention(32, 32, 96, cache_dtype, norms=True)
+    launch_rotary_attention(64, 8, 64, bf16, norms=False)
+    launch_rotary_attention(64, 4, 128, bf16, norms=True)
+    launch_rotary_attention(16, 2, 256, bf16, norms=True)
+    launch_attention(64, 4, 128, bf16, 256, 256, 1, 0)
     launch_hopper_attention(32, 8, bf16)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)

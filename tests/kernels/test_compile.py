@@ -68,7 +68,9 @@ def test_kernels_compile(arch: int, part: int) -> None:
         crowded = "d256" in variant["case"] and "window 4096" in variant["case"] and "softcap 50" in variant["case"]
         # Padded halves of heads, or very many heads, lack a few before the loop.
         crowded_head = variant["case"].startswith("raw") and ("d96" in variant["case"] or "64/4" in variant["case"])
-        assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else 0), variant
+        # Numbers that only a block's begin and end need, kept in memory during its loops.
+        kept = 64 if " d256 long" in variant["case"] else 16 if "long" in variant["case"] else 0
+        assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else kept), variant
         if variant["kernel"] == "_decode_kernel":
             assert variant["mma"] + variant["wgmma"] > 0, variant
             assert variant["cp_async"] >= 20, variant  # keys and values, 16 bytes at a time, of two tiles

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill, rotary_attention
-from pagebus.kernels.attention.rotary_attention import MOST_ROWS
+from pagebus.kernels.attention.rotary_attention import MOST_GROUPED, MOST_ROWS
 from pagebus.kernels.common.target import Target
 
 
@@ -75,9 +75,8 @@ class AttentionSetup:
 
     @property
     def long_prompts_apart(self) -> bool:
-        """Whether kernels for long prompts may be used: they support no windows, no soft caps, and change the bits of
-        a result."""
-        return self.target is not None and not self.deterministic and not any(self.windows) and not self.softcap
+        """Whether kernels for long prompts may be used: they change the bits of a result."""
+        return self.target is not None and not self.deterministic
 
     @property
     def has_hopper(self) -> bool:
@@ -86,8 +85,9 @@ class AttentionSetup:
 
     @property
     def has_cudnn(self) -> bool:
-        """Whether cuDNN has a kernel for heads like these."""
-        return cudnn_prefill.supports(self.dtype, self.cache_dtype, self.head_dim)
+        """Whether cuDNN has a kernel for heads like these: without windows and soft caps."""
+        plain = not any(self.windows) and not self.softcap
+        return plain and cudnn_prefill.supports(self.dtype, self.cache_dtype, self.head_dim)
 
 
 class LongPromptRule(NamedTuple):
@@ -100,8 +100,7 @@ class LongPromptRule(NamedTuple):
 LONG_PROMPTS = {
     AttentionPath.HOPPER_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "torch" and setup.has_hopper,
-        "sm_90, bfloat16, heads of 128, no sliding window or soft cap: rows that this kernel computes faster by "
-        "measured rates",
+        "sm_90, half precision, heads of 64 to 256: rows that this kernel computes faster by measured rates",
     ),
     AttentionPath.CUDNN_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "triton" and setup.has_cudnn,
@@ -206,7 +205,7 @@ class AttentionChooser:
             return PATHS[path].why
         if rows.decodes > MOST_ROWS:
             return f"decodes alone, more than {MOST_ROWS} rows: two kernels are as fast or faster"
-        return "decodes alone, but one kernel needs fewer than 8 query heads per KV head, of a power of two"
+        return f"decodes alone, but one kernel takes at most {MOST_GROUPED} query heads per KV head, of multiples of 16"
 
 
 NO_ROWS = StepRows(0, False)

@@ -53,13 +53,27 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def decode_config(
-    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False
+    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1
 ) -> DecodeConfig:
-    """The launch shape; element_size in bytes, of queries. As many programs as the device holds at once."""
+    """The launch shape; element_size in bytes, of queries; group: query heads per KV head. As many programs as the
+    device holds at once."""
     if element_size > 2:
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
-    programs = (4 if next_power_of_2(head_dim) <= 128 else 2) * processors // kv_heads
+    programs = programs_held(head_dim, group) * processors // kv_heads
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
+
+
+def programs_held(head_dim: int, group: int) -> int:
+    """How many programs of 4 warps a multiprocessor holds at once. Tiles of 16 and more columns are multiplied by
+    instructions of a warpgroup, which take queries and weights from shared memory as well."""
+    if next_power_of_2(head_dim) > 128:
+        return 2
+    return 4 if group <= 8 else 3 if group <= 16 else 2
+
+
+def most_registers(head_dim: int, group: int) -> int | None:
+    """How many registers a thread of such a program may use, if the compiler has to be told."""
+    return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
 
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:
@@ -119,6 +133,7 @@ def _decode_kernel(
     # Over int8 products of queries and keys are of whole numbers, and values are multiplied as they are stored.
     WHOLE: tl.constexpr = INT8 and tl.float16 == WIDE
     RAW: tl.constexpr = cos_sin_ptr is not None
+    KEY_ROW: tl.constexpr = GROUP % BLOCK_HEADS  # see turn_group
     STEP: tl.constexpr = 2 if PAIRS else 1
     COLUMNS: tl.constexpr = BLOCK_DIM // STEP
     kv_head = tl.program_id(0)
@@ -132,6 +147,9 @@ def _decode_kernel(
     column = tl.arange(0, COLUMNS)
     token = tl.arange(0, TILE)
     mask_dim = dim < HEAD_DIM
+    if RAW and HEAD_DIM < BLOCK_DIM:  # each half is padded, as turn_group pads those of the queries
+        mask_dim = dim % (BLOCK_DIM // 2) < HEAD_DIM // 2
+        dim -= dim // (BLOCK_DIM // 2) * ((BLOCK_DIM - HEAD_DIM) // 2)
     mask_columns = column < HEAD_DIM // STEP
     mask_member = (member < GROUP)[None, :]
     mask_out = mask_member & mask_columns[:, None]
@@ -184,22 +202,22 @@ def _decode_kernel(
             block = tl.load(table_ptr + newest // BLOCK_SIZE, mask=kept, other=-1).to(tl.int64)
             target = kv_head * STRIDE_HEAD + block * stride_block + newest % BLOCK_SIZE * STRIDE_TOKEN
             token_ptr = q_ptr + row * stride_qt
-            first, second = turn_group(
-                token_ptr, kv_head, tl.num_programs(0), newest, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps,
-                GROUP, HEAD_DIM // 2, BLOCK_HEADS, PDL and SETTLED,
+            first, second, first_key, second_key = turn_group(
+                token_ptr, kv_head, tl.num_programs(0), newest, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, kept,
+                GROUP, HEAD_DIM // 2, BLOCK_HEADS, BLOCK_DIM // 2, PDL and SETTLED,
             )  # fmt: skip
             q = select_halves(first, second) if WHOLE else join_halves(first, second)
             value_ptr = token_ptr + (num_heads + tl.num_programs(0) + kv_head) * HEAD_DIM
             if INT8:
                 pair = kv_head * BLOCK_SIZE + block * (stride_block // 4) + newest % BLOCK_SIZE
                 cache_token_int8(
-                    first, second, value_ptr, k_ptr + target, v_ptr + target, scales_ptr + 2 * pair,
-                    kept & (block >= 0), GROUP, HEAD_DIM // 2,
+                    first_key, second_key, value_ptr, k_ptr + target, v_ptr + target, scales_ptr + 2 * pair,
+                    kept & (block >= 0), KEY_ROW, HEAD_DIM // 2,
                 )  # fmt: skip
             else:
                 cache_token(
-                    first, second, value_ptr, k_ptr + target, v_ptr + target, k_per_scale, v_per_scale,
-                    kept & (block >= 0), GROUP, HEAD_DIM // 2, LARGEST,
+                    first_key, second_key, value_ptr, k_ptr + target, v_ptr + target, k_per_scale, v_per_scale,
+                    kept & (block >= 0), KEY_ROW, HEAD_DIM // 2, LARGEST,
                 )  # fmt: skip
         else:
             if PDL and SETTLED:
@@ -359,10 +377,10 @@ def decode_attention(
     group = q_heads // kv_heads
     stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
-        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None
+        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group
     )
     assert config.tile == plan.tile
-    block_heads = max(8, next_power_of_2(group if cos_sin is None else group + 1))  # a key lies beside its queries
+    block_heads = max(8, next_power_of_2(group))
     common = {
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": max(LEAST_DIM, next_power_of_2(head_dim)),
@@ -379,7 +397,7 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=128 if common["BLOCK_DIM"] <= 128 and config.num_warps == 4 and q.element_size() == 2 else None,
+        maxnreg=most_registers(head_dim, group) if config.num_warps == 4 and q.element_size() == 2 else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     block_pieces, warps = merge_shape(plan)

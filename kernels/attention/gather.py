@@ -39,8 +39,8 @@ def gather_tokens_reference(
 def _gather_kernel(
     k_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
     v_ptr,  # [num_blocks, BLOCK_SIZE, SIZE]
-    k_out_ptr,  # [B * n, SIZE]
-    v_out_ptr,  # [B * n, SIZE]
+    k_out_ptr,  # [B * n, Hkv, OUT_DIM]
+    v_out_ptr,  # [B * n, Hkv, OUT_DIM]
     slots_ptr,  # [B]
     tables_ptr,  # [S, MB]
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; else None
@@ -51,6 +51,7 @@ def _gather_kernel(
     stride_table,
     SIZE: tl.constexpr,  # Hkv * D
     HEAD_DIM: tl.constexpr,  # D
+    OUT_DIM: tl.constexpr,  # from one head of the copies to the next
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -62,7 +63,7 @@ def _gather_kernel(
     table = tables_ptr + tl.load(slots_ptr + sequence).to(tl.int64) * stride_table
     block = tl.load(table + place // BLOCK_SIZE, mask=live, other=0)
     source = (tl.maximum(block, 0).to(tl.int64) * stride_block + (place % BLOCK_SIZE) * stride_token)[:, None]
-    target = ((sequence.to(tl.int64) * num_tokens + token) * SIZE)[:, None]
+    target = ((sequence.to(tl.int64) * num_tokens + token) * (SIZE // HEAD_DIM * OUT_DIM))[:, None]
     for start in tl.static_range(0, SIZE, BLOCK):
         column = (start + tl.arange(0, BLOCK))[None, :]
         mask = live[:, None] & (column < SIZE)
@@ -72,16 +73,19 @@ def _gather_kernel(
             scale_ptr = scales_ptr + tl.minimum(column, SIZE - 1) // HEAD_DIM
             k = (k.to(tl.float32) * tl.load(scale_ptr)).to(k_out_ptr.dtype.element_ty)
             v = (v.to(tl.float32) * tl.load(scale_ptr + SIZE // HEAD_DIM)).to(v_out_ptr.dtype.element_ty)
-        tl.store(k_out_ptr + target + column, k, mask=mask)
-        tl.store(v_out_ptr + target + column, v, mask=mask)
+        there = target + column
+        if OUT_DIM != HEAD_DIM:
+            there += column // HEAD_DIM * (OUT_DIM - HEAD_DIM)
+        tl.store(k_out_ptr + there, k, mask=mask)
+        tl.store(v_out_ptr + there, v, mask=mask)
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "first", "num_tokens"])
 def _gather_int8_kernel(
     k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, HEAD_DIM]
     v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, HEAD_DIM]
-    k_out_ptr,  # [B * n, Hkv, HEAD_DIM]
-    v_out_ptr,  # [B * n, Hkv, HEAD_DIM]
+    k_out_ptr,  # [B * n, Hkv, OUT_DIM]
+    v_out_ptr,  # [B * n, Hkv, OUT_DIM]
     slots_ptr,  # [B]
     tables_ptr,  # [S, MB]
     scales_ptr,  # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride
@@ -91,6 +95,7 @@ def _gather_int8_kernel(
     stride_token,
     stride_table,
     HEAD_DIM: tl.constexpr,
+    OUT_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -110,7 +115,7 @@ def _gather_int8_kernel(
     k = k.to(tl.float32) * k_scale.to(tl.float32)[:, None]
     v = (v ^ -128).to(tl.float32) * v_scale.to(tl.float32)[:, None]
     target = sequence.to(tl.int64) * num_tokens + token
-    target = (target * tl.num_programs(2) + head)[:, None] * HEAD_DIM + dim
+    target = (target * tl.num_programs(2) + head)[:, None] * OUT_DIM + dim
     tl.store(k_out_ptr + target, k.to(k_out_ptr.dtype.element_ty), mask=mask)
     tl.store(v_out_ptr + target, v.to(v_out_ptr.dtype.element_ty), mask=mask)
 
@@ -119,14 +124,15 @@ def gather_tokens(
     k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, first: int, k_out: torch.Tensor,
     v_out: torch.Tensor, block_tables: torch.Tensor, kv_scales: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Copy keys and values of sequences from position ``first`` on, as `gather_tokens_reference` does."""
+    """Copy keys and values of sequences from position ``first`` on, as `gather_tokens_reference` does. In k_out and
+    v_out heads may be padded; what is behind them stays."""
     kv_heads, head_dim = k_out.shape[1:]
     num_tokens, size = len(k_out) // len(slots), kv_heads * head_dim
     assert len(k_out) == len(slots) * num_tokens
     assert slots.is_contiguous()
     assert k_out.shape == v_out.shape
-    assert k_out.is_contiguous()
-    assert v_out.is_contiguous()
+    out_dim = k_out.stride(1) if kv_heads > 1 else k_out.stride(0)
+    assert k_out.stride() == v_out.stride() == (kv_heads * out_dim, out_dim, 1)
     assert kv_scales is not None or k_out.dtype == k_cache.dtype
     check_scales(k_cache, kv_scales)
     assert k_cache.stride() == v_cache.stride()
@@ -140,13 +146,14 @@ def gather_tokens(
     )  # fmt: skip
     if k_cache.dtype == torch.int8:
         _gather_int8_kernel[(-(-num_tokens // INT8_TOKENS), len(slots), kv_heads)](
-            *arguments, HEAD_DIM=head_dim, BLOCK_DIM=next_power_of_2(head_dim), BLOCK_SIZE=k_cache.shape[1],
-            TOKENS=INT8_TOKENS, num_warps=4,
+            *arguments, HEAD_DIM=head_dim, OUT_DIM=out_dim, BLOCK_DIM=next_power_of_2(head_dim),
+            BLOCK_SIZE=k_cache.shape[1], TOKENS=INT8_TOKENS, num_warps=4,
         )  # fmt: skip
         return
     tokens, block = 8, min(1024, next_power_of_2(size))
     _gather_kernel[(-(-num_tokens // tokens), len(slots))](
-        *arguments, SIZE=size, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens, BLOCK=block, num_warps=4,
+        *arguments, SIZE=size, HEAD_DIM=head_dim, OUT_DIM=out_dim, BLOCK_SIZE=k_cache.shape[1], TOKENS=tokens,
+        BLOCK=block, num_warps=4,
     )  # fmt: skip
 
 

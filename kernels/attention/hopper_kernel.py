@@ -5,20 +5,24 @@ guarded by mbarriers). Two warpgroups compute 64 queries each: they compute the 
 softmax with the product of the previous weights and their values. They take turns in issuing products, so that the
 softmax of one overlaps the products of the other. Programs are persistent, one per multiprocessor. The first keys of
 the next piece of work arrive while the last results are still being written.
+
+Heads of up to 128 have tiles of 128 keys, larger ones of 64: a warpgroup's results then take 128 registers of each
+thread, and its scores 32. Tiles before a sliding window are left out; those that it cuts are masked, like those at the
+block's end. Heads whose size is no power of two are padded in shared memory.
 """
 
 from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper
+from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper, next_power_of_2
 
 LOG2_E = 1.4426950408889634
-ROWS, TILE = 64, 128
-"""Queries of a warpgroup, keys of a tile."""
+ROWS = 64
+"""Queries of a warpgroup."""
 SPAN_FIELDS = 8
-STAGES = 3
-"""Tiles in shared memory, of keys and of values."""
+STAGES = {64: 3, 128: 3, 256: 2}
+"""Tiles in shared memory, of keys and of values, by the padded head's size."""
 REGISTERS, COPY_REGISTERS = 240, 24
 """Of a thread that computes, and of one that copies; the first warpgroup gets what the others leave, as many."""
 
@@ -47,8 +51,8 @@ def _queries(exists, span):
 def _copy(
     q_desc, k_desc, v_desc, spans, num_spans, rounds,
     q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-    Q_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr,
+    Q_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ROWS: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr,
 ):  # fmt: skip
     """The warp that copies: as many tiles ahead as there are buffers."""
     count = 0
@@ -58,7 +62,7 @@ def _copy(
         key = gl.load(span + 2, mask=exists, other=0)
         begin = gl.load(span + 4, mask=exists, other=0)
         end = gl.load(span + 5, mask=exists, other=0)
-        column = head // GROUP * HEAD_DIM
+        column = head // GROUP * BLOCK_DIM
         for tile in range(begin, end):
             stage, phase = count % STAGES, (count // STAGES) & 1
             row = key + tile * TILE
@@ -97,20 +101,43 @@ def _give_turn(PART: gl.constexpr):
 
 
 @gluon.jit
-def _hide(scores, tile, position, TILE: gl.constexpr):
+def _capped(scores, scale_log2, SOFTCAP: gl.constexpr):
+    """Scores times scale_log2; with a soft cap c, c tanh(s / c) for each s, times log2(e)."""
+    if SOFTCAP > 0:
+        CAP: gl.constexpr = SOFTCAP * 1.4426950408889634
+        scores = CAP - 2.0 * CAP / (gl.exp2(scores * (scale_log2 * (2.0 / SOFTCAP))) + 1.0)
+    return scores
+
+
+@gluon.jit
+def _hide(scores, tile, position, window, TILE: gl.constexpr, WINDOWED: gl.constexpr):
     """Scores of the keys that a query sees; of others, minus infinity."""
     place = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
-    return gl.where(place[None, :] <= position[:, None], scores, float("-inf"))
+    seen = place[None, :] <= position[:, None]
+    if WINDOWED:
+        seen = seen & (place[None, :] > (position - window)[:, None])
+    return gl.where(seen, scores, float("-inf"))
+
+
+@gluon.jit
+def _base(highest, GUARDED: gl.constexpr):
+    """What is subtracted from scores; 0 where a query has seen nothing yet."""
+    if GUARDED:
+        highest = gl.where(highest == float("-inf"), 0.0, highest)
+    return highest
 
 
 @gluon.jit
 def _attend(
-    q, acc, weights, decay, highest, total, count, begin, end, last, position, scale_log2,
+    q, acc, weights, decay, highest, total, count, begin, end, last, position, window, scale_log2,
     k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
-    MASKED: gl.constexpr, PART: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, P_LAYOUT: gl.constexpr,
-    dtype: gl.constexpr,
+    MASKED: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr, PART: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, P_LAYOUT: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Take the tiles begin..end of keys, of which the first has come, and the values of the tiles before them."""
+    factor = scale_log2
+    if SOFTCAP > 0:
+        factor = 1.0
     for tile in range(begin, end):
         stage, before = count % STAGES, (count - 1) % STAGES
         p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
@@ -123,11 +150,13 @@ def _attend(
         _give_turn(PART)
         scores = hopper.warpgroup_mma_wait(1, deps=[later])
         hopper.mbarrier.arrive(k_empty.index(stage), count=1)
+        scores = _capped(scores, scale_log2, SOFTCAP)
         if MASKED:
-            scores = _hide(scores, tile, position, TILE)
-        new_highest = gl.maximum(highest, gl.max(scores, axis=1) * scale_log2)
-        weights = gl.exp2(scores * scale_log2 - new_highest[:, None])
-        decay = gl.exp2(highest - new_highest)
+            scores = _hide(scores, tile, position, window, TILE, WINDOWED)
+        new_highest = gl.maximum(highest, gl.max(scores, axis=1) * factor)
+        base = _base(new_highest, MASKED and WINDOWED)
+        weights = gl.exp2(scores * factor - base[:, None])
+        decay = gl.exp2(highest - base)
         total = total * decay + gl.sum(weights, axis=1)
         highest = new_highest
         count += 1
@@ -140,18 +169,21 @@ def _attend(
 
 @gluon.jit
 def _compute(
-    out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+    out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
     q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-    PART: gl.constexpr, Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr,
+    PART: gl.constexpr, Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ROWS: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr,
 ):  # fmt: skip
     """One of the two warpgroups that compute."""
     dtype: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    factor = scale_log2
+    if SOFTCAP > 0:
+        factor = 1.0
     q = q_smem.index(PART)
     if PART == 1:
         _give_turn(1)
@@ -170,22 +202,34 @@ def _compute(
             _give_turn(PART)
             scores = hopper.warpgroup_mma_wait(0, deps=[later])
             hopper.mbarrier.arrive(k_empty.index(stage), count=1)
-            scores = _hide(scores, begin, position, TILE)
-            highest = gl.max(scores, axis=1) * scale_log2
-            weights = gl.exp2(scores * scale_log2 - highest[:, None])
+            scores = _hide(_capped(scores, scale_log2, SOFTCAP), begin, position, window, TILE, WINDOWED)
+            highest = gl.max(scores, axis=1) * factor
+            base = _base(highest, WINDOWED)
+            weights = gl.exp2(scores * factor - base[:, None])
             total = gl.sum(weights, axis=1)
             decay = gl.full([ROWS], 1.0, gl.float32, S_ROWS)
-            acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, O_LAYOUT)
+            acc = gl.zeros([ROWS, BLOCK_DIM], gl.float32, O_LAYOUT)
             count += 1
             hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=begin + 1 < end)
-            masked = gl.maximum(gl.minimum((first + 1) // TILE, end), begin + 1)  # all queries see every key before
+            inner = begin + 1
+            if WINDOWED:  # from here on all queries see every first key of a tile
+                low = (gl.maximum(first + 2 * ROWS - window, 0) + TILE - 1) // TILE
+                inner = gl.maximum(gl.minimum(low, end), begin + 1)
+                acc, weights, decay, highest, total, count = _attend(
+                    q, acc, weights, decay, highest, total, count, begin + 1, inner, end, position, window, scale_log2,
+                    k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
+                    True, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
+                )  # fmt: skip
+            masked = gl.maximum(gl.minimum((first + 1) // TILE, end), inner)  # all queries see every key before
             acc, weights, decay, highest, total, count = _attend(
-                q, acc, weights, decay, highest, total, count, begin + 1, masked, end, position, scale_log2,
-                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, False, PART, TILE, STAGES, P_LAYOUT, dtype,
+                q, acc, weights, decay, highest, total, count, inner, masked, end, position, window, scale_log2,
+                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
+                False, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
             acc, weights, decay, highest, total, count = _attend(
-                q, acc, weights, decay, highest, total, count, masked, end, end, position, scale_log2,
-                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty, True, PART, TILE, STAGES, P_LAYOUT, dtype,
+                q, acc, weights, decay, highest, total, count, masked, end, end, position, window, scale_log2,
+                k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
+                True, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
             hopper.mbarrier.arrive(q_empty.index(PART), count=1)
             token, members = gl.load(span), gl.load(span + 1)
@@ -200,10 +244,14 @@ def _compute(
             acc = hopper.warpgroup_mma_wait(0, deps=[hopper.warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
             hopper.mbarrier.arrive(v_empty.index(stage), count=1)
 
+            if WINDOWED:  # queries of a piece may have seen nothing
+                total = gl.where(total > 0, total, 1.0)
             acc = acc * gl.convert_layout(1 / total, O_ROWS)[:, None]
             member = gl.arange(0, ROWS, O_ROWS)
-            dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, O_LAYOUT))[None, :]
+            dim = gl.arange(0, BLOCK_DIM, gl.SliceLayout(0, O_LAYOUT))[None, :]
             exist = (PART * ROWS + member < members)[:, None]
+            if HEAD_DIM < BLOCK_DIM:
+                exist = exist & (dim < HEAD_DIM)
             if piece >= 0:
                 part = ((piece + PART * pieces) * ROWS + gl.arange(0, ROWS, S_ROWS)) * Q_HEADS + last_head
                 gl.store(lse_ptr + part, highest + gl.log2(total))
@@ -216,11 +264,11 @@ def _compute(
         _wait_for_turn(0)  # which the other gave last
 
 
-@gluon.jit(do_not_specialize=["num_spans", "rounds"])
+@gluon.jit(do_not_specialize=["num_spans", "rounds", "window"])
 def _attention_kernel(
     q_desc,  # [T, Hq * D]
-    k_desc,  # [N, Hkv * D]
-    v_desc,  # [N, Hkv * D]
+    k_desc,  # [N, Hkv * BLOCK_DIM]
+    v_desc,  # [N, Hkv * BLOCK_DIM]
     out_ptr,  # [T, Hq, D]
     partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
     lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
@@ -228,21 +276,25 @@ def _attention_kernel(
     num_spans,
     rounds,
     scale_log2,
+    window,
     stride_ot,
     Q_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
+    BLOCK_DIM: gl.constexpr,
     ROWS: gl.constexpr,
     TILE: gl.constexpr,
     STAGES: gl.constexpr,
     SPAN_FIELDS: gl.constexpr,
+    WINDOWED: gl.constexpr,
+    SOFTCAP: gl.constexpr,  # 0: none
     REGISTERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_desc.dtype
-    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], v_desc.layout)
+    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, BLOCK_DIM], q_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, BLOCK_DIM], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, TILE, BLOCK_DIM], v_desc.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -261,24 +313,29 @@ def _attention_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
                 q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                0, Q_HEADS, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+                0, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP,
             )),
             (_compute, (
-                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, stride_ot,
+                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
                 q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                1, Q_HEADS, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+                1, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP,
             )),
             (_copy, (
                 q_desc, k_desc, v_desc, spans, num_spans, rounds,
                 q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                Q_HEADS, GROUP, HEAD_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+                Q_HEADS, GROUP, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
             )),
         ],
         [4, 1],
         [REGISTERS, COPY_REGISTERS],
     )  # fmt: skip
+
+
+def tile_of(head_dim: int) -> int:
+    """Keys of a tile: as many as fit into registers as scores, beside a block's results, and into shared memory."""
+    return 128 if head_dim <= 128 else 64
 
 
 def launch_hopper_attention(
@@ -291,30 +348,37 @@ def launch_hopper_attention(
     spans: torch.Tensor,
     scale: float,
     programs: int,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """out = causal attention of the queries in ``spans`` of q, both [T, Hq, D]; all others stay.
 
-    k and v [N, Hkv, D], with any stride of tokens: each row's keys begin at a multiple of TILE, and zeros follow them
-    up to the next. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up
-    to 2 ROWS), the row's first key in k, position of the first token in its row, the first tile of keys (whose first
-    key the first token sees) and the one after the last, the piece and the number of pieces of its block. Results of
-    pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first ROWS tokens as that piece, of the
-    others as many pieces later. If the piece is -1, they go to out.
+    k and v [N, Hkv, B], with any stride of tokens, B being D rounded up to a power of two: each row's keys begin at a
+    multiple of `tile_of` D, and zeros follow them up to the next. Behind D numbers of a padded key or value there are
+    zeros. ``spans`` [M, SPAN_FIELDS] int32, those of the most keys first: first token and number of tokens (up to 2
+    ROWS), where the row's first key would be in k, position of the first token in its row, the first tile of keys
+    (without a window the first token sees its first key) and the one after the last, the piece and the number of
+    pieces of its block. Results of pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first
+    ROWS tokens as that piece, of the others as many pieces later. If the piece is -1, they go to out. ``window`` and
+    ``softcap`` (0: none) as in `paged_attention`.
     """
-    q_heads, head_dim = q.shape[1:]
-    kv_heads = k.shape[1]
-    assert q.stride()[1:] == out.stride()[1:] == k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
+    (q_heads, head_dim), (kv_heads, block_dim) = q.shape[1:], k.shape[1:]
+    assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
+    assert k.stride()[1:] == v.stride()[1:] == (block_dim, 1)
+    assert block_dim == next_power_of_2(head_dim)
+    tile = tile_of(head_dim)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
     def rows(of: torch.Tensor, count: int) -> LayoutDescriptor:
-        shape = [of.shape[0], of.shape[1] * head_dim]
-        return LayoutDescriptor(of, shape, [of.stride(0), 1], [count, head_dim], layout)
+        shape = [of.shape[0], of.shape[1] * of.shape[2]]
+        return LayoutDescriptor(of, shape, [of.stride(0), 1], [count, block_dim], layout)
 
     work = len(spans) * q_heads
     grid = min(programs, work)
     _attention_kernel[(grid,)](
-        rows(q, ROWS), rows(k, TILE), rows(v, TILE), out, partial, lse, spans, len(spans), -(-work // grid),
-        scale * LOG2_E, out.stride(0),
-        Q_HEADS=q_heads, GROUP=q_heads // kv_heads, HEAD_DIM=head_dim, ROWS=ROWS, TILE=TILE, STAGES=STAGES,
-        SPAN_FIELDS=SPAN_FIELDS, REGISTERS=REGISTERS, COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
+        rows(q, ROWS), rows(k, tile), rows(v, tile), out, partial, lse, spans, len(spans), -(-work // grid),
+        scale * LOG2_E, window, out.stride(0),
+        Q_HEADS=q_heads, GROUP=q_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, ROWS=ROWS, TILE=tile,
+        STAGES=STAGES[block_dim], SPAN_FIELDS=SPAN_FIELDS, WINDOWED=window > 0, SOFTCAP=softcap, REGISTERS=REGISTERS,
+        COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
     )  # fmt: skip

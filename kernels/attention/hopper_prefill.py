@@ -10,28 +10,29 @@ blocks are cut as well, and their results are merged.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.gather import gather_tokens
-from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, TILE, launch_hopper_attention
+from pagebus.kernels.attention.hopper_kernel import ROWS, SPAN_FIELDS, launch_hopper_attention, tile_of
 from pagebus.kernels.attention.prefill import merge_blocks
 from pagebus.kernels.attention.prefill_plan import Ints
-from pagebus.kernels.common.rates import HOPPER, PREFILL_BUSY
+from pagebus.kernels.common.rates import HOPPER, PREFILL_BUSY, Rate
 from pagebus.kernels.common.target import Target, target_of
-from pagebus.kernels.common.triton import LayoutDescriptor
+from pagebus.kernels.common.triton import LayoutDescriptor, next_power_of_2
 
 QUERIES = 2 * ROWS
 """Queries of a block, which two warpgroups share."""
 TOGETHER = 65536
 """Keys of a group of rows; a longer row is a group of its own."""
-HEAD_DIM = 128
+LEAST_DIM, MOST_DIM = 64, 256
 MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
 """The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece."""
 WORK_TILES = 2
@@ -43,51 +44,105 @@ COPIED_PER_S = 4e12
 
 
 def supports(dtype: torch.dtype, head_dim: int, target: Target | None) -> bool:
-    """Whether there is a kernel for such queries, without a window, on this GPU."""
-    fits = dtype == torch.bfloat16 and head_dim == HEAD_DIM
+    """Whether there is a kernel for such queries on this GPU."""
+    fits = dtype in (torch.bfloat16, torch.float16) and LEAST_DIM <= head_dim <= MOST_DIM and head_dim % 16 == 0
     return fits and target is not None and target.capability == 90 and LayoutDescriptor is not None
 
 
-once_per_step = lru_cache(maxsize=16)
+once_per_step = lru_cache(maxsize=32)
 """Caches what every layer of a step would compute again."""
 
 
-def faster_rows(rows: tuple[LongRow, ...], q_heads: int, kv_heads: int) -> tuple[LongRow, ...]:
+class HeadShape(NamedTuple):
+    """What the kernels' times depend on: heads, their size, and the window of each layer (0: none)."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...] = (0,)
+
+
+def faster_rows(rows: tuple[LongRow, ...], shape: HeadShape) -> tuple[LongRow, ...]:
     """The rows that this kernel computes faster than `prefill_attention`, by measured rates."""
-    gains = {row._replace(for_hopper=True): gain_s(row, q_heads, kv_heads) for row in rows}
+    gains = {row._replace(for_hopper=True): gain_s(row, shape) for row in rows}
     faster = tuple(row for row, gained_s in gains.items() if gained_s > 0)
     return faster if sum(gains[row] for row in faster) > OVERHEAD_S else ()
 
 
-def gain_s(row: LongRow, q_heads: int, kv_heads: int) -> float:
-    """Seconds that this kernel saves over `prefill_attention` for a row, in one layer."""
-    seen = 2 * row.context_len - row.num_queries  # twice the mean number of keys per query; without a past, the length
-    flops = row.num_queries * seen / 2 * 4 * q_heads * HEAD_DIM
-    gained_s = PREFILL_BUSY.seconds(flops, seen) - HOPPER.seconds(flops, seen)
-    copied = 8 * kv_heads * HEAD_DIM * row.context_len
-    return gained_s - ROW_S - WORK_S * q_heads * -(-row.num_queries // QUERIES) - copied / COPIED_PER_S
+def gain_s(row: LongRow, shape: HeadShape) -> float:
+    """Seconds that this kernel saves over `prefill_attention` for a row, in one layer; the mean of all layers."""
+    counts = Counter(shape.windows)
+    gains = (_gain_s(row, shape, window) * count for window, count in counts.items())
+    return sum(gains) / len(shape.windows)
 
 
-def scratch_bytes(num_tokens: int, longest: int, q_heads: int, kv_heads: int, element_size: int) -> int:
+def _gain_s(row: LongRow, shape: HeadShape, window: int) -> float:
+    padded = next_power_of_2(shape.head_dim)
+    tile = tile_of(padded)
+    gained_s = _seconds(PREFILL_BUSY[padded], row, shape, window, 2 * ROWS)
+    gained_s -= _seconds(HOPPER[padded], row, shape, window, QUERIES + tile)
+    copied = 8 * shape.kv_heads * padded * _Keys.of(row, tile, window).size
+    blocks = -(-row.num_queries // QUERIES)
+    return gained_s - ROW_S - WORK_S * shape.q_heads * blocks - copied / COPIED_PER_S
+
+
+def _seconds(rate: Rate, row: LongRow, shape: HeadShape, window: int, beside: int) -> float:
+    """Time of products; ``beside``: keys in a block's tiles that a query computes beside those in its window."""
+    pairs = seen_keys(row, window and window + beside)
+    seen = max(1, 2 * pairs // row.num_queries)  # twice the mean number of keys per query; without a past, the length
+    return rate.seconds(4.0 * pairs * shape.q_heads * shape.head_dim, seen)
+
+
+def seen_keys(row: LongRow, window: int) -> int:
+    """Pairs of a query and a key that it sees."""
+
+    def up_to(length: int) -> int:  # all queries before this position
+        full = max(length - window, 0) if window else 0
+        return full * window + (length - full) * (length - full + 1) // 2
+
+    return up_to(row.context_len) - up_to(row.past)
+
+
+def scratch_bytes(
+    num_tokens: int, longest: int, q_heads: int, kv_heads: int, head_dim: int, element_size: int
+) -> int:  # fmt: skip
     """Upper bound of the bytes that `hopper_attention` allocates, for ``num_tokens`` new tokens in contexts up to
     ``longest``."""
-    keys = max(min(TOGETHER, longest * num_tokens), _padded(longest))
-    pieces = MOST_CUT * PIECES[-1] * QUERIES * q_heads * (HEAD_DIM + 1) * 4
-    return 2 * kv_heads * keys * HEAD_DIM * element_size + pieces
+    keys = max(min(TOGETHER, longest * num_tokens), _whole(longest, tile_of(head_dim)))
+    pieces = MOST_CUT * PIECES[-1] * QUERIES * q_heads * (head_dim + 1) * 4
+    return 2 * kv_heads * keys * next_power_of_2(head_dim) * element_size + pieces
 
 
-def _padded(count: int) -> int:
+def _whole(count: int, tile: int) -> int:
     """Whole tiles."""
-    return -(-count // TILE) * TILE
+    return -(-count // tile) * tile
+
+
+class _Keys(NamedTuple):
+    """Of a row's keys those that are read: from ``begin``, where a tile begins, to ``end``, where one does; its queries
+    see none before ``seen``."""
+
+    begin: int
+    seen: int
+    end: int
+
+    @classmethod
+    def of(cls, row: LongRow, tile: int, window: int) -> _Keys:
+        seen = max(row.past - window + 1, 0) if window else 0
+        return cls(seen // tile * tile, seen, _whole(row.context_len, tile))
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
 
 
 @once_per_step
-def groups(rows: tuple[LongRow, ...]) -> list[tuple[LongRow, ...]]:
+def groups(rows: tuple[LongRow, ...], tile: int, window: int = 0) -> list[tuple[LongRow, ...]]:
     """Group rows."""
     found: list[list[LongRow]] = []
     room = 0
     for row in rows:
-        keys = _padded(row.context_len)
+        keys = _Keys.of(row, tile, window).size
         if keys > room:
             found.append([])
             room = TOGETHER
@@ -106,17 +161,18 @@ class Work:
     pieces: int
 
 
-def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int) -> Work:
+def make_work(rows: tuple[LongRow, ...], q_heads: int, programs: int, tile: int, window: int = 0) -> Work:
     """Cut the rows, whose keys are contiguous whole tiles, so that the programs have about equal work."""
-    blocks = np.concatenate([_blocks(row) for row in rows])
-    keys = np.cumsum([0, *(_padded(row.context_len) for row in rows)])
-    blocks[:, 2] = np.repeat(keys[:-1], [-(-row.num_queries // QUERIES) for row in rows])
-    blocks = blocks[np.argsort(-blocks[:, 5], kind="stable")]
-    count, parts = _what_to_cut(blocks[:, 5], q_heads, programs)
+    blocks = np.concatenate([_blocks(row, tile, window) for row in rows])
+    read = [_Keys.of(row, tile, window) for row in rows]
+    firsts = np.cumsum([0, *(keys.size for keys in read)])[:-1] - np.array([keys.begin for keys in read])
+    blocks[:, 2] = np.repeat(firsts, [-(-row.num_queries // QUERIES) for row in rows])
+    blocks = blocks[np.argsort(blocks[:, 4] - blocks[:, 5], kind="stable")]
+    count, parts = _what_to_cut(blocks[:, 5] - blocks[:, 4], q_heads, programs)
     if count == 0:
         return Work(blocks, np.empty((0, 4), np.int32), 0)
     divided = blocks[-count:]
-    bounds = _bounds(divided[:, 5], parts)
+    bounds = divided[:, 4:5] + _bounds(divided[:, 5] - divided[:, 4], parts)
     first = 2 * parts * np.arange(count)
     pieces = np.repeat(divided, parts, axis=0)
     pieces[:, 4], pieces[:, 5] = bounds[:, :-1].ravel(), bounds[:, 1:].ravel()
@@ -143,14 +199,16 @@ def _what_to_cut(tiles: Ints, q_heads: int, programs: int) -> tuple[int, int]:
     return found
 
 
-def _blocks(row: LongRow) -> Ints:
+def _blocks(row: LongRow, tile: int, window: int) -> Ints:
     """The row's queries in blocks, as spans whose keys begin at 0."""
     first = np.arange(0, row.num_queries, QUERIES)
     blocks = np.zeros((len(first), SPAN_FIELDS), np.int32)
     blocks[:, 0] = row.first_token + first
     blocks[:, 1] = np.minimum(row.num_queries - first, QUERIES)
     blocks[:, 3] = row.context_len - row.num_queries + first
-    blocks[:, 5] = -(-(blocks[:, 3] + blocks[:, 1]) // TILE)
+    if window:
+        blocks[:, 4] = np.maximum(blocks[:, 3] - window + 1, 0) // tile
+    blocks[:, 5] = -(-(blocks[:, 3] + blocks[:, 1]) // tile)
     blocks[:, 6] = -1
     return blocks
 
@@ -171,9 +229,9 @@ def _longest(tiles: Ints, q_heads: int, programs: int) -> int:
 
 @once_per_step
 def _work_on(
-    rows: tuple[LongRow, ...], q_heads: int, programs: int, device: torch.device
+    rows: tuple[LongRow, ...], q_heads: int, programs: int, tile: int, window: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    work = make_work(rows, q_heads, programs)
+    work = make_work(rows, q_heads, programs, tile, window)
     spans, merges = (torch.from_numpy(part).to(device, non_blocking=True) for part in (work.spans, work.merges))
     return spans, merges, work.pieces
 
@@ -189,53 +247,65 @@ def hopper_attention(
     rows: Sequence[LongRow],
     kv_scales: torch.Tensor | None = None,
     projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sliding_window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
     """Attention of ``rows`` of q, written to ``out``; other tokens stay. Arguments as in `paged_attention`."""
     target = target_of(q.device)
     assert isinstance(target, Target)
     programs, (q_heads, head_dim) = target.num_multiprocessors, q.shape[1:]
-    for group in groups(tuple(rows)):
-        if projected is not None and kv_scales is None and _lie_together(group):
+    tile, whole = tile_of(head_dim), head_dim == next_power_of_2(head_dim)
+    for group in groups(tuple(rows), tile, sliding_window):
+        if whole and projected is not None and kv_scales is None and _lie_together(group, tile):
             k, v = (part[group[0].first_token : group[-1].tokens.stop] for part in projected)
         else:
-            k, v = _copied(k_cache, v_cache, q.dtype, slots, block_tables, group, kv_scales)
-        spans, merges, pieces = _work_on(group, q_heads, programs, q.device)
+            k, v = _copied(k_cache, v_cache, q.dtype, slots, block_tables, group, kv_scales, sliding_window)
+        spans, merges, pieces = _work_on(group, q_heads, programs, tile, sliding_window, q.device)
         floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
         lse = torch.empty((pieces, ROWS, q_heads), **floats)
-        launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs)
+        launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs, sliding_window, softcap)
         if pieces:
             merge_blocks(out, partial, lse, merges)
         del k, v  # before the next are copied
 
 
 @once_per_step
-def _lie_together(rows: tuple[LongRow, ...]) -> bool:
+def _lie_together(rows: tuple[LongRow, ...], tile: int) -> bool:
     """Whether the rows consist of new tokens only, and fill consecutive tiles."""
     first = rows[0].first_token
     starts = itertools.accumulate((row.num_queries for row in rows), initial=first)
     return all(
-        row.past == row.num_queries % TILE == 0 and row.first_token == start
+        row.past == row.num_queries % tile == 0 and row.first_token == start
         for row, start in zip(rows, starts, strict=False)
     )
 
 
 def _copied(
     k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
-    rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None,
+    rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None, window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Copy keys and values of the rows, one row after the other in whole tiles."""
-    sizes = [_padded(row.context_len) for row in rows]
-    copies = torch.empty((2, sum(sizes), *k_cache.shape[2:]), dtype=dtype, device=k_cache.device)
-    k, v = copies.unbind()
-    if all(row.row == rows[0].row + i and row.context_len == sizes[0] for i, row in enumerate(rows)):
+    """Copy keys and values that the rows see, one row after the other in whole tiles, and in padded heads."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    read = [_Keys.of(row, tile_of(head_dim), window) for row in rows]
+    padded = next_power_of_2(head_dim)
+    make = torch.empty if padded == head_dim else torch.zeros
+    copies = make((2, sum(keys.size for keys in read), kv_heads, padded), dtype=dtype, device=k_cache.device)
+    k, v = copies[..., :head_dim].unbind()
+    size = read[0].end
+    if read[0].seen == 0 and all(
+        row.row == rows[0].row + i and row.context_len == size and keys.seen == 0
+        for i, (row, keys) in enumerate(zip(rows, read, strict=True))
+    ):
         gather_tokens(k_cache, v_cache, slots[rows[0].row :][: len(rows)], 0, k, v, block_tables, kv_scales)
-        return k, v
+        return copies[0], copies[1]
     first = 0
-    for row, size in zip(rows, sizes, strict=True):
-        end = first + row.context_len
-        gather_tokens(k_cache, v_cache, slots[row.row :][:1], 0, k[first:end], v[first:end], block_tables, kv_scales)
-        first += size
-        if end < first:
-            copies[:, end:first].zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
-    return k, v
+    for row, keys in zip(rows, read, strict=True):
+        begin, end = first + keys.seen - keys.begin, first + row.context_len - keys.begin
+        slot = slots[row.row :][:1]
+        gather_tokens(k_cache, v_cache, slot, keys.seen, k[begin:end], v[begin:end], block_tables, kv_scales)
+        for hidden in (copies[:, first:begin], copies[:, end : first + keys.size]):
+            if hidden.shape[1]:
+                hidden.zero_()  # hidden, but it may be NaN, and NaN times 0 is NaN
+        first += keys.size
+    return copies[0], copies[1]

@@ -138,7 +138,8 @@ def plan_attention(
     if not len(slots):
         return AttentionPlan({}, prefills)
     config = decode_config(
-        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8
+        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8,
+        group=shape.q_heads // shape.kv_heads,
     )  # fmt: skip
     decodes = {
         window: plan_decodes(
@@ -216,8 +217,9 @@ def paged_attention(
     assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
-    assert not long_rows or (sliding_window == 0 and softcap == 0 and not invariant)
     for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
+    assert not long_rows or not invariant
+    assert not long_rows or for_hopper or (sliding_window == 0 and softcap == 0)
     if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
         return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
     if out is None:
@@ -243,8 +245,9 @@ def paged_attention(
         )  # fmt: skip
     if for_hopper:
         hopper_prefill.hopper_attention(
-            q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected
-        )
+            q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected,
+            sliding_window, softcap,
+        )  # fmt: skip
     elif long_rows:  # after it: blocks of queries that begin before a part end inside
         cudnn_attention(q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected)
     return out

@@ -19,10 +19,13 @@ MOST_ROWS = 64
 """Beyond, two kernels are as fast or faster, as measured on an H200."""
 
 
+MOST_GROUPED = 16
+"""Query heads of a KV head, rotated in registers; more would not fit beside the results."""
+
+
 def supports(q_heads: int, kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernel takes these heads: a key lies beside the queries of its KV head, in a tile of eight, and no
-    dimension of a tile is padded."""
-    return q_heads // kv_heads < 8 and head_dim == next_power_of_2(head_dim) >= LEAST_DIM
+    """Whether the kernel takes these heads: halves are padded to a power of two, and tiles to `LEAST_DIM`."""
+    return q_heads // kv_heads <= MOST_GROUPED and head_dim % 16 == 0 and next_power_of_2(head_dim) >= LEAST_DIM
 
 
 def rotary_attention_reference(

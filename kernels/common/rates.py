@@ -22,11 +22,12 @@ class Rate(NamedTuple):
 
 PREFILL_ALONE = Rate(450e12, 550)
 """`prefill_attention`, nothing else on the GPU."""
-PREFILL_BUSY = Rate(400e12, 550)
-"""`prefill_attention` under load."""
+PREFILL_BUSY = {64: Rate(280e12, 550), 128: Rate(400e12, 550), 256: Rate(250e12, 550)}
+"""`prefill_attention` under load, by the padded head's size; measured for 128 only."""
 CUDNN_CAUSAL = Rate(640e12, 400)
 """cuDNN with a causal mask."""
 CUDNN_PAST = Rate(660e12)
 """cuDNN without a mask, on segments of the past."""
-HOPPER = Rate(620e12)
-"""`hopper_attention` under load, beside the costs per block, row and call that its module names."""
+HOPPER = {64: Rate(430e12), 128: Rate(620e12), 256: Rate(530e12)}
+"""`hopper_attention` under load, by the padded head's size (measured for 128 only), beside the costs per block, row and
+call that its module names."""

@@ -213,15 +213,17 @@ def launch_rotary_attention(
     )  # fmt: skip
 
 
-def launch_hopper_attention(q_heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+def launch_hopper_attention(
+    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int = 0, softcap: float = 0.0
+) -> None:
     """Launch attention of a chunk of a long prompt."""
     global case
-    case = f"{q_heads}/{kv_heads} long {TYPES[dtype]}"
-    cache = meta(1024, 2, 2, 16, kv_heads, 128, dtype=dtype)
-    queries = meta(4096, q_heads + 2 * kv_heads, 128, dtype=dtype)[:, :q_heads]
+    case = f"{q_heads}/{kv_heads} d{head_dim} long {TYPES[dtype]} window {window} softcap {softcap}"
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
+    queries = meta(4096, q_heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :q_heads]
     hopper_attention(
-        queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, 128, dtype=dtype), meta(1), meta(64, 512), 0.1,
-        [LongRow(0, 0, 4096, 8192)],
+        queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, head_dim, dtype=dtype), meta(1), meta(64, 512),
+        0.1, [LongRow(0, 0, 4096, 8192)], sliding_window=window, softcap=softcap,
     )  # fmt: skip
 
 
@@ -299,7 +301,19 @@ def launch_all() -> None:
     launch_rotary_attention(32, 8, 128, torch.int8, norms=False)
     launch_rotary_attention(16, 8, 128, bf16, norms=True)
     launch_rotary_attention(16, 8, 128, torch.float8_e4m3fn, norms=True)
-    launch_hopper_attention(32, 8, bf16)
+    for cache_dtype in (bf16, torch.float8_e4m3fn, torch.int8):
+        launch_rotary_attention(64, 8, 128, cache_dtype, norms=True)
+        launch_rotary_attention(32, 32, 96, cache_dtype, norms=True)
+    launch_rotary_attention(64, 8, 64, bf16, norms=False)
+    launch_rotary_attention(64, 4, 128, bf16, norms=True)
+    launch_rotary_attention(16, 2, 256, bf16, norms=True)
+    launch_attention(64, 4, 128, bf16, 256, 256, 1, 0)
+    launch_hopper_attention(32, 8, 128, bf16)
+    launch_hopper_attention(32, 8, 128, bf16, 4096)
+    launch_hopper_attention(64, 8, 64, torch.float16, 128)
+    launch_hopper_attention(32, 32, 96, bf16)
+    launch_hopper_attention(16, 8, 256, bf16)
+    launch_hopper_attention(16, 8, 256, bf16, 1024, 50.0)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     launch_write(16, 8, 128, torch.int8, norms=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pagebus.kernels.attention.decode import programs_held
 
 SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
 REGISTERS, WARPS = 65536, 4
@@ -63,9 +66,13 @@ def test_kernels_compile(arch: int, part: int) -> None:
             continue  # no tensor cores: exact rather than fast
         # With a window and a soft cap, blocks of 128 queries with heads of 256 lack eight registers.
         crowded = "d256" in variant["case"] and "window 4096" in variant["case"] and "softcap 50" in variant["case"]
-        assert variant["spilled"] <= (32 if crowded else 0), variant
+        # Padded halves of heads, or very many heads, lack a few before the loop.
+        crowded_head = variant["case"].startswith("raw") and ("d96" in variant["case"] or "64/4" in variant["case"])
+        # Numbers that only a block's begin and end need, kept in memory during its loops.
+        kept = 64 if " d256 long" in variant["case"] else 16 if "long" in variant["case"] else 0
+        assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else kept), variant
         if variant["kernel"] == "_decode_kernel":
-            assert variant["mma"] > 0, variant
+            assert variant["mma"] + variant["wgmma"] > 0, variant
             assert variant["cp_async"] >= 20, variant  # keys and values, 16 bytes at a time, of two tiles
             if "fp8" in variant["case"]:  # 64 keys and values by 128 threads, two numbers at a time
                 assert variant["conversions"] == (128 if "d256" in variant["case"] else 64), variant
@@ -75,7 +82,8 @@ def test_kernels_compile(arch: int, part: int) -> None:
                 assert 32 * heads_of_128 <= variant["sorted"] <= 48 * heads_of_128, variant
                 assert variant["conversions"] == 0, variant
             # The grid has so many programs for every multiprocessor, which must hold them all at once.
-            programs = 2 if "d256" in variant["case"] else 4
+            q_heads, kv_heads, head_dim = map(int, re.search(r"(\d+)/(\d+) d(\d+)", variant["case"]).groups())
+            programs = programs_held(head_dim, q_heads // kv_heads)
             assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant
             assert programs * 32 * WARPS * variant["registers"] <= REGISTERS, variant
         if variant["kernel"] == "_tiles_kernel":

@@ -222,8 +222,8 @@ def _prefill_scratch_bytes(limits: BatchLimits, runner: Runner) -> int:
     past = limits.max_model_len - most
     if past <= 0:
         return 0
-    heads, size = (config.num_heads, config.num_kv_heads), runner.model.parameters.dtype.itemsize
-    by_library = cudnn_prefill.scratch_bytes(most, past, *heads, config.head_dim, size)
+    heads, size = (config.num_heads, config.num_kv_heads, config.head_dim), runner.model.parameters.dtype.itemsize
+    by_library = cudnn_prefill.scratch_bytes(most, past, *heads, size)
     return max(by_library, hopper_prefill.scratch_bytes(most, limits.max_model_len, *heads, size))
 
 

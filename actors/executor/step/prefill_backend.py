@@ -27,6 +27,7 @@ from pagebus.kernels.attention.cudnn_prefill import (
     gain_s,
     problems,
 )
+from pagebus.kernels.attention.hopper_prefill import HeadShape
 
 PLAN_S = 0.06
 """Time of a plan: 35 to 65 ms were measured on an H200."""
@@ -40,6 +41,8 @@ class PrefillBackend:
         self._runner = runner
         self._always = runner.model.chooser.setup.backend == "torch"
         self._own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
+        config = runner.model.config
+        self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, config.layer_windows)
         self._batches = _batches(runner)
         self._used = len(self._batches) > 0
         self._planned: set[Problem] = set()
@@ -60,8 +63,7 @@ class PrefillBackend:
         The time lost in that way adds up; once it exceeds the cost of the plans, they are made.
         """
         if self._own:
-            config = self._runner.model.config
-            return hopper_prefill.faster_rows(rows, config.num_heads, config.num_kv_heads)
+            return hopper_prefill.faster_rows(rows, self._heads)
         if not self._used:
             return ()
         if self._always:

@@ -15,6 +15,9 @@ SHAPES = {  # query heads, KV heads, head dim, sliding window
     "head80": (12, 4, 80, 0),
     "gemma": (8, 4, 256, 0),
     "multiquery": (24, 1, 64, 0),
+    "llama70b": (64, 8, 128, 0),
+    "gptoss": (64, 8, 64, 128),
+    "qwen235b": (64, 4, 128, 0),
 }
 
 

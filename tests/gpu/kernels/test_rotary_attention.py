@@ -62,7 +62,10 @@ def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: di
 
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("shape", ["llama8b", "qwen06b", "mistral", "smollm", "qwen7b", "gemma"])
+@pytest.mark.parametrize(
+    "shape",
+    ["llama8b", "qwen06b", "mistral", "smollm", "qwen7b", "gemma", "llama70b", "gptoss", "qwen235b", "phi", "head80"],
+)
 def test_as_two_kernels_in_turn(shape: str, cache: torch.dtype, norms: bool) -> None:
     """The same keys and values, and results but for some last bits; the same bits every time."""
     q_heads, kv_heads, head_dim, window = SHAPES[shape]

@@ -81,10 +81,16 @@ def test_paths_of_a_llama_on_hopper(rows: StepRows, path: AttentionPath) -> None
         ({"backend": "torch"}, AttentionPath.CUDNN_PREFILL),
         ({"target": L40S}, AttentionPath.CUDNN_PREFILL),
         ({"target": L40S, "backend": "triton"}, None),
-        ({"head_dim": 256}, None),
-        ({"head_dim": 64}, AttentionPath.CUDNN_PREFILL),
+        ({"head_dim": 256}, AttentionPath.HOPPER_PREFILL),
+        ({"head_dim": 64, "softcap": True}, AttentionPath.HOPPER_PREFILL),
+        ({"head_dim": 96, "dtype": torch.float16}, AttentionPath.HOPPER_PREFILL),
+        ({"head_dim": 32}, AttentionPath.CUDNN_PREFILL),
+        ({"head_dim": 32, "softcap": True}, None),
+        ({"head_dim": 512}, None),
         ({"cache_dtype": torch.int8}, AttentionPath.HOPPER_PREFILL),
-        ({"windows": frozenset({4096})}, None),
+        ({"windows": frozenset({4096})}, AttentionPath.HOPPER_PREFILL),
+        ({"windows": frozenset({4096}), "target": L40S}, None),
+        ({"windows": frozenset({4096}), "backend": "torch"}, None),
         ({"deterministic": True}, None),
         ({"target": None}, None),
     ],
@@ -93,9 +99,19 @@ def test_the_kernel_for_long_prompts(changes: dict[str, object], path: Attention
     assert long_prompts_of(replace(LLAMA, **changes)) is path  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"),
+    [(64, 8, 128), (32, 4, 128), (64, 4, 128), (64, 8, 64), (32, 32, 96), (32, 8, 80), (16, 2, 256)],
+)
+def test_heads_that_are_fused(q_heads: int, kv_heads: int, head_dim: int) -> None:
+    """Those of Llama-3.1-70B, Qwen3-30B and -235B, gpt-oss, Phi-3, StableLM and Qwen3.5 among others."""
+    setup = replace(LLAMA, q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim)
+    assert AttentionChooser(setup).choose(StepRows(1, False)) is AttentionPath.FUSED_DECODE
+
+
 def test_heads_that_are_not_fused() -> None:
-    """Eight query heads of a KV head leave no column for the key, and halves of 48 are no power of two."""
-    for setup in (replace(LLAMA, q_heads=64), replace(LLAMA, head_dim=96)):
+    """Very many query heads of a KV head do not fit, nor do heads of odd sizes."""
+    for setup in (replace(LLAMA, q_heads=64, kv_heads=2), replace(LLAMA, head_dim=100)):
         chooser = AttentionChooser(setup)
         assert chooser.choose(StepRows(1, False)) is AttentionPath.DECODE
         assert "query heads" in chooser.why(StepRows(1, False))

@@ -34,6 +34,16 @@ CASES: dict[str, dict[str, Any]] = {
                          "cache_dtype": torch.int8},
     "int8_half_block_48": {"q_heads": 7, "kv_heads": 1, "head_dim": 32, "dtype": torch.float16, "block_size": 48,
                            "cache_dtype": torch.int8},
+    "eight": {"q_heads": 16, "kv_heads": 2, "head_dim": 64, "norms": True},
+    "sixteen_half_window": {"q_heads": 16, "kv_heads": 1, "head_dim": 32, "dtype": torch.float16, "window": 50},
+    "twelve_wide_norms": {"q_heads": 12, "kv_heads": 1, "head_dim": 32, "norms": True, "wide": True},
+    "eight_float8": {"q_heads": 8, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16,
+                     "cache_dtype": torch.float8_e4m3fn},
+    "eight_int8": {"q_heads": 8, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16, "cache_dtype": torch.int8},
+    "head_80": {"q_heads": 3, "kv_heads": 1, "head_dim": 80, "dtype": torch.float16, "norms": True},
+    "head_96_int8": {"q_heads": 4, "kv_heads": 2, "head_dim": 96, "dtype": torch.float16, "cache_dtype": torch.int8},
+    "head_96_float8": {"q_heads": 3, "kv_heads": 1, "head_dim": 96, "cache_dtype": torch.float8_e4m3fn},
+    "eight_head_48_window": {"q_heads": 8, "kv_heads": 1, "head_dim": 48, "norms": True, "window": 50},
 }  # fmt: skip
 
 

@@ -10,8 +10,12 @@ from pagebus.actors.model.families import (
     cohere,
     gemma,
     glm,
+    glm_moe,
     granite,
+    granite_moe,
+    internlm,
     llama,
+    llama4,
     mistral,
     olmo,
     oracle,
@@ -19,6 +23,7 @@ from pagebus.actors.model.families import (
     qwen,
     qwen_moe,
     smollm3,
+    starcoder,
 )
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
@@ -26,7 +31,8 @@ from pagebus.actors.model.family import Family
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
     gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
-    cohere.COHERE, cohere.COHERE2, qwen_moe.QWEN2_MOE, qwen_moe.QWEN3_MOE, mistral.MIXTRAL,
+    cohere.COHERE, cohere.COHERE2, starcoder.FAMILY, internlm.INTERNLM2, internlm.INTERNLM3, qwen_moe.QWEN2_MOE,
+    qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 BY_ARCHITECTURE = {name: family for family in (*FAMILIES, oracle.FAMILY) for name in family.architectures}

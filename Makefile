@@ -15,7 +15,7 @@ WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: compatibility vllm-names screenshots docs clean
+.PHONY: compatibility vllm-names models screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -88,6 +88,9 @@ compatibility: $(VENV)/.installed-test redis node ## run clients of others, in a
 	mkdir -p $(CLIENTS)/node && cp tests/compatibility/package.json $(CLIENTS)/node
 	npm install --prefix $(CLIENTS)/node --no-audit --no-fund --silent
 	$(BIN)/python -m tests.compatibility.run $(CLIENTS) $(ARGS)
+
+models: $(VENV)/.installed-test ## write the lists of the families that are served into README.md and docs/models.md
+	$(BIN)/python -m tests.served_pages
 
 screenshots: $(VENV)/.installed-test redis chromium ## take the pictures of the page in docs/img, from a run on this machine
 	$(BIN)/python -m tests.browser.screenshots docs/img

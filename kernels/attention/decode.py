@@ -17,7 +17,6 @@ from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile
 from pagebus.kernels.attention.decode_plan import DecodePlan
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
 from pagebus.kernels.attention.merge import cap_scores, merge_pieces
-from pagebus.kernels.attention.reach import first_seen
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
 from pagebus.kernels.common.int8 import (
     ONES,
@@ -29,6 +28,7 @@ from pagebus.kernels.common.int8 import (
     value_pairs,
 )
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 

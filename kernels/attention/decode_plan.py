@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pagebus.kernels.attention.reach import first_seen
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 

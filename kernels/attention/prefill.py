@@ -14,10 +14,10 @@ import torch
 
 from pagebus.kernels.attention.merge import cap_scores, merge_pieces
 from pagebus.kernels.attention.prefill_plan import PrefillConfig
-from pagebus.kernels.attention.reach import first_seen
 from pagebus.kernels.common.float8 import float8_query, has_instructions
 from pagebus.kernels.common.int8 import ONES, token_scales, unpack
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634

@@ -11,8 +11,8 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.attention.reach import first_seen_reference
 from pagebus.kernels.common.int8 import from_int8_reference
+from pagebus.kernels.common.reach import first_seen_reference
 
 Caches = tuple[tuple[int, torch.Tensor, torch.Tensor | None], ...]
 """Keys and values: 0 or 1, the pages, and their scales if they have any."""

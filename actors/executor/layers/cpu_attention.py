@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import Heads, Pages
-from pagebus.kernels.attention.reach import first_seen_reference
+from pagebus.kernels.common.reach import first_seen_reference
 
 MASKED = -1e30
 """Finite, so that a block without a single visible place gives weights of 0, not NaN."""

@@ -59,7 +59,8 @@ def markdown_table() -> str:
 
 def listed() -> str:
     """The families' names in lines of a page."""
-    lines, line = [], ""
+    lines: list[str] = []
+    line = ""
     for word in ("; ".join(row.family for row in served()) + ".").split(" "):
         if len(line) + len(word) >= WIDTH:
             lines, line = [*lines, line], ""

@@ -15,7 +15,7 @@ WORKERS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: compatibility vllm-names screenshots docs clean
+.PHONY: families compatibility vllm-names models screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,6 +48,9 @@ chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of d
 
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
 	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)
+
+families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses; about an hour
+	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py $(ARGS)
 
 SEED ?= 1
 SCHEDULES ?= 40000
@@ -88,6 +91,9 @@ compatibility: $(VENV)/.installed-test redis node ## run clients of others, in a
 	mkdir -p $(CLIENTS)/node && cp tests/compatibility/package.json $(CLIENTS)/node
 	npm install --prefix $(CLIENTS)/node --no-audit --no-fund --silent
 	$(BIN)/python -m tests.compatibility.run $(CLIENTS) $(ARGS)
+
+models: $(VENV)/.installed-test ## write the lists of the families that are served into README.md and docs/models.md
+	$(BIN)/python -m tests.served_pages
 
 screenshots: $(VENV)/.installed-test redis chromium ## take the pictures of the page in docs/img, from a run on this machine
 	$(BIN)/python -m tests.browser.screenshots docs/img

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pagebus.actors.bench.command import add_bench
 from pagebus.actors.commands.dead_letters_command import add_dead_letters
 from pagebus.actors.commands.jobs.command import add_jobs
+from pagebus.actors.commands.models_command import add_models
 from pagebus.actors.commands.terminal.command import add_terminal
 from pagebus.actors.executor.explain_command import add_explain
 from pagebus.actors.executor.loading.compile_command import add_compile
@@ -71,6 +72,7 @@ def _add_healthcheck(commands: Commands) -> None:
 COMMANDS = {
     "serve": _add_serve, "actor": _add_actor, "healthcheck": _add_healthcheck, "simulate": add_simulator,
     "record": add_simulator, "compile-kernels": add_compile, "explain": add_explain,
+    "models": add_models,
     "dead-letters": add_dead_letters, "bench": add_bench, "job": add_jobs, "run-batch": add_jobs,
     "chat": add_terminal, "complete": add_terminal, "top": add_terminal,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class ModelConfig:
     """A model's shape and its defaults: what ``spec`` says of every layer, where all layers are alike in it.
 
     ``layer_windows`` has one entry per layer: the number of latest tokens, itself included, that a token attends to,
-    or 0 for all. ``intermediate_size`` is the width of a dense feed-forward part. ``names`` finds the weights.
+    or 0 for all; of chunks, minus their length. ``intermediate_size`` is the width of a dense feed-forward part.
+    ``names`` finds the weights.
     """
 
     architecture: str
@@ -197,7 +198,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
     return ModelConfig(
         architecture=_architecture(raw),
         spec=spec,
-        names=family.names,
+        names=_without_drafts(family.names, fields),
         vocab_size=spec.vocab,
         hidden_size=spec.hidden,
         intermediate_size=feed.width,
@@ -206,7 +207,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         num_kv_heads=mixer.kv_heads,
         head_dim=mixer.head_dim,
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        layer_windows=tuple(layer.mixer.window for layer in spec.layers),
+        layer_windows=tuple(layer.mixer.reach for layer in spec.layers),
         tie_word_embeddings=spec.head.tied,
         attention_out_bias=mixer.out_bias,
         mlp_bias=feed.bias,
@@ -215,6 +216,15 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         default_sampling=_default_sampling(generation),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
     )
+
+
+def _without_drafts(names: NameMap, fields: Fields) -> NameMap:
+    """Layers behind the last, which predict several tokens at once, are not read."""
+    first, count = fields.integer("num_hidden_layers"), fields.get("num_nextn_predict_layers") or 0
+    if not isinstance(count, int):
+        raise ModelError(f"config.json: num_nextn_predict_layers is {count!r}, not a number of layers")
+    drafts = tuple(f"model.layers.{first + place}." for place in range(count))
+    return replace(names, skip=(*names.skip, *drafts)) if drafts else names
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:

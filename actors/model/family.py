@@ -22,7 +22,9 @@ class NameMap:
     """From the names in weight files to ours, which are those of Llama's files.
 
     ``prefixes`` stand for ``model.``, and tensors that begin with one of ``skip`` are not read. ``renamed`` are parts
-    of names inside a layer: theirs and ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is.
+    of names inside a layer: theirs and ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is;
+    ``qkv_by_head``: with the queries of a key head, then that, then its values. ``columns_first``: stacked experts are
+    stored with inputs before outputs.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -30,6 +32,8 @@ class NameMap:
     renamed: tuple[tuple[str, str], ...] = ()
     qkv: str | None = None
     gate_up: str | None = None
+    qkv_by_head: bool = False
+    columns_first: bool = False
 
     def ours(self, name: str) -> str | None:
         """Our name of a stored tensor; None if it is not read."""
@@ -54,7 +58,8 @@ WITH_IMAGES = NameMap(prefixes=TOWERS, skip=IMAGES)
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family of models. ``golden`` are configurations of tiny models, as transformers' ``model_type`` takes them, by
-    a name each; ``defaults`` are fields that files leave out where transformers has values of its own for them."""
+    a name each; ``defaults`` are fields that files leave out where transformers has values of its own for them.
+    ``differs`` says what is not as in Llama, for the tables of families."""
 
     name: str
     architectures: tuple[str, ...]
@@ -63,3 +68,4 @@ class Family:
     names: NameMap = field(default_factory=NameMap)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     golden: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    differs: str = ""

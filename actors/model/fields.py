@@ -88,15 +88,15 @@ class Fields:
             raise ModelError(f"config.json: head_dim {head_dim} is odd, rotary embeddings need pairs")
         return head_dim
 
-    def layer_types(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """``full_attention`` or ``sliding_attention`` for each layer."""
+    def layer_types(self, default: tuple[str, ...], kinds: tuple[str, ...] = LAYER_KINDS) -> tuple[str, ...]:
+        """One of these ``kinds`` for each layer."""
         types = self.raw.get("layer_types")
         if types is None:
             return default
         count = self.integer("num_hidden_layers")
         if not isinstance(types, list) or len(types) != count:
             raise ModelError(f"config.json: layer_types must list {count} layers")
-        unknown = sorted({str(kind) for kind in types} - set(LAYER_KINDS))
+        unknown = sorted({str(kind) for kind in types} - set(kinds))
         if unknown:
             raise ModelError(f"config.json: layer type {unknown[0]!r} is not supported")
         return tuple(types)

@@ -19,8 +19,9 @@ NormPlaces: TypeAlias = Literal["pre", "post", "sandwich", "shared"]
 - ``sandwich``: x += N'(f(N(x))).
 - ``shared``: x += attention(N(x)) + feed(N(x)), one norm for both.
 """
-QkNorm: TypeAlias = Literal["none", "head", "width"]
-"""Norms of queries and keys before they are rotated: over each head, or over all heads at once."""
+QkNorm: TypeAlias = Literal["none", "head", "width", "unit"]
+"""Norms of queries and keys before they are rotated: over each head, or over all heads at once; ``unit``: over each
+head and without weights, which is the same behind the rotation."""
 RopeKind: TypeAlias = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 RopeLayout: TypeAlias = Literal["half", "pairs"]
 """What is rotated together: the i-th dimension and the i-th of the second half, or neighbours."""
@@ -29,12 +30,14 @@ RopeLayout: TypeAlias = Literal["half", "pairs"]
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     """``rms`` divides by the root of the mean square, ``layer`` takes the mean off first. The weight counts as
-    ``offset`` + weight, in float32. ``wide``: that multiplies before the norm is rounded, as it does with an offset."""
+    ``offset`` + weight, in float32. ``wide``: that multiplies before the norm is rounded, as it does with an offset.
+    ``bias``: one is added then."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-6
     offset: Literal[0, 1] = 0
     wide: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,18 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + ``beta`` ln(1 + floor(p / ``original``))."""
+    """Queries at position p are multiplied by 1 + ``beta`` ln(1 + floor((p + ``shift``) / ``original``))."""
 
     beta: float
     original: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Gqa:
     """Grouped-query attention. ``window`` 0: all tokens are seen; ``rope`` is an index into `ModelSpec.rope`, None:
-    nothing turns. Scores are multiplied by ``scale``; ``softcap`` c makes each c tanh(s / c), 0: it does not."""
+    nothing turns. Scores are multiplied by ``scale``; ``softcap`` c makes each c tanh(s / c), 0: it does not. With a
+    ``chunk`` positions are cut into runs of so many, and a token sees its own run up to itself; such have no window."""
 
     heads: int
     kv_heads: int
@@ -86,6 +91,12 @@ class Gqa:
     bias: bool = False
     out_bias: bool = False
     position_scale: QueryScale | None = None
+    chunk: int = 0
+
+    @property
+    def reach(self) -> int:
+        """What is seen as one number, as kernels take it: the window, minus the chunk, or 0 for all."""
+        return self.window or -self.chunk
 
 
 @dataclass(frozen=True, slots=True)

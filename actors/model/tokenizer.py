@@ -34,6 +34,9 @@ GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 OWN_CLASS = {"llama": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
 """Tokenizer class that ``transformers`` registers for a model type. Mistral's is not fixed by it."""
 
+GENERIC_TYPES = frozenset({"internlm2", "internlm3"})
+"""Model types whose own class, which comes as code, ``transformers`` passes over."""
+
 
 class TokenizerError(Exception):
     """The tokenizer files cannot be used; the text says which folder and why."""
@@ -48,7 +51,7 @@ def load_tokenizer(folder: Path) -> Any | None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     config = _read_json(folder / "tokenizer_config.json")
-    if "auto_map" in config:
+    if "auto_map" in config and not _needs_no_code(folder):
         raise TokenizerError(f"{folder}: the tokenizer needs code that comes with the model, which is never run")
     name = _class_name(folder, config)
     try:
@@ -99,11 +102,19 @@ def _texts(value: Any) -> Any:
     return content if isinstance(content, str) else {name: _texts(each) for name, each in value.items()}
 
 
+def _needs_no_code(folder: Path) -> bool:
+    """Whether a tokenizer that comes with code is one of ``tokenizer.json`` all the same."""
+    generic = _read_json(folder / "config.json").get("model_type") in GENERIC_TYPES
+    return generic and (folder / "tokenizer.json").is_file()
+
+
 def _class_name(folder: Path, config: Mapping[str, Any]) -> str:
     """Name of the ``transformers`` class to load with, ``AutoTokenizer`` where it is not certain."""
     tokenizer_json = folder / "tokenizer.json"
     declared = str(config.get("tokenizer_class") or "")
     model_type = _read_json(folder / "config.json").get("model_type")
+    if model_type in GENERIC_TYPES and tokenizer_json.is_file():
+        return "PreTrainedTokenizerFast"
     known = model_type in OWN_CLASS or model_type == "mistral" or model_type is None
     if not known or not tokenizer_json.is_file():
         return "AutoTokenizer"

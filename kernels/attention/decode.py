@@ -28,6 +28,7 @@ from pagebus.kernels.common.int8 import (
     value_pairs,
 )
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
@@ -239,11 +240,14 @@ def _decode_kernel(
         plain_totals = tl.zeros([TILE, BLOCK_HEADS], tl.float32)
         acc = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
+        oldest = 0
+        if WINDOWED:
+            oldest = first_seen(length - 1, window)
         for tile in tl.range(tile_begin, tile_end):
             place = tile * TILE + token
             seen = place < length
             if WINDOWED:
-                seen &= place >= length - window
+                seen &= place >= oldest
             offsets = part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
             if INT8:
                 words = words_ptr + pair_offsets(blocks, tile, stride_block, TILE, BLOCK_SIZE, PART)
@@ -392,7 +396,7 @@ def decode_attention(
         kv_scales, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
-        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window > 0,
+        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window != 0,
         SOFTCAP=softcap,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
@@ -74,7 +75,7 @@ def _plan_kernel(
         gdc_wait()
     length = tl.load(lens_ptr + row, mask=row < num_rows, other=0)
     slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0)
-    first_tile = tl.where(window > 0, tl.maximum(length - window, 0), 0) // TILE
+    first_tile = tl.where(window != 0, tl.maximum(first_seen(length - 1, window), 0), 0) // TILE
     tiles = (length + TILE - 1) // TILE - first_tile
     end = tl.cumsum(tiles, axis=0)
     begin = end - tiles

@@ -17,6 +17,7 @@ from pagebus.kernels.attention.prefill_plan import PrefillConfig
 from pagebus.kernels.common.float8 import float8_query, has_instructions
 from pagebus.kernels.common.int8 import ONES, token_scales, unpack
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
+from pagebus.kernels.common.reach import first_seen
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -53,7 +54,7 @@ def plan_prefills(
 
 @triton.jit
 def _attend(
-    acc, total, highest, q, k_base, v_base, words_base, table, position, begin, end, length, window, scale_log2,
+    acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, begin, end, length, scale_log2,
     stride_block, stride_token,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, BLOCK_DIM: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
@@ -105,7 +106,7 @@ def _attend(
         if MASKED:
             seen = place[None, :] <= position[:, None]
             if WINDOW:
-                seen = seen & (place[None, :] > position[:, None] - window)
+                seen = seen & (place[None, :] >= oldest[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1) * factor)
         base = new_highest
@@ -212,18 +213,20 @@ def _prefill_kernel(
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
     highest = tl.full([BLOCK_QUERIES * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES * HEADS], tl.float32)
+    oldest = position
     if WINDOW:
-        masked_tile = tl.maximum(first_position - window + 1, 0) // TILE
+        oldest = first_seen(position, window)
+        masked_tile = tl.maximum(first_seen(first_position, window), 0) // TILE
     else:
         masked_tile = (first_position + 1) // TILE  # every query sees every key before it
         acc, total, highest = _attend(
-            acc, total, highest, q, k_base, v_base, words_base, table, position, first_tile * TILE,
-            tl.minimum(masked_tile * TILE, end), length, window, scale_log2, stride_block, stride_token,
+            acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, first_tile * TILE,
+            tl.minimum(masked_tile * TILE, end), length, scale_log2, stride_block, stride_token,
             False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
         )  # fmt: skip
     acc, total, highest = _attend(
-        acc, total, highest, q, k_base, v_base, words_base, table, position,
-        tl.maximum(masked_tile, first_tile) * TILE, end, length, window, scale_log2, stride_block, stride_token,
+        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest,
+        tl.maximum(masked_tile, first_tile) * TILE, end, length, scale_log2, stride_block, stride_token,
         True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)
@@ -306,7 +309,7 @@ def prefill_attention(
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window > 0, SOFTCAP=softcap, HEADS=config.heads,
+        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=config.heads,
         HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, **pdl(q.device),

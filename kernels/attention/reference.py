@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.common.int8 import from_int8_reference
+from pagebus.kernels.common.reach import first_seen_reference
 
 Caches = tuple[tuple[int, torch.Tensor, torch.Tensor | None], ...]
 """Keys and values: 0 or 1, the pages, and their scales if they have any."""
@@ -64,8 +65,8 @@ def _decode(
     place = torch.arange(length, device=q.device)
     ends = lens.unsqueeze(1)
     mask = place < ends
-    if 0 < window < length:
-        mask &= place >= ends - window
+    if window and abs(window) < length:
+        mask &= place >= first_seen_reference(ends - 1, window)
     grouped = q.reshape(num_rows, kv_heads, num_heads // kv_heads, head_dim)
     if softcap:
         result = _capped(grouped, k, v, mask[:, None, None], scale, softcap)
@@ -90,13 +91,13 @@ def _prefill(
     """Causal attention of padded queries: q [R, Hq, Lq, D], k and v [R, Hkv, L, D], past [R] (cached before q)."""
     num_queries, length = q.shape[2], k.shape[2]
     gqa = q.shape[1] != k.shape[1]
-    if not softcap and num_queries == length and not 0 < window < length and not bool(past.any()):
+    if not softcap and num_queries == length and not 0 < abs(window) < length and not bool(past.any()):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     place = torch.arange(length, device=q.device)
     position = past.unsqueeze(1) + torch.arange(num_queries, device=q.device)  # [R, Lq]
     mask = place <= position.unsqueeze(2)
-    if 0 < window < length:
-        mask &= place > position.unsqueeze(2) - window
+    if 0 < abs(window) < length:
+        mask &= place >= first_seen_reference(position, window).unsqueeze(2)
         # A padded query may lie a window past the last key; it has to see something to stay finite.
         mask |= (position >= length).unsqueeze(2)
     if softcap:

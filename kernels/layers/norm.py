@@ -45,24 +45,27 @@ class Addition(NamedTuple):
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """x / rms(x) * weight over the last dimension. x [..., D], weight [D] -> [..., D] (or `out`, which may be x).
 
     As Hugging Face's Llama: the norm is taken in float32, rounded to x's dtype, then multiplied by the weight. With a
     weight in float32, as its Gemma: rounded after that.
-    ``centred``: the mean is taken off first, which makes it a layer norm without a bias.
+    ``centred``: the mean is taken off first, which makes it a layer norm. ``bias`` [D], in the weight's format, is
+    added to that before it is rounded to x's.
     """
     wide = x.float()
     wide = wide - wide.mean(-1, keepdim=True) if centred else wide
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    result = (weight * normed.to(weight.dtype)).to(x.dtype)
+    product = weight * normed.to(weight.dtype)
+    result = (product if bias is None else product + bias).to(x.dtype)
     return result if out is None else out.copy_(result)
 
 
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
-    centred: bool = False,
+    centred: bool = False, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """residual += x * scale (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
 
@@ -71,7 +74,7 @@ def add_rms_norm_reference(
     """
     whole = x if x.dim() == 2 else x.sum(0).to(residual.dtype)
     residual += whole if scale == 1.0 else whole * scale
-    return rms_norm_reference(residual, weight, eps, centred=centred)
+    return rms_norm_reference(residual, weight, eps, centred=centred, bias=bias)
 
 
 @triton.jit
@@ -90,6 +93,7 @@ def _rms_norm_kernel(
     x_ptr,  # [outer, INNER, D]; with PARTS > 1 float32 [PARTS, outer, INNER, D]
     residual_ptr,  # [outer, D] or None: then x is added to it first
     weight_ptr,  # [D]
+    bias_ptr,  # [D] or None
     out_ptr,  # [outer, INNER, D]
     stride_x_part,
     stride_x_outer,
@@ -134,6 +138,8 @@ def _rms_norm_kernel(
         normed = norm_rows(wide, weight, eps, SIZE)
     else:
         normed = norm_rows(x, weight, eps, SIZE)
+    if bias_ptr is not None:
+        normed += tl.load(bias_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)[None, :]
     out = out_ptr + outer * stride_out_outer + inner * stride_out_inner + column[None, :]
     tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -147,6 +153,7 @@ def _launch(
     factor: float = 1.0,
     *,
     centred: bool = False,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D]."""
     parts, outer, inner, size = x.shape
@@ -166,6 +173,7 @@ def _launch(
         x,
         residual,
         weight,
+        bias,
         out,
         x.stride(0),
         x.stride(1),
@@ -189,8 +197,9 @@ def _launch(
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, centred: bool = False,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """x / rms(x) * weight over the last dimension, rounded and perhaps ``centred`` as in `rms_norm_reference`.
 
     x [..., D]: two or three dimensions may be strided (a view of a fused qkv), more must be contiguous; out may be x.
@@ -201,13 +210,13 @@ def rms_norm(
         views = x.unsqueeze(1), out.unsqueeze(1)
     else:
         views = (x, out) if x.dim() == 3 else (x.view(-1, 1, x.shape[-1]), out.view(-1, 1, x.shape[-1]))
-    _launch(views[0].unsqueeze(0), None, weight, eps, views[1], centred=centred)
+    _launch(views[0].unsqueeze(0), None, weight, eps, views[1], centred=centred, bias=bias)
     return out
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
-    centred: bool = False,
+    centred: bool = False, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """residual += x * scale (in place), then rms_norm(residual), as `add_rms_norm_reference`."""
     assert x.dim() in (2, 3)
@@ -215,5 +224,5 @@ def add_rms_norm(
     assert residual.stride(1) == 1
     out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
     parts = x.unsqueeze(0) if x.dim() == 2 else x
-    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1), scale, centred=centred)
+    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1), scale, centred=centred, bias=bias)
     return out

@@ -123,6 +123,7 @@ def load_reference(folder: Path) -> Any:
     """The folder's model in transformers, float32, ready for inference."""
     import transformers
 
+    folder = folder / "reference" if (folder / "reference").is_dir() else folder
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, attn_implementation="eager"
     )
@@ -156,6 +157,10 @@ def make_golden(folder: Path, model_type: str, fields: Mapping[str, Any], *, see
     ``fields``; norms, biases and all else drawn anew."""
     import transformers
 
+    if model_type == "internlm2":
+        from tests.helpers.internlm2 import make_internlm2
+
+        return make_internlm2(folder, fields, seed=seed, std=std)
     config = transformers.AutoConfig.for_model(model_type, **{**DEFAULTS, **fields})
     config.dtype = torch.float32
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -171,3 +176,6 @@ def redraw(model: Any, seed: int, std: float = 0.2) -> None:
         for name, weight in model.named_parameters():
             mean = float(weight.mean()) if "norm" in name else 0.0
             weight.normal_(mean, std, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1, generator=generator)

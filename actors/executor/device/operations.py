@@ -27,16 +27,18 @@ class Norm(Protocol):
     """:func:`pagebus.kernels.layers.norm.rms_norm`"""
 
     def __call__(
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None, *, centred: bool = False
-    ) -> Tensor: ...
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None, *, centred: bool = False,
+        bias: Tensor | None = None,
+    ) -> Tensor: ...  # fmt: skip
 
 
 class AddNorm(Protocol):
     """:func:`pagebus.kernels.layers.norm.add_rms_norm`"""
 
     def __call__(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, *, centred: bool = False
-    ) -> Tensor: ...
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, *, centred: bool = False,
+        bias: Tensor | None = None,
+    ) -> Tensor: ...  # fmt: skip
 
 
 class AddNormed(Protocol):

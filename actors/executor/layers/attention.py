@@ -43,11 +43,13 @@ class Attention:
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key} if fused is None else {fused: query + 2 * key}
         self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias)
         self.out = ResidualLinear(parameters, prefix, {"o_proj": hidden}, query, ops, bias=spec.out_bias)
+        if config.names.qkv_by_head:
+            parameters.after_load(self._sort_by_part)
         order = None if spec.rope is None else head_order(config.spec.rope[spec.rope], spec.head_dim)
         self._order = None if order is None else torch.tensor(order, device=parameters.device)
         if self._order is not None:
             parameters.after_load(self._reorder)
-        self.heads = Heads(self.sizes, spec.head_dim, spec.scale, spec.window, rotary, softcap=spec.softcap)
+        self.heads = Heads(self.sizes, spec.head_dim, spec.scale, spec.reach, rotary, softcap=spec.softcap)
         self._q_width_norm: torch.Tensor | None = None
         self._k_width_norm: torch.Tensor | None = None
         if spec.qk_norm != "none":
@@ -80,6 +82,10 @@ class Attention:
     def _norm_heads(self, parameters: Parameters, prefix: str) -> None:
         """Norms of queries and keys: of each head, which the kernels do that rotate them, or of all heads at once."""
         norm, (query, key, _), dim = self._config.spec.norm, self.sizes, self.heads.head_dim
+        if self._config.spec.layers[self._layer].mixer.qk_norm == "unit":
+            ones = torch.ones(dim, device=parameters.device, dtype=parameters.dtype)
+            self.heads = replace(self.heads, q_norm=ones, k_norm=ones, eps=norm.eps)
+            return
         per_head = self._config.spec.layers[self._layer].mixer.qk_norm == "head"
         query, key = (1, 1) if per_head else (query, key)
         q_norm = parameters.norm(f"{prefix}.q_norm.weight", query * dim, norm)
@@ -98,6 +104,14 @@ class Attention:
         q, k = flat[:, :query], flat[:, query : query + len(self._k_width_norm)]
         self._ops.rms_norm(q, self._q_width_norm, eps, q)
         self._ops.rms_norm(k, self._k_width_norm, eps, k)
+
+    def _sort_by_part(self) -> None:
+        """Of files with each key head between its queries and its values: all queries first, then all keys."""
+        heads, kv_heads, _ = self.sizes
+        for part in (self.qkv.weight, *(() if self.qkv.bias is None else (self.qkv.bias,))):
+            together = part.view(kv_heads, heads // kv_heads + 2, self.heads.head_dim, *part.shape[1:])
+            parts = together[:, :-2], together[:, -2:-1], together[:, -1:]
+            part.copy_(torch.cat([each.reshape(-1, *part.shape[1:]) for each in parts]))
 
     def _reorder(self) -> None:
         """Put the rows of queries and keys, their biases and norms, into the order of our kernels."""

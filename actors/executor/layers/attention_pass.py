@@ -21,7 +21,8 @@ class Heads:
     """What attention of a layer is, but for its weights.
 
     ``sizes`` are the numbers of query, key and value heads; scores are multiplied by ``scale``; a query sees ``window``
-    tokens (0: all); ``softcap`` c makes each score c tanh(s / c), 0: it does not. ``cos_sin`` is the table of
+    tokens (0: all, below 0: chunks, as of :mod:`pagebus.kernels.common.reach`); ``softcap`` c makes each score
+    c tanh(s / c), 0: it does not. ``cos_sin`` is the table of
     :func:`pagebus.actors.executor.layers.rotary.rotary_table`. ``q_norm`` and ``k_norm`` [D], with ``eps``, are there
     where queries and keys are normalised head by head.
     """

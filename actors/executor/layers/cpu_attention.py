@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import Heads, Pages
+from pagebus.kernels.common.reach import first_seen_reference
 
 MASKED = -1e30
 """Finite, so that a block without a single visible place gives weights of 0, not NaN."""
@@ -161,7 +162,7 @@ class CpuPass:
         """The blocks that each decode row sees."""
         batch = self.batch
         lens = batch.context_lens[:num_rows].long()
-        starts = (lens - window).clamp_(min=0) if window else torch.zeros_like(lens)
+        starts = first_seen_reference(lens - 1, window).clamp_(min=0) if window else torch.zeros_like(lens)
         first = starts // block_size
         counts = (lens + block_size - 1) // block_size - first
         ends = counts.cumsum(0)

@@ -8,7 +8,7 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
-from pagebus.actors.executor.layers.mlp import GatedMLP
+from pagebus.actors.executor.layers.mlp import GatedMLP, PlainMLP
 from pagebus.actors.executor.layers.moe import MixtureOfExperts
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
@@ -74,9 +74,11 @@ class DecoderLayer:
 
 def _feed_forward(
     spec: Feed, config: ModelConfig, parameters: Parameters, prefix: str, ops: Ops
-) -> GatedMLP | MixtureOfExperts:
+) -> GatedMLP | PlainMLP | MixtureOfExperts:
     if isinstance(spec, Moe):
-        return MixtureOfExperts(spec, config.hidden_size, parameters, prefix, ops)
+        return MixtureOfExperts(spec, config.hidden_size, parameters, prefix, ops, config.names)
     if not spec.gated:
-        raise ModelError("a feed-forward part of this kind is not served")
+        if not spec.act.startswith("gelu"):
+            raise ModelError(f"a feed-forward part without a gate and with {spec.act} is not served")
+        return PlainMLP(spec, config.hidden_size, parameters, prefix, ops)
     return GatedMLP(spec, config.hidden_size, parameters, prefix, ops, config.names.gate_up)

@@ -1,11 +1,12 @@
-"""The gated feed-forward part of a layer."""
+"""The feed-forward part of a layer, with a gate or without."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.linear import GatedLinear, ResidualLinear
+from pagebus.actors.executor.layers.linear import GatedLinear, Linear, ResidualLinear
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
@@ -35,3 +36,23 @@ class GatedMLP:
         """Add the part of x [T, H] to the stream; all else as in :meth:`ResidualStream.add`. ``padding`` is of use to
         experts only."""
         stream.add(self._gate_up(x), self.down, before, after, scale)
+
+
+class PlainMLP:
+    """down(act(up(x)))."""
+
+    __slots__ = ("_approximate", "_up", "down")
+
+    reads_halves = True
+
+    def __init__(self, spec: Dense, hidden: int, parameters: Parameters, prefix: str, ops: Ops) -> None:
+        self._approximate = "tanh" if spec.act == "gelu_tanh" else "none"
+        self._up = Linear(parameters, prefix, {"up_proj": spec.width}, hidden, ops, bias=spec.bias)
+        self.down = ResidualLinear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
+
+    def into(
+        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        scale: float, padding: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """As :meth:`GatedMLP.into`."""
+        stream.add(F.gelu(self._up(x), approximate=self._approximate), self.down, before, after, scale)

@@ -12,6 +12,7 @@ from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters, Views
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.spec import Dense, Moe
 from pagebus.kernels.layers.norm import HalfNorm
 from pagebus.kernels.moe.activation import Gate, GateKind
@@ -35,7 +36,7 @@ class MixtureOfExperts:
     reads_halves = False
     """Whether the norm before it may be done by halves: several products read it, and they want it whole."""
 
-    def __init__(self, spec: Moe, hidden: int, parameters: Parameters, prefix: str, ops: Ops) -> None:
+    def __init__(self, spec: Moe, hidden: int, parameters: Parameters, prefix: str, ops: Ops, names: NameMap) -> None:
         _check(spec)
         self._spec, self._ops, self._routing = spec, ops, routing_of(spec)
         rows = {f"{prefix}.gate.weight": spec.experts}
@@ -45,18 +46,28 @@ class MixtureOfExperts:
         self._router_bias = parameters.bias({f"{prefix}.gate.bias": spec.experts}) if spec.router_bias else None
         name = f"{prefix}.gate.e_score_correction_bias"
         self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
-        self._experts = _expert_weights(spec, hidden, parameters, prefix)
-        part = spec.shared
-        self._shared = None if part is None else SharedExpert(part, hidden, parameters, f"{prefix}.shared_expert", ops)
+        self._experts = _expert_weights(spec, hidden, parameters, prefix, names)
+        part, name = spec.shared, f"{prefix}.shared_expert"
+        self._shared = None if part is None else SharedExpert(part, hidden, parameters, name, ops, names.gate_up)
 
     def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
         logits, count = self._ops.linear(x, self._router, self._router_bias, torch.float32), self._spec.experts
         weights, experts = self._ops.route(logits[:, :count], self._routing, self._choice_bias, padding)
-        total = self._ops.moe_experts(x, weights, experts, self._experts)
+        if self._spec.weight_on_input:
+            total = self._weighted_before(x, weights, experts)
+        else:
+            total = self._ops.moe_experts(x, weights, experts, self._experts)
         if self._shared is None:
             return total
         return self._ops.add_shared(total, self._shared(x), logits[:, count:] if self._spec.shared_gate else None)
+
+    def _weighted_before(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Each token's experts see it times their weights [T, k]: pairs are tokens of one expert."""
+        inputs = (x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
+        pairs = experts.view(-1, 1)
+        products = self._ops.moe_experts(inputs, torch.ones_like(weights).view(-1, 1), pairs, self._experts)
+        return products if experts.shape[1] == 1 else products.view(*experts.shape, -1).sum(1)
 
     def into(
         self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
@@ -72,8 +83,10 @@ class SharedExpert:
 
     __slots__ = ("_down", "_gate_up")
 
-    def __init__(self, spec: Dense, hidden: int, parameters: Parameters, prefix: str, ops: Ops) -> None:
-        sizes = {"gate_proj": spec.width, "up_proj": spec.width}
+    def __init__(
+        self, spec: Dense, hidden: int, parameters: Parameters, prefix: str, ops: Ops, fused: str | None
+    ) -> None:
+        sizes = {"gate_proj": spec.width, "up_proj": spec.width} if fused is None else {fused: 2 * spec.width}
         self._gate_up = GatedLinear(parameters, prefix, sizes, hidden, ops, bias=spec.bias, act=spec.act)
         self._down = Linear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
 
@@ -92,17 +105,18 @@ def routing_of(spec: Moe) -> Routing:
 
 def _check(spec: Moe) -> None:
     """Raises ModelError for what no kernel computes."""
-    if spec.bias or spec.weight_on_input or spec.act == "gelu" or (spec.router_bias and spec.shared_gate):
-        raise ModelError("experts with biases, with weights on their inputs or with this activation are not served")
+    if spec.bias or spec.act == "gelu" or (spec.router_bias and spec.shared_gate):
+        raise ModelError("experts with biases or with this activation are not served")
     try:
         routing_of(spec).check(spec.experts)
     except ValueError as error:
         raise ModelError(f"config.json: {error}") from error
 
 
-def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str) -> ExpertWeights:
+def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str, names: NameMap) -> ExpertWeights:
     def stacked(tensor: torch.Tensor, name: str) -> Callable[[], Views]:
-        return lambda: {f"{prefix}.{name}": tensor}
+        as_stored = tensor.view(len(tensor), tensor.shape[2], tensor.shape[1]) if names.columns_first else tensor
+        return lambda: {f"{prefix}.{name}": as_stored}
 
     def one_by_one(tensor: torch.Tensor, names: tuple[str, ...]) -> Callable[[], Views]:
         """Each expert's rows, divided among ``names``."""
@@ -112,13 +126,23 @@ def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str)
             for name, part in zip(names, expert.chunk(len(names)), strict=True)
         }
 
+    spellings = () if names.columns_first else SPELLINGS
     gate_up = parameters.stored_in_ways(
         (spec.experts, 2 * spec.width, hidden),
-        lambda tensor: [stacked(tensor, STACKED[0]), *(one_by_one(tensor, names[:2]) for names in SPELLINGS)],
+        lambda tensor: [stacked(tensor, STACKED[0]), *(one_by_one(tensor, names[:2]) for names in spellings)],
     )
     down = parameters.stored_in_ways(
         (spec.experts, hidden, spec.width),
-        lambda tensor: [stacked(tensor, STACKED[1]), *(one_by_one(tensor, names[2:]) for names in SPELLINGS)],
+        lambda tensor: [stacked(tensor, STACKED[1]), *(one_by_one(tensor, names[2:]) for names in spellings)],
     )
+    if names.columns_first:
+        parameters.after_load(lambda: _transpose(gate_up, down))
     gate = Gate(GateKind(spec.act), spec.alpha, spec.limit)
     return ExpertWeights(gate_up, down, gate=gate)
+
+
+def _transpose(*stacked: torch.Tensor) -> None:
+    """Tensors [E, N, K] that were filled as [E, K, N], one expert after another."""
+    for tensor in stacked:
+        for expert in tensor:
+            expert.copy_(expert.view(expert.shape[1], expert.shape[0]).t().clone())

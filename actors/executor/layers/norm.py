@@ -12,11 +12,12 @@ from pagebus.actors.model.spec import NormSpec
 class Norm:
     """Normalises the last dimension, as ``spec`` says."""
 
-    __slots__ = ("_centred", "_ops", "eps", "spec", "weight")
+    __slots__ = ("_bias", "_centred", "_ops", "eps", "spec", "weight")
 
     def __init__(self, parameters: Parameters, name: str, size: int, spec: NormSpec, ops: Ops) -> None:
         self.spec = spec
         self.weight = parameters.norm(f"{name}.weight", size, spec)
+        self._bias = parameters.bias({f"{name}.bias": size}, self.weight.dtype) if spec.bias else None
         self._centred = spec.kind == "layer"
         self.eps = spec.eps
         self._ops = ops
@@ -24,21 +25,22 @@ class Norm:
     @property
     def may_be_halved(self) -> bool:
         """Whether a product before it may do half of it, and the one behind it the rest."""
-        return self.spec.kind == "rms" and not self.spec.offset and not self.spec.wide
+        return self.spec.kind == "rms" and not self.spec.offset and not self.spec.wide and not self.spec.bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., D] -> [..., D], a new tensor."""
-        return self._ops.rms_norm(x, self.weight, self.eps, centred=self._centred)
+        return self._ops.rms_norm(x, self.weight, self.eps, centred=self._centred, bias=self._bias)
 
     def of_sum(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Add x [T, D] times ``scale``, or its partial sums [S, T, D], to ``residual`` in place; the norm of the sum, a
         new tensor."""
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, scale, centred=self._centred)
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, scale, centred=self._centred, bias=self._bias)
 
     def into(self, residual: torch.Tensor, x: torch.Tensor, following: Norm | None) -> torch.Tensor | None:
         """Add the norm of x [T, D], or of the sum of its parts [S, T, D], to ``residual`` in place; the ``following``
         norm of the sum, a new tensor, if there is one."""
         assert not self._centred
+        assert self._bias is None
         if following is None:
             return self._ops.add_normed(x, residual, self.weight, self.eps, None)
         assert following.eps == self.eps

@@ -43,9 +43,9 @@ def head_order(rope: RopeSpec | None, head_dim: int) -> list[int] | None:
 
 def query_factors(scale: QueryScale | None, num_positions: int, device: torch.device) -> torch.Tensor | None:
     """By what queries of each position are multiplied, [num_positions, 1, 1] float32; None: by 1."""
-    if scale is None or num_positions <= scale.original:
+    if scale is None or num_positions + scale.shift <= scale.original:
         return None
-    places = torch.arange(num_positions, device=device)
+    places = torch.arange(num_positions, device=device) + scale.shift
     return (1 + scale.beta * torch.log(1 + torch.floor(places / scale.original))).view(-1, 1, 1)
 
 

@@ -11,7 +11,7 @@ from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.oracle import OracleModel
 from pagebus.actors.model.config import ModelConfig, default_positions
-from pagebus.actors.model.families.oracle import ORACLE
+from pagebus.actors.model.oracle import ORACLE
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
 from pagebus.kernels.common.target import target_of
 

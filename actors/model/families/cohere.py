@@ -41,7 +41,7 @@ ODD = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "h
 PLAIN = {"head_dim": 16, "logit_scale": 0.25, "num_key_value_heads": 2}
 LOCAL = {"num_hidden_layers": 4, "sliding_window": 20, "sliding_window_pattern": 2}
 COHERE = Family(
-    name="Command R",
+    name="Command R, R+ (without norms of heads)",
     architectures=("CohereForCausalLM",),
     model_type="cohere",
     parse=parse1,
@@ -49,9 +49,10 @@ COHERE = Family(
         "cohere": PLAIN, "cohere-odd": {**ODD, "logit_scale": 0.5},
         "cohere-biased": {**PLAIN, "attention_bias": True, "num_attention_heads": 4},
     },
+    differs="one layer norm for both parts, which add at once; heads turn by neighbours",
 )  # fmt: skip
 COHERE2 = Family(
-    name="Command R7B",
+    name="Command R7B, A",
     architectures=("Cohere2ForCausalLM",),
     model_type="cohere2",
     parse=parse2,
@@ -59,4 +60,5 @@ COHERE2 = Family(
         "cohere2": {**LOCAL, "head_dim": 64}, "cohere2-odd": {**LOCAL, **ODD},
         "cohere2-biased": {**LOCAL, **ODD, "attention_bias": True, "sliding_window": 33},
     },
+    differs="the same; three layers in four have a window, the others turn nothing",
 )  # fmt: skip

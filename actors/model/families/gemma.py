@@ -8,17 +8,7 @@ from pagebus.actors.model.families.gemma_golden import GEMMA1_GOLDEN, GEMMA2_GOL
 from pagebus.actors.model.family import WITH_IMAGES, Family
 from pagebus.actors.model.fields import Fields, every_nth
 from pagebus.actors.model.ropes import parse_rope
-from pagebus.actors.model.spec import (
-    Activation,
-    Dense,
-    Gqa,
-    HeadSpec,
-    LayerSpec,
-    ModelSpec,
-    NormPlaces,
-    NormSpec,
-    RopeSpec,
-)
+from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, NormPlaces, NormSpec, RopeSpec
 
 TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
 """Files of Gemma 1 that say ``gelu`` mean this too."""
@@ -30,8 +20,7 @@ def parse1(fields: Fields) -> ModelSpec:
     head_dim = fields.head_dim(256)
     mixer = Gqa(fields.integer("num_attention_heads"), fields.kv_heads(), head_dim, head_dim**-0.5)
     mixers = (mixer,) * fields.integer("num_hidden_layers")
-    act = fields.word("hidden_act", "gelu_pytorch_tanh", TANH)
-    return _spec(fields, act, mixers, "pre", (parse_rope(fields, head_dim),))
+    return _spec(fields, "hidden_act", mixers, "pre", (parse_rope(fields, head_dim),))
 
 
 def parse2(fields: Fields) -> ModelSpec:
@@ -72,14 +61,14 @@ def _sandwich(
         )
         for kind in types
     )  # fmt: skip
-    act = fields.word("hidden_activation", "gelu_pytorch_tanh", TANH)
-    return _spec(fields, act, mixers, "sandwich", ropes)
+    return _spec(fields, "hidden_activation", mixers, "sandwich", ropes)
 
 
 def _spec(
-    fields: Fields, act: Activation, mixers: tuple[Gqa, ...], norms: NormPlaces, ropes: tuple[RopeSpec, ...]
+    fields: Fields, act: str, mixers: tuple[Gqa, ...], norms: NormPlaces, ropes: tuple[RopeSpec, ...]
 ) -> ModelSpec:
-    feed, hidden = Dense(fields.integer("intermediate_size"), act), fields.integer("hidden_size")
+    feed = Dense(fields.integer("intermediate_size"), fields.word(act, "gelu_pytorch_tanh", TANH))
+    hidden = fields.integer("hidden_size")
     cap = 0.0 if fields.get("final_logit_softcapping") is None else fields.number("final_logit_softcapping")
     norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-6), offset=1)
     layers = tuple(LayerSpec(mixer, feed, norms) for mixer in mixers)
@@ -89,12 +78,17 @@ def _spec(
     )
 
 
-GEMMA1 = Family("Gemma", ("GemmaForCausalLM",), "gemma", parse1, golden=GEMMA1_GOLDEN)
+GEMMA1 = Family(
+    "Gemma", ("GemmaForCausalLM",), "gemma", parse1, golden=GEMMA1_GOLDEN,
+    differs="norms of 1 + w, GELU, a scaled embedding, heads of 256",
+)  # fmt: skip
 GEMMA2 = Family(
     "Gemma 2", ("Gemma2ForCausalLM",), "gemma2", parse2, golden=GEMMA2_GOLDEN,
     defaults={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    differs="norms also behind both parts, a window in every second layer, soft caps",
 )  # fmt: skip
 GEMMA3 = Family(
     "Gemma 3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), "gemma3_text", parse3,
     names=WITH_IMAGES, defaults=GEMMA3_DEFAULTS, golden=GEMMA3_GOLDEN,
+    differs="five layers in six with a window and angles of their own; normed heads",
 )  # fmt: skip

@@ -39,15 +39,16 @@ ODD = {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1, "h
 WHOLE = {"partial_rotary_factor": 1.0}
 FUSED = NameMap(gate_up="gate_up_proj")
 GLM = Family(
-    name="GLM-4 (Glm)",
+    name="GLM-4",
     architectures=("GlmForCausalLM",),
     model_type="glm",
     parse=parse,
     names=FUSED,
     golden={"glm": {}, "glm-odd": ODD, "glm-tied": {**WHOLE, "tie_word_embeddings": True}},
+    differs="half of each head turns, by neighbours",
 )
 GLM4 = Family(
-    name="GLM-4 0414 (Glm4)",
+    name="GLM-4 0414",
     architectures=("Glm4ForCausalLM",),
     model_type="glm4",
     parse=parse4,
@@ -60,4 +61,5 @@ GLM4 = Family(
         ),
     ),
     golden={"glm4": {}, "glm4-odd": ODD, "glm4-tied": {**WHOLE, "tie_word_embeddings": True}},
+    differs="the same with norms on both sides of both parts",
 )

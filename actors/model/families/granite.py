@@ -36,4 +36,5 @@ FAMILY = Family(
         "granite-odd": {**FACTORS, "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1},
         "granite-biased": {**FACTORS, "attention_bias": True, "mlp_bias": True},
     },
+    differs="factors on embedding, scores, what is added, logits",
 )

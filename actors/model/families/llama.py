@@ -36,7 +36,7 @@ def _yarn(factor: float, original: int) -> dict[str, object]:
 
 
 FAMILY = Family(
-    name="Llama",
+    name="Llama 2, 3 and what is Llama by name (SmolLM2, Yi, Falcon 3, R1-Distill-Llama)",
     architectures=("LlamaForCausalLM",),
     model_type="llama",
     parse=parse,
@@ -54,4 +54,5 @@ FAMILY = Family(
             "attention_bias": True, "rope_parameters": {"rope_type": "linear", "rope_theta": 3e3, "factor": 4.0},
         },
     },
+    differs="",
 )  # fmt: skip

@@ -56,7 +56,7 @@ YARN = {
 }  # fmt: skip
 ODD = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 48}
 MISTRAL = Family(
-    name="Mistral",
+    name="Mistral, Mistral Small 3",
     architectures=("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
     model_type="mistral",
     parse=parse,
@@ -66,6 +66,7 @@ MISTRAL = Family(
         "mistral-full": {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": None},
         "mistral-tied": {"head_dim": 96, "sliding_window": 33, "tie_word_embeddings": True},
     },
+    differs="a window in all layers, or none",
 )
 MINISTRAL3 = replace(
     MISTRAL,
@@ -78,6 +79,7 @@ MINISTRAL3 = replace(
         "ministral3-tied": {"rope_parameters": {**YARN, "factor": 4.0}, "tie_word_embeddings": True},
         "ministral3-window": {"head_dim": 128, "sliding_window": 21, "rope_parameters": YARN},
     },
+    differs="yarn; queries grow beyond the positions of the first training",
 )
 MIXTRAL = Family(
     name="Mixtral",
@@ -85,10 +87,8 @@ MIXTRAL = Family(
     model_type="mixtral",
     parse=parse_mixtral,
     names=NameMap(renamed=(("block_sparse_moe.", "mlp."),)),
-    defaults={
-        "sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
+              "num_experts_per_tok": 2},
     golden={
         "mixtral": {"num_local_experts": 5},
         "mixtral-odd": {**ODD, "num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 40},
@@ -96,4 +96,5 @@ MIXTRAL = Family(
             "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 19, "tie_word_embeddings": True,
         },
     },
+    differs="Mistral with experts, by default without a window",
 )  # fmt: skip

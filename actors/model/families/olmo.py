@@ -54,6 +54,7 @@ OLMO2 = Family(
         "olmo2-odd": ODD,
         "olmo2-wide": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 48},
     },
+    differs="norms behind both parts only, and over all heads at once",
 )
 OLMO3 = Family(
     name="OLMo 3",
@@ -65,4 +66,5 @@ OLMO3 = Family(
         "olmo3-odd": {**LOCAL, **ODD},
         "olmo3-yarn": {**LOCAL, "rope_parameters": {"full_attention": YARN, SLIDING: PLAIN}},
     },
+    differs="OLMo 2 with windows in three layers of four",
 )

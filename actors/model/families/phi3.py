@@ -35,7 +35,7 @@ def _long(pairs: int) -> dict[str, object]:
 
 
 FAMILY = Family(
-    name="Phi 3",
+    name="Phi-3, 3.5, 4",
     architectures=("Phi3ForCausalLM",),
     model_type="phi3",
     parse=parse,
@@ -52,4 +52,5 @@ FAMILY = Family(
             "original_max_position_embeddings": 300,
         },
     },
+    differs="fused tensors, heads of 96 that may turn in part, longrope",
 )  # fmt: skip

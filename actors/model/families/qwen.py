@@ -53,11 +53,12 @@ def qwen_windows(fields: Fields) -> tuple[int, ...]:
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 ODD = {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 64}
 QWEN2 = Family(
-    name="Qwen 2",
+    name="Qwen 2, 2.5",
     architectures=("Qwen2ForCausalLM",),
     model_type="qwen2",
     parse=parse2,
     golden={"qwen2": WINDOWS, "qwen2-odd": ODD, "qwen2-tied": {"head_dim": 128, "tie_word_embeddings": True}},
+    differs="biases on queries, keys and values",
 )
 QWEN3 = Family(
     name="Qwen 3",
@@ -65,4 +66,5 @@ QWEN3 = Family(
     model_type="qwen3",
     parse=parse3,
     golden={"qwen3": WINDOWS, "qwen3-odd": ODD, "qwen3-tied": {"attention_bias": True, "tie_word_embeddings": True}},
+    differs="each head's query and key are normed",
 )

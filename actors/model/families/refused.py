@@ -14,12 +14,11 @@ NEEDS = (
     (r"Qwen3Next|Qwen3_5|NemotronH|Mamba|Jamba|Bamba|Zamba|FalconH1|KimiLinear|GraniteMoeHybrid|Lfm", STATE),
     (r"MiniMax", STATE),
     (r"Gemma4|Gemma3n", "two sizes of heads in one model, and embeddings of each layer"),
-    (r"Llama4", "chunked attention, and a mixture of experts whose inputs are weighted"),
     (r"GptOss", "attention sinks, and a mixture of experts with biases"),
     (r"Mixtral|Moe|MoE|Dots1|Ernie4_5_Moe", EXPERTS),
     (r"VL|Llava|Vision|Pixtral|ConditionalGeneration", "a text tower of a family that is served"),
     (r"SequenceClassification|Bert|Roberta|ForMaskedLM|Embedding", "encoders and pooling heads"),
-    (r"GPT|Gpt|Bloom|OPT|Falcon|StableLm|Starcoder2|Phi(ForCausal|Moe)", "feed-forward parts without a gate"),
+    (r"GPT|Gpt|Bloom|OPT|Falcon|StableLm|Phi(ForCausal|Moe)", "feed-forward parts without a gate"),
     (r"T5|Bart|Whisper|Marian", "an encoder beside the decoder"),
 )  # fmt: skip
 """The first pattern that is found in an architecture's name says what it needs."""

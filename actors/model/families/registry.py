@@ -11,25 +11,28 @@ from pagebus.actors.model.families import (
     gemma,
     glm,
     granite,
+    internlm,
     llama,
     mistral,
     olmo,
-    oracle,
     phi3,
     qwen,
-    qwen_moe,
     smollm3,
+    starcoder,
 )
+from pagebus.actors.model.families.experts import glm_moe, granite_moe, llama4, qwen_moe
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
+from pagebus.actors.model.oracle import FAMILY as ORACLE_FAMILY
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
     gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
-    cohere.COHERE, cohere.COHERE2, qwen_moe.QWEN2_MOE, qwen_moe.QWEN3_MOE, mistral.MIXTRAL,
+    cohere.COHERE, cohere.COHERE2, starcoder.FAMILY, internlm.INTERNLM2, internlm.INTERNLM3, qwen_moe.QWEN2_MOE,
+    qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-BY_ARCHITECTURE = {name: family for family in (*FAMILIES, oracle.FAMILY) for name in family.architectures}
+BY_ARCHITECTURE = {name: family for family in (*FAMILIES, ORACLE_FAMILY) for name in family.architectures}
 OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields of a checkpoint with images that its text model's object may leave to the outer one."""
 

@@ -44,4 +44,5 @@ FAMILY = Family(
         },
         "smollm3-window": {**LAYERS, "use_sliding_window": True, "sliding_window": 20, "tie_word_embeddings": True},
     },
+    differs="every fourth layer turns nothing",
 )  # fmt: skip

@@ -147,7 +147,8 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
         index = torch.tensor([(table[p // block_size], p % block_size) for p in range(length)]).unbind(1)
         k, v = (cache[index].double().repeat_interleave(group, 1) for cache in caches)
         for position in range(length - count, length):
-            seen = slice(max(0, position - window + 1) if window else 0, position + 1)
+            first = max(0, position - window + 1) if window > 0 else position - position % -window if window else 0
+            seen = slice(first, position + 1)
             scores = torch.einsum("hd,phd->hp", case.q[token].double(), k[seen]) * case.keywords["scale"]
             softcap = case.keywords["softcap"]
             scores = (scores / softcap).tanh() * softcap if softcap else scores

@@ -41,7 +41,7 @@ def pieces_of(plan: DecodePlan) -> list[tuple[int, ...]]:
     return [tuple(item[:6]) for item in plan.items[: ends[-1]].tolist()]
 
 
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("window", [0, 100, -100])
 @pytest.mark.parametrize("lens", LENGTHS)
 def test_every_tile_once(lens: list[int], window: int, device: torch.device) -> None:
     """The items of a row follow each other from its first tile to its last; a row of nothing has none."""
@@ -49,7 +49,8 @@ def test_every_tile_once(lens: list[int], window: int, device: torch.device) -> 
     by_row = {row: list(items) for row, items in itertools.groupby(pieces_of(plan), key=lambda item: item[0])}
     assert list(by_row) == [row for row, length in enumerate(lens) if length]
     for row, items in by_row.items():
-        first = max(0, lens[row] - window) // 16 if window else 0
+        first = max(0, lens[row] - window) // 16 if window > 0 else 0
+        first = (lens[row] - 1) // -window * -window // 16 if window < 0 else first
         assert all(item[1:3] == (100 + row, lens[row]) for item in items)
         assert all(item[5] == (len(items) > 1) for item in items)
         assert [item[3] for item in items] == [first, *(item[4] for item in items[:-1])]

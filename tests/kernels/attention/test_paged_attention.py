@@ -32,6 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "window": 20},
     "window_longer_than_context": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "window": 1000},
     "window_of_one": {**MIXED, "q_heads": 2, "kv_heads": 2, "head_dim": 32, "window": 1},
+    "chunks": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "window": -20},
+    "chunks_longer_than_context": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 32, "window": -1000},
+    "half_chunks_int8": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": -50,
+                         "cache_dtype": torch.int8},
     "half_precision": {**MIXED, "q_heads": 8, "kv_heads": 2, "head_dim": 128, "dtype": torch.float16},
     "half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50},
     "decode_only": {"context_lens": [1, 200, 33], "query_lens": [1, 1, 1], "q_heads": 5, "kv_heads": 1, "head_dim": 64},
@@ -84,8 +88,8 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
 
 
 INVARIANT_CASES = (
-    "half_window", "wide_group", "head_96_block_32", "softcap", "float8", "int8_half_window", "padded_decodes",
-    "padded_rows",
+    "half_window", "chunks", "wide_group", "head_96_block_32", "softcap", "float8", "int8_half_window",
+    "padded_decodes", "padded_rows",
 )  # fmt: skip
 
 
@@ -106,6 +110,8 @@ LONG_CASES: dict[str, dict[str, Any]] = {
              "head_dim": 64},
     "long_window": {"context_lens": [40, 700, 30], "query_lens": [1, 21, 30], "q_heads": 2, "kv_heads": 1,
                     "head_dim": 64, "window": 150},
+    "long_chunks": {"context_lens": [40, 700, 30], "query_lens": [1, 21, 30], "q_heads": 2, "kv_heads": 1,
+                    "head_dim": 64, "window": -150},
     "long_softcap": {"context_lens": [40, 500, 30, 400], "query_lens": [1, 21, 17, 3], "q_heads": 4, "kv_heads": 2,
                      "head_dim": 64, "softcap": 0.7},
     "long_half_float8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,

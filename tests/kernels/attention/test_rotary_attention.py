@@ -23,6 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "norms": {"q_heads": 6, "kv_heads": 2, "head_dim": 64, "norms": True},
     "half_norms_window": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "norms": True,
                           "window": 50},
+    "half_chunks": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "norms": True, "window": -50},
     "wide_norms_softcap": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": torch.float16, "norms": True,
                            "wide": True, "softcap": 0.7},
     "block_48": {"q_heads": 7, "kv_heads": 1, "head_dim": 32, "block_size": 48},

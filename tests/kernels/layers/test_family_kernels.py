@@ -61,20 +61,22 @@ def test_what_is_added_may_be_scaled(dtype: torch.dtype, device: torch.device) -
     torch.testing.assert_close(mine, theirs, atol=SMALL[dtype], rtol=1e-3)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_norm_may_be_centred(dtype: torch.dtype, device: torch.device) -> None:
-    """A layer norm without a bias, of rows whose width is no power of two, alone and behind a sum."""
+def test_a_norm_may_be_centred(dtype: torch.dtype, biased: bool, device: torch.device) -> None:
+    """A layer norm, with and without a bias, of rows whose width is no power of two, alone and behind a sum."""
     x, residual = (torch.randn(2, 5, 130, device=device) + 3).to(dtype).unbind(0)
-    weight = torch.randn(130, device=device)
-    exact = torch.nn.functional.layer_norm(x.double(), (130,), weight.double(), eps=1e-5)
+    weight, bias = torch.randn(2, 130, device=device).unbind(0)
+    given, wide = (bias, bias.double()) if biased else (None, None)
+    exact = torch.nn.functional.layer_norm(x.double(), (130,), weight.double(), wide, eps=1e-5)
     for call in (rms_norm, rms_norm_reference):
-        result = call(x, weight, 1e-5, centred=True)
+        result = call(x, weight, 1e-5, centred=True, bias=given)
         torch.testing.assert_close(result.double(), exact, atol=SMALL[dtype], rtol=1e-2)
     total = residual + x
-    exact = torch.nn.functional.layer_norm(total.double(), (130,), weight.double(), eps=1e-5)
+    exact = torch.nn.functional.layer_norm(total.double(), (130,), weight.double(), wide, eps=1e-5)
     for add in (add_rms_norm, add_rms_norm_reference):
         into = residual.clone()
-        result = add(x, into, weight, 1e-5, centred=True)
+        result = add(x, into, weight, 1e-5, centred=True, bias=given)
         torch.testing.assert_close(result.double(), exact, atol=SMALL[dtype], rtol=1e-2)
         assert torch.equal(into, total)
 

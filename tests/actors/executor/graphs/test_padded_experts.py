@@ -9,7 +9,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.layers.moe import MixtureOfExperts
-from pagebus.actors.model.families.qwen_moe import QWEN2_MOE
+from pagebus.actors.model.families.experts.qwen_moe import QWEN2_MOE
 from tests.actors.executor.eager_graphs import use_eager_graphs
 from tests.actors.executor.graphs.test_padded_steps import EagerPieces
 from tests.actors.executor.small_engine import MAX_TOKENS, make_prompts, outputs

@@ -36,13 +36,13 @@ def prompts_for(family: Family, name: str) -> list[list[int]]:
     return [[rng.randrange(DEFAULTS["vocab_size"]) for _ in range(count)] for count in (1, 17, 200, window + 3)]
 
 
-def reference_tokens(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy continuations by transformers, as far as they leave no doubt."""
+def reference_tokens(folder: Path, prompts: list[list[int]], count: int = MAX_TOKENS) -> list[list[int]]:
+    """Greedy continuations by transformers of up to ``count`` tokens, as far as they leave no doubt."""
     reference, answers = load_reference(folder), []
     for prompt in prompts:
         ids, past, answer = torch.tensor([prompt]), None, []
         with torch.inference_mode():
-            for _ in range(MAX_TOKENS):
+            for _ in range(count):
                 out = reference(ids, past_key_values=past, use_cache=True)
                 best = out.logits[0, -1].topk(2)
                 if best.values[0] - best.values[1] <= MARGIN:

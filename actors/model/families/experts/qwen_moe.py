@@ -59,7 +59,7 @@ SMALL = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40
 SHARED = {**SMALL, "shared_expert_intermediate_size": 72}
 ODD = {"num_hidden_layers": 4, "hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}
 QWEN2_MOE = Family(
-    name="Qwen 2 MoE",
+    name="Qwen 2 MoE (Qwen1.5-MoE, Qwen2-57B-A14B)",
     architectures=("Qwen2MoeForCausalLM",),
     model_type="qwen2_moe",
     parse=parse2,
@@ -72,9 +72,10 @@ QWEN2_MOE = Family(
             "tie_word_embeddings": True,
         },
     },
+    differs="Qwen 2 with experts, and one that all tokens share, times a sigmoid",
 )  # fmt: skip
 QWEN3_MOE = Family(
-    name="Qwen 3 MoE",
+    name="Qwen 3 MoE (30B-A3B, 235B-A22B, Coder)",
     architectures=("Qwen3MoeForCausalLM",),
     model_type="qwen3_moe",
     parse=parse3,
@@ -89,4 +90,5 @@ QWEN3_MOE = Family(
             **SMALL, "head_dim": 96, "use_sliding_window": True, "sliding_window": 21, "tie_word_embeddings": True,
         },
     },
+    differs="Qwen 3 with experts",
 )  # fmt: skip

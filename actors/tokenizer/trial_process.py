@@ -87,15 +87,17 @@ class TrialProcess:
 
 
 async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes:
-    """Nothing if the child has ended."""
+    """Nothing if the child has ended; how it ended is known then."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(ConnectionError, RuntimeError):  # the latter is uvloop's, of a pipe that is closed
-        async with asyncio.timeout(WALL_S):
+    async with asyncio.timeout(WALL_S):
+        with contextlib.suppress(ConnectionError, RuntimeError):  # the latter is uvloop's, of a pipe that is closed
             process.stdin.write(question + b"\n")
             await process.stdin.drain()
             line = await process.stdout.readline()
-        return line.removesuffix(b"\n") if line.endswith(b"\n") else b""
+            if line.endswith(b"\n"):
+                return line.removesuffix(b"\n")
+        await process.wait()  # asyncio reports 255 for a dead child that is killed before it has looked at it
     return b""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,17 @@ def regex(text: str) -> StructuredOutput:
 
 ENDLESS = StructuredOutput(kind="json", text=TOO_COMPLEX, field="it")
 FIRST, SECOND, BAD = regex("[ab]{1,3}"), regex("[cd]{1,3}"), regex("(unclosed")
+
+
+DYING = """
+import os, signal, time
+print("ready", flush=True)
+input()
+if not os.fork():
+    time.sleep(0.05)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGPROF)
+"""
 
 
 @pytest_asyncio.fixture
@@ -91,6 +104,26 @@ async def test_being_out_of_time_is_not_kept(checker: GrammarChecker) -> None:
     assert await served(checker)
     assert "unclosed" in (await checker.check(BAD)).problem
     assert checker.known(BAD) is not None
+
+
+async def test_how_a_child_has_ended_is_known_however_late_asyncio_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killing one that is dead already would hide it: asyncio then reports 255. The end of its output comes later here,
+    from a process of its own."""
+    waitpid = os.waitpid
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        if not options:  # the thread of asyncio that waits for the child
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            time.sleep(0.1)
+        return waitpid(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", late)
+
+    async def command() -> list[str]:
+        return [sys.executable, "-c", DYING]
+
+    with pytest.raises(trial_process.OutOfTime):
+        await trial_process.TrialProcess(command).ask(b"a question")
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
 from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.expert_metrics import ExpertMetrics
 from pagebus.actors.executor.kernel_metrics import KernelMetrics
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.preload import import_torch, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.spec import expert_layers
 from pagebus.actors.runtime.actor import RETRY_S, Actor, describe
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
@@ -84,6 +86,7 @@ class ExecutorActor(Actor):
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
         self._kernels = KernelMetrics(self.metrics, name)
+        self._experts: ExpertMetrics | None = None
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
         self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
@@ -137,6 +140,7 @@ class ExecutorActor(Actor):
         except Exception as error:
             self._end_process_if_faulted(error)
             raise
+        self._experts = ExpertMetrics(self.metrics, self.name, expert_layers(config.spec))
         self._show_progress("ready", 1.0)
         self._ready_s = time.monotonic()
         self.metrics.gauge(
@@ -238,6 +242,8 @@ class ExecutorActor(Actor):
             return
         self._show_graphs(self._engine.graphs_progress)
         self._kernels.update(self._engine.stats.kernels)
+        if self._experts is not None and (tokens := self._engine.expert_tokens()) is not None:
+            self._experts.update(tokens)
         with contextlib.suppress(RuntimeError):
             if memory := await asyncio.to_thread(self._engine.memory_in_use):
                 for (name, text), value in zip(MEMORY, memory, strict=True):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.batch.step_work import StepWork
@@ -30,6 +31,7 @@ from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress
 from pagebus.actors.executor.memory.budget import memory_in_use
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
+from pagebus.actors.executor.step.expert_counts import ExpertCounts
 from pagebus.actors.executor.step.readback import Readback, ReadbackPool
 from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_tokenizer
 from pagebus.actors.model.grammars.grammar import load_vocabulary
@@ -86,6 +88,7 @@ class Engine:
         self._failing = threading.Lock()
         self._grammars: Grammars | None = None
         self._once_loaded: Loaded | None = None
+        self._experts: ExpertCounts | None = None
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
     # -- for the owner ------------------------------------------------------------------------------------------------
@@ -139,6 +142,11 @@ class Engine:
         """Descriptions of the kernels of steps, once the engine is ready."""
         return self._loaded.runner.chooser.summary()
 
+    def expert_tokens(self) -> npt.NDArray[np.int64] | None:
+        """Tokens so far by layer with experts, and by expert [L, E]; None without any. One thread, none of the engine's;
+        what the last second has brought may be missing."""
+        return None if self._experts is None else self._experts.totals()
+
     def memory_in_use(self) -> tuple[int, int] | None:
         """Bytes of device memory in use, and in total; None on a CPU. Any thread, once the engine is ready."""
         return memory_in_use(torch.device(self._loaded.info.device))
@@ -179,6 +187,8 @@ class Engine:
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
+        counts = self._loaded.runner.model.parameters.counts
+        self._experts = ExpertCounts(counts) if counts else None
         self._graphs = self._loaded.runner.graphs
         if self._graphs is not None:
             arguments = (self._graphs, device, dtype)
@@ -263,6 +273,8 @@ class Engine:
         sampled = self._run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
         give_scores(self._loaded.runner.scores, work)
+        if self._experts is not None:
+            self._experts.fetch()
         if len(work.constrained):
             self._follow.launched(work)
             self._follow.landed(tokens)
@@ -281,6 +293,8 @@ class Engine:
         readback.begin()
         sampled = self._run(work)
         readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
+        if self._experts is not None:
+            self._experts.fetch()
         if len(work.constrained):
             self._follow.launched(work)
         self._completion.put(Launched(queued, work, launched_s, readback, copied))

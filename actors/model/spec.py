@@ -190,6 +190,11 @@ class ModelSpec:
         )
 
 
+def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """Which layers have experts."""
+    return tuple(index for index, layer in enumerate(spec.layers) if isinstance(layer.feed, Moe))
+
+
 def _mixer_weights(mixer: Gqa, hidden: int) -> int:
     return 2 * hidden * (mixer.heads + mixer.kv_heads) * mixer.head_dim
 

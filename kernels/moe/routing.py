@@ -65,11 +65,13 @@ _SOFTMAX, _SIGMOID, _SOFTMAX_OF_TOP = (tl.constexpr(str(score)) for score in Sco
 
 
 def route_reference(
-    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
+    ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
     """
     logits = logits.float().nan_to_num(SMALLEST, -SMALLEST, SMALLEST).clamp(SMALLEST, -SMALLEST)
     scores = _scores(logits, routing.score)
@@ -84,10 +86,13 @@ def route_reference(
     elif routing.renormalise:
         weights = weights / (weights.sum(1, keepdim=True) + TINY)
     weights, experts = weights * routing.factor, experts.int()
-    if padding is None:
-        return weights, experts
-    absent = (padding < 0).unsqueeze(1)
-    return weights.masked_fill(absent, 0.0), experts.masked_fill(absent, -1)
+    if padding is not None:
+        absent = (padding < 0).unsqueeze(1)
+        weights, experts = weights.masked_fill(absent, 0.0), experts.masked_fill(absent, -1)
+    if counts is not None:
+        chosen = experts.flatten().long()
+        counts.add_(torch.bincount(chosen[chosen >= 0], minlength=len(counts)).int())
+    return weights, experts
 
 
 def _scores(logits: torch.Tensor, score: Score) -> torch.Tensor:
@@ -144,6 +149,7 @@ def _route_kernel(
     padding_ptr,  # [T] or None
     weights_ptr,  # [T, TOP_K] float32
     experts_ptr,  # [T, TOP_K] int32
+    counts_ptr,  # [E] int32 or None
     stride_logits,
     num_tokens,
     num_experts,  # E
@@ -209,14 +215,18 @@ def _route_kernel(
     mask = (token < num_tokens)[:, None] & (choice < TOP_K)[None, :]
     tl.store(weights_ptr + target, weights, mask=mask)
     tl.store(experts_ptr + target, experts, mask=mask)
+    if counts_ptr is not None:  # whole numbers: the order of these does not matter
+        tl.atomic_add(counts_ptr + experts, 1, mask=mask & (experts >= 0), sem="relaxed")
 
 
 def route(
-    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
+    ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
     """
     (num_tokens, num_experts), device = logits.shape, logits.device
     routing.check(num_experts)
@@ -230,7 +240,7 @@ def route(
     # A warp has a token: its maxima need no shared memory. The interpreter is faster with many tokens at once.
     block_rows = 16 if target_of(device) is None else 4 if num_tokens > WIDE_GRID else 1
     _route_kernel[(-(-num_tokens // block_rows),)](
-        logits, bias, padding, weights, experts, logits.stride(0), num_tokens, num_experts, routing.factor,
+        logits, bias, padding, weights, experts, counts, logits.stride(0), num_tokens, num_experts, routing.factor,
         SCORE=str(routing.score), RENORMALISE=routing.renormalise,
         TOP_K=routing.top_k, BLOCK_K=next_power_of_2(routing.top_k),
         GROUPS=routing.groups, BLOCK_GROUPS=next_power_of_2(routing.groups), KEEP=routing.keep_groups,

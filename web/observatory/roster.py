@@ -27,6 +27,7 @@ STARTED = "process_start_time_seconds"
 GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
 GPU_BUSY = "pagebus:executor_busy_seconds_total"
 PATHS = "pagebus:attention_steps_total"
+EXPERT_LOAD, EXPERTS_UNUSED = "pagebus:expert_load_ratio", "pagebus:experts_unused"
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class Roster:
             "gpu_memory_bytes": _rounded(values.get(GPU_MEMORY)),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
             "paths": _shares(paths_before, paths),
+            "experts": _experts(snapshots.get(key)),
         }
 
 
@@ -174,6 +176,12 @@ def _by_label(snapshot: Mapping[str, Any] | None, wanted: str, label: str) -> di
     """The counters of one name, by what their ``label`` says."""
     series = snapshot["series"] if snapshot is not None else ()
     return {labels[label]: data["value"] for name, labels, data in series if name == wanted}
+
+
+def _experts(snapshot: Mapping[str, Any] | None) -> list[list[float]]:
+    """Of each layer with experts: its index, the load of the busiest over the mean, and how many got no token."""
+    load, unused = (_by_label(snapshot, name, "layer") for name in (EXPERT_LOAD, EXPERTS_UNUSED))
+    return [[int(layer), load[layer], unused.get(layer, 0)] for layer in sorted(load, key=int) if load[layer]]
 
 
 def _shares(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:

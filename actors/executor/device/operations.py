@@ -92,8 +92,9 @@ class Route(Protocol):
     """:func:`pagebus.kernels.moe.routing.route`"""
 
     def __call__(
-        self, logits: Tensor, routing: Routing, bias: Tensor | None = None, padding: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+        self, logits: Tensor, routing: Routing, bias: Tensor | None = None, padding: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 class MoeExperts(Protocol):

@@ -31,7 +31,17 @@ class MixtureOfExperts:
     The router's matrix has a last row more where the shared expert has a gate: both are one product, in float32.
     """
 
-    __slots__ = ("_choice_bias", "_experts", "_ops", "_router", "_router_bias", "_routing", "_shared", "_spec")
+    __slots__ = (
+        "_choice_bias",
+        "_counts",
+        "_experts",
+        "_ops",
+        "_router",
+        "_router_bias",
+        "_routing",
+        "_shared",
+        "_spec",
+    )
 
     reads_halves = False
     """Whether the norm before it may be done by halves: several products read it, and they want it whole."""
@@ -46,6 +56,7 @@ class MixtureOfExperts:
         self._router_bias = parameters.bias({f"{prefix}.gate.bias": spec.experts}) if spec.router_bias else None
         name = f"{prefix}.gate.e_score_correction_bias"
         self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
+        self._counts = parameters.count(spec.experts)
         self._experts = _expert_weights(spec, hidden, parameters, prefix, names)
         part, name = spec.shared, f"{prefix}.shared_expert"
         self._shared = None if part is None else SharedExpert(part, hidden, parameters, name, ops, names.gate_up)
@@ -53,7 +64,7 @@ class MixtureOfExperts:
     def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
         logits, count = self._ops.linear(x, self._router, self._router_bias, torch.float32), self._spec.experts
-        weights, experts = self._ops.route(logits[:, :count], self._routing, self._choice_bias, padding)
+        weights, experts = self._ops.route(logits[:, :count], self._routing, self._choice_bias, padding, self._counts)
         if self._spec.weight_on_input:
             total = self._weighted_before(x, weights, experts)
         else:

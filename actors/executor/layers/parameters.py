@@ -25,6 +25,8 @@ class Parameters:
         self.dtype = dtype
         self.views: Views = {}
         self.tensors: list[torch.Tensor] = []
+        self.counts: list[torch.Tensor] = []
+        """What layers with experts count, in their order: [E] int32 each, tokens by expert."""
         self._ways: list[tuple[Views, Sequence[Callable[[], Views]]]] = []
         self._finishing: list[Callable[[], object]] = []
 
@@ -67,6 +69,11 @@ class Parameters:
         if spec.offset:
             self.after_load(lambda: weight.add_(spec.offset))
         return weight
+
+    def count(self, size: int) -> torch.Tensor:
+        """[size] int32 zeros, which are no weights; they count on and wrap around."""
+        self.counts.append(torch.zeros(size, dtype=torch.int32, device=self.device))
+        return self.counts[-1]
 
     def after_load(self, change: Callable[[], object]) -> None:
         """Have something done whenever the tensors have been filled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -133,3 +134,15 @@ def test_impossible(num_experts: int, routing: Routing) -> None:
     """Refused, as there would be experts that do not exist."""
     with pytest.raises(ValueError, match=r"groups|chosen|kept"):
         routing.check(num_experts)
+
+
+@pytest.mark.parametrize("call", [route, route_reference])
+def test_choices_are_counted(call: Callable[..., tuple[torch.Tensor, torch.Tensor]], device: torch.device) -> None:
+    """Added to what is there, by expert; rows that hold no token do not count."""
+    logits = torch.randn(40, 16, device=device)
+    padding = torch.arange(40, device=device) % 5 - 1
+    counts = torch.arange(16, dtype=torch.int32, device=device)
+    _, experts = call(logits, Routing(4), None, padding, counts)
+    chosen = experts[experts >= 0].long()
+    assert len(chosen) == 4 * 32
+    assert torch.equal(counts.cpu(), torch.arange(16) + torch.bincount(chosen.cpu(), minlength=16))

@@ -189,6 +189,19 @@ def test_the_roster_shows_attention_paths() -> None:
     assert list(shown[1]) == ["fused_decode", "decode_prefill"]
 
 
+def test_the_roster_shows_the_load_of_experts() -> None:
+    """By layer, in their order; nothing of layers that have seen no token, and of models without experts."""
+    roster, metrics = Roster(), Metrics()
+    roster.update([lease("a", 1)], 100.0)
+    (row,) = roster.rows({"executor:a": metrics.snapshot()}, 100.0)
+    assert row["experts"] == []
+    for layer, load, unused in (("10", 1.5, 0), ("2", 4.0, 3), ("3", 0.0, 0)):
+        metrics.gauge("pagebus:expert_load_ratio", "", engine="a", layer=layer).set(load)
+        metrics.gauge("pagebus:experts_unused", "", engine="a", layer=layer).set(unused)
+    (row,) = roster.rows({"executor:a": metrics.snapshot()}, 101.0)
+    assert row["experts"] == [[2, 4.0, 3], [10, 1.5, 0]]
+
+
 def test_the_roster_shows_captures() -> None:
     """As a phase with its share, until all graphs are there."""
     roster = Roster()

@@ -3,6 +3,7 @@
 import { request } from "../api.js";
 import { fill, h, put, say } from "../dom.js";
 import { age, bytes, count, percent, short } from "../format.js";
+import { expertLoad, showExpertLoad } from "../parts/experts.js";
 
 const ABOUT = {
   ingress: "HTTP in, text out", tokenizer: "Text to tokens", scheduler: "Plans every step", executor: "Computes the steps",
@@ -43,7 +44,7 @@ function meter(name) {
 
 function makeCard(world, row, problem) {
   const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}),
-    cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU") };
+    cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU"), experts: expertLoad() };
   card.gpu.element.hidden = row.kind !== "executor";
   const attention = h("div", { class: "meter", hidden: row.kind !== "executor" }, h("span", {}, "Attention"), h("span", {}), card.paths);
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
@@ -51,7 +52,7 @@ function makeCard(world, row, problem) {
   card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },
     h("header", {}, h("div", {}, h("h2", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
     h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element, card.gpuMemory.element,
-      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention),
+      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention, card.experts.element),
     h("footer", {}, card.restarts, card.buttons));
   return card;
 }
@@ -78,6 +79,7 @@ function updateCard(card, row, nowS, most) {
   const paths = Object.entries(row.paths ?? {}).map(([path, share]) => `${path} ${percent(share)}`);
   say(card.paths, paths[0] ?? "–");
   card.paths.title = paths.join(", ");
+  showExpertLoad(card.experts, row.experts);
   for (const button of card.buttons) button.disabled = row.state === "gone";
 }
 

@@ -143,8 +143,8 @@ class Engine:
         return self._loaded.runner.chooser.summary()
 
     def expert_tokens(self) -> npt.NDArray[np.int64] | None:
-        """Tokens so far by layer with experts, and by expert [L, E]; None without any. One thread, none of the engine's;
-        what the last second has brought may be missing."""
+        """Tokens so far by layer with experts, and by expert [L, E]; None without any. What the last second has brought
+        may be missing. One thread, not one of the engine's."""
         return None if self._experts is None else self._experts.totals()
 
     def memory_in_use(self) -> tuple[int, int] | None:

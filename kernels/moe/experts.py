@@ -31,7 +31,7 @@ def moe_experts_reference(
         pairs = (flat == expert).nonzero().squeeze(1)
         chosen = x.index_select(0, pairs // experts.shape[1])
         products[pairs] = _expert(chosen, layer, expert)
-    return combine_reference(products.view(*experts.shape, -1), weights, experts)
+    return combine_reference(products.view(*experts.shape, products.shape[1]), weights, experts)
 
 
 def _expert(x: torch.Tensor, layer: ExpertWeights, expert: int) -> torch.Tensor:

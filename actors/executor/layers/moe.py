@@ -78,7 +78,7 @@ class MixtureOfExperts:
         inputs = (x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
         pairs = experts.view(-1, 1)
         products = self._ops.moe_experts(inputs, torch.ones_like(weights).view(-1, 1), pairs, self._experts)
-        return products if experts.shape[1] == 1 else products.view(*experts.shape, -1).sum(1)
+        return products if experts.shape[1] == 1 else products.view(*experts.shape, x.shape[1]).sum(1)
 
     def into(
         self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,

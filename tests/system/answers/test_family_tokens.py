@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunks of 16": {"max_num_batched_tokens": 16},
     "chunks of 64": {"max_num_batched_tokens": 64},
     "chunks of 2048": {"max_num_batched_tokens": 2048},
-    "recomputed": TIGHT,
+    "recomputed": {**TIGHT, "preemption_mode": "recompute"},
     "swapped": {**TIGHT, "preemption_mode": "swap"},
 }
 KINDS = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pagebus.actors import shipped_model
 from pagebus.actors.model import ropes
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
-from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import ModelSpec
 from pagebus.actors.settings import Settings
@@ -198,7 +198,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
     return ModelConfig(
         architecture=_architecture(raw),
         spec=spec,
-        names=_without_drafts(family.names, fields),
+        names=without_layers(family.names, len(spec.layers), fields.get("num_nextn_predict_layers") or 0),
         vocab_size=spec.vocab,
         hidden_size=spec.hidden,
         intermediate_size=feed.width,
@@ -216,15 +216,6 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         default_sampling=_default_sampling(generation),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
     )
-
-
-def _without_drafts(names: NameMap, fields: Fields) -> NameMap:
-    """Layers behind the last, which predict several tokens at once, are not read."""
-    first, count = fields.integer("num_hidden_layers"), fields.get("num_nextn_predict_layers") or 0
-    if not isinstance(count, int):
-        raise ModelError(f"config.json: num_nextn_predict_layers is {count!r}, not a number of layers")
-    drafts = tuple(f"model.layers.{first + place}." for place in range(count))
-    return replace(names, skip=(*names.skip, *drafts)) if drafts else names
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagebus.actors.model.fields import Fields
@@ -69,3 +69,8 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     golden: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     differs: str = ""
+
+
+def without_layers(names: NameMap, first: int, count: int) -> NameMap:
+    """The same, but that ``count`` layers from ``first`` on are not read: those that guess the tokens after next."""
+    return replace(names, skip=(*names.skip, *(f"model.layers.{first + index}." for index in range(count))))

@@ -49,7 +49,7 @@ class StepRows(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
     """The properties of an engine's attention that paths depend on. ``target`` None is a CPU; ``windows`` are those of
-    all layers (0: none); ``backend`` and ``deterministic`` are the settings of these names."""
+    all layers (0: none, below 0: chunks); ``backend`` and ``deterministic`` are the settings of these names."""
 
     target: Target | None
     dtype: torch.dtype
@@ -80,8 +80,8 @@ class AttentionSetup:
 
     @property
     def has_hopper(self) -> bool:
-        """Whether our kernel for long prompts runs on this GPU, over heads like these."""
-        return hopper_prefill.supports(self.dtype, self.head_dim, self.target)
+        """Whether our kernel for long prompts runs on this GPU, over heads like these; it knows no chunks."""
+        return min(self.windows) >= 0 and hopper_prefill.supports(self.dtype, self.head_dim, self.target)
 
     @property
     def has_cudnn(self) -> bool:

@@ -282,6 +282,7 @@ def launch_all() -> None:
     launch_attention(16, 8, 128, bf16, 8, 4, 4096, 0)  # very long prefills
     launch_attention(16, 8, 128, bf16, 256, 255, 257, 0, fixed=True)
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 4096)
+    launch_attention(40, 8, 128, bf16, 8, 4, 512, -8192)
     launch_attention(15, 5, 64, bf16, 8, 4, 512, 0)
     launch_attention(32, 32, 96, bf16, 8, 4, 512, 0)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0)
@@ -370,6 +371,8 @@ def launch_all() -> None:
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+    weights = meta(3072, dtype=fp32), 1e-5
+    rms_norm(meta(256, 3072, dtype=bf16), *weights, centred=True, bias=meta(3072, dtype=fp32))
     for parts in ((), (4,)):
         rows = meta(*parts, 64, 3840, dtype=fp32 if parts else bf16)
         add_normed(rows, meta(64, 3840, dtype=bf16), meta(3840, dtype=fp32), 1e-5, meta(3840, dtype=fp32))

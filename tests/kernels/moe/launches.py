@@ -63,4 +63,5 @@ def _shared(tokens: int) -> None:
 
 def _routing(num_experts: int, routing: Routing, tokens: int) -> None:
     bias = _meta(num_experts, dtype=torch.float32) if routing.score is Score.SIGMOID else None
-    route(_meta(tokens, num_experts, dtype=torch.float32), routing, bias, _meta(tokens, dtype=torch.int64))
+    padding, counts = _meta(tokens, dtype=torch.int64), _meta(num_experts, dtype=torch.int32)
+    route(_meta(tokens, num_experts, dtype=torch.float32), routing, bias, padding, counts)

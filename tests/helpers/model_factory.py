@@ -158,7 +158,7 @@ def make_golden(folder: Path, model_type: str, fields: Mapping[str, Any], *, see
     import transformers
 
     if model_type == "internlm2":
-        from tests.helpers.internlm2 import make_internlm2
+        from tests.actors.executor.models.internlm2 import make_internlm2
 
         return make_internlm2(folder, fields, seed=seed, std=std)
     config = transformers.AutoConfig.for_model(model_type, **{**DEFAULTS, **fields})

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.spec import ModelSpec, Moe
+from pagebus.actors.model.spec import Dense, ModelSpec, Moe
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
 from pagebus.kernels.linear.dispatch import (
     BUCKETS,
@@ -23,6 +23,8 @@ from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
 """The matrix products of a model: those of each layer but the first and the last, and the head."""
+PLAIN_PRODUCTS = ("qkv", "o", "up", "down", "lm_head")
+"""Those of a model whose feed-forward parts have no gate."""
 EXPERT_PRODUCTS = ("qkv", "o", "router", "experts", "lm_head")
 SHARED_PRODUCTS = ("shared_gate_up", "shared_down")
 """Those of a model with experts: of the layers that have some, and with the latter if an expert is shared."""
@@ -66,10 +68,12 @@ class KernelChooser:
     def _dense_products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
         config, setup = self._config, self.attention.setup
         heads = config.num_heads * config.head_dim
+        gated = is_gated(config.spec)
+        names, form = (PRODUCTS, "gated") if gated else (PLAIN_PRODUCTS, "plain")
         if setup.deterministic and setup.target is not None:
-            forms = dict(zip(PRODUCTS, ("plain", "plain", "gated", "plain", "wide"), strict=True))
-            counts = dict.fromkeys(PRODUCTS, num_tokens) | {"lm_head": num_sampled}
-            return {name: choose_invariant_product(forms[name], counts[name], setup.dtype) for name in PRODUCTS}
+            forms = dict(zip(names, ("plain", "plain", form, "plain", "wide"), strict=True))
+            counts = dict.fromkeys(names, num_tokens) | {"lm_head": num_sampled}
+            return {name: choose_invariant_product(forms[name], counts[name], setup.dtype) for name in names}
         size, given = config.hidden_size, (setup.dtype, setup.target)
         adds, norms = added_at_once(config.spec)
         residual = partial(choose_residual_product, num_tokens, size, adds=adds, norms=norms)
@@ -78,10 +82,10 @@ class KernelChooser:
         rows = heads + 2 * config.num_kv_heads * config.head_dim
         half_normed = down.form == "residual"
         qkv = choose_product("plain", num_tokens, rows, size, *given, half_normed=half_normed)
-        rows, half_normed = 2 * config.intermediate_size, out.form == "residual"
-        gate_up = choose_product("gated", num_tokens, rows, size, *given, half_normed=half_normed)
+        rows, half_normed = (1 + gated) * config.intermediate_size, out.form == "residual"
+        gate_up = choose_product(form, num_tokens, rows, size, *given, half_normed=half_normed)
         head = choose_product("wide", num_sampled, config.vocab_size, size, *given)
-        return dict(zip(PRODUCTS, (qkv, out, gate_up, down, head), strict=True))
+        return dict(zip(names, (qkv, out, gate_up, down, head), strict=True))
 
     def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
         """Nothing here leaves half of a norm to the next product: the norm before experts is read by several."""
@@ -135,6 +139,11 @@ def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:
     adds = all(layer.norms in ("pre", "shared") and layer.residual_scale == 1.0 for layer in spec.layers)
     halved = spec.norm.kind == "rms" and not spec.norm.offset and not spec.norm.wide
     return adds, adds and halved and all(layer.norms == "pre" for layer in spec.layers)
+
+
+def is_gated(spec: ModelSpec) -> bool:
+    """Whether the dense feed-forward parts have gates."""
+    return all(layer.feed.gated for layer in spec.layers if isinstance(layer.feed, Dense))
 
 
 def moe_of(spec: ModelSpec) -> Moe | None:

@@ -24,7 +24,7 @@ def parse3(fields: Fields) -> ModelSpec:
     return replace(spec, layers=(layer,) * len(spec.layers))
 
 
-ODD = {"hidden_size": 84, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 12}
+ODD = {"hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 16}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 2.0}
 INTERNLM2 = Family(
     name="InternLM2, 2.5",

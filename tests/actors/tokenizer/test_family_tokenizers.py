@@ -15,7 +15,7 @@ from pagebus.actors.model.tokenizer import load_tokenizer
 from pagebus.actors.tokenizer.encode import Encoder, Limits
 from pagebus.bus.messages import GenerateRequest, SamplingParams, TokenizedRequest
 from tests.actors.detokenizer.test_text import streamed
-from tests.helpers.family_tokenizers import TOKENIZERS
+from tests.actors.tokenizer.family_tokenizers import TOKENIZERS
 
 LIMITS = Limits(max_model_len=4096, vocab_size=1000, block_size=16)
 TEXTS = (

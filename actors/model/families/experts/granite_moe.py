@@ -58,7 +58,7 @@ SHARED = replace(
     model_type="granitemoeshared",
     golden={
         "granite-shared": {**SMALL, "shared_intermediate_size": 48},
-        "granite-shared-odd": {**SMALL, **ODD, "shared_intermediate_size": 33},
+        "granite-shared-odd": {**SMALL, **ODD, "shared_intermediate_size": 36},
         "granite-shared-none": {**SMALL, "shared_intermediate_size": 0, "tie_word_embeddings": True},
     },
     differs="the same, and an expert that all tokens share",

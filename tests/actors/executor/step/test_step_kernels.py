@@ -13,7 +13,9 @@ from pagebus.actors.executor.kernel_metrics import KernelMetrics
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.passes import AttentionPasses
-from pagebus.actors.executor.step.step_kernels import PRODUCTS, KernelChooser
+from pagebus.actors.executor.step.step_kernels import PLAIN_PRODUCTS, PRODUCTS, KernelChooser
+from pagebus.actors.model.config import parse_config
+from pagebus.actors.model.served import TINY
 from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, AttentionSetup, StepRows
 from pagebus.kernels.attention.paged_attention import AttentionShape
@@ -65,6 +67,17 @@ def test_equal_steps_have_the_same_value(driver: Driver) -> None:
     assert chooser.choose(StepRows(60, False), 60, 60) is decode
     assert chooser.choose(StepRows(65, False), 65, 65) is not decode
     assert tuple(decode.products) == PRODUCTS
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_without_gates_there_is_one_matrix_before_down(deterministic: bool) -> None:
+    """Its product is plain, and no norm before it is done by halves."""
+    fields = {**TINY, "architectures": ["Starcoder2ForCausalLM"], "hidden_size": 4096, "intermediate_size": 16384}
+    setup = replace(GPU, dtype=torch.bfloat16, cache_dtype=torch.bfloat16, deterministic=deterministic)
+    products = KernelChooser(AttentionChooser(setup), parse_config(fields, {})).products(8, 8)
+    assert tuple(products) == PLAIN_PRODUCTS
+    assert products["up"].form == "plain"
+    assert products["o"].form != "residual"
 
 
 def test_the_summary_names_kernels_by_tokens(driver: Driver) -> None:
